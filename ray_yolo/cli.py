@@ -27,6 +27,7 @@ from ray_yolo.config.settings import config_fields, describe
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.system import SPINS
+from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
@@ -121,7 +122,8 @@ TUNE = Command(
     description="Search the recipe. Every trial is a training with its own workers, many at once; rerun the same "
                 "command to continue.",
     model=TuneConfig,
-    paths=(*config_fields(SweepConfig), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
+    paths=(*config_fields(SweepConfig),
+           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after"))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
              "--evolve": "not needed: use --space evolve --trials N"},
@@ -136,7 +138,7 @@ EXAMPLES = (
      "measure the best weights, also by the numbers of COCO"),
     ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
      "detect in a folder of pictures; the results are in runs/predict/exp"),
-    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space asha --trials 50",
+    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space ladder --trials 50",
      "search the settings by 50 trainings"),
 )
 """Command lines that `ray_yolo --help` shows, each with its effect."""
@@ -173,7 +175,8 @@ def tune(argv: Sequence[str] | None = None) -> int:
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
 
-    return _act(parsed, tuner.search, tuner.dry_run, lambda config: f"# {report.settings_line(config.recipe)}")
+    return _act(parsed, tuner.search, tuner.dry_run, lambda config: "\n".join(
+        f"# {line}" for line in (report.settings_line(config.recipe), *tuner.plan(config))))
 
 
 def val(argv: Sequence[str] | None = None) -> int:
@@ -248,19 +251,25 @@ def sync(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Check a run's files, and compare its weights with those of another run. Returns 3 if a check fails."""
+    """Check a run or sweep, and compare it with another one. Returns 3 if a check fails."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
-        "Check every checkpoint and weights file of a run against its manifest. With a second run, compare their "
-        "weights bit by bit at every step that both have saved."))
-    parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp, or a .pt file in it")
+        "Check every checkpoint and weights file of a run against its manifest, or compute all decisions of a sweep "
+        "again. With a second run, compare their weights bit by bit at every step that both have saved; with a second "
+        "sweep, compare their ledgers line by line."))
+    parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp, or a .pt file")
     parser.add_argument("other", nargs="?", help="the same of another run")
     options = parser.parse_args(argv)
     from ray_yolo.runs.verification import check_files, compare_runs
 
     run_dir = _folder(options.run_dir)
-    findings = check_files(run_dir)
-    if options.other:
-        findings += compare_runs(run_dir, _folder(options.other))
+    if (run_dir / LEDGER_FILE).is_file():
+        from ray_yolo.tune.verification import check_sweep, compare_sweeps
+
+        findings = check_sweep(run_dir)
+        findings += compare_sweeps(run_dir, _folder(options.other)) if options.other else []
+    else:
+        findings = check_files(run_dir)
+        findings += compare_runs(run_dir, _folder(options.other)) if options.other else []
     for finding in findings:
         print(f"{finding.what:<30} {finding.problem or 'ok'}")
     return 3 if any(finding.problem for finding in findings) else 0

@@ -76,6 +76,9 @@ class Placement(ConfigModel):
     """Newest checkpoints kept on storage."""
     nosave: bool = False
     """Write a checkpoint only at the end."""
+    stop_after: int = Field(0, ge=0)
+    """Pause with a checkpoint once so many epochs are trained; the same command with more, or 0, continues; 0: train to
+    the end."""
     noplots: bool = False
     """Draw no plots."""
     timeout_seconds: float = Field(600.0, gt=0.0)

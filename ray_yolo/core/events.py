@@ -262,6 +262,8 @@ class Summary(Frozen):
     stopped: bool
     """A stop was requested."""
     last_epoch: EpochEvent | None
+    paused: bool = False
+    """It pauses after `stop_after` epochs."""
 
 
 AnyEvent = Annotated[

@@ -18,10 +18,22 @@ import numpy as np
 import torch
 
 from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file
 from ray_yolo.checkpoints.writer import Saver, save_interval
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.core.events import Emit, EndEvent, EpochEvent, ShardEvent, StartEvent, StepEvent, Summary, WarningEvent
+from ray_yolo.core.events import (
+    CheckpointEvent,
+    Emit,
+    EndEvent,
+    EpochEvent,
+    ShardEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+)
+from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
 from ray_yolo.engine.collectives import Collectives, collective_errors
@@ -80,6 +92,8 @@ class Session:
         self._emit, self._rendezvous = emit, rendezvous
         self.components = build(spec, context)
         self.state = TrainState()
+        self._until = min(spec.recipe.epochs, placement.stop_after or spec.recipe.epochs)
+        """Epochs to train before the end or a pause."""
         self.saver = Saver(spec.run_dir, spec.digest, placement.keep_checkpoints, emit, context.stored)
         self.done = False  # the training has ended, or continues without this worker
         self.summary: Summary | None = None
@@ -89,6 +103,7 @@ class Session:
         self._has_state = False  # that training can continue from
         self._regroup = False  # the generation ends after this step
         self._lost = 0  # peers since the last step
+        self._resumed = -1  # step of the checkpoint that training continued from
         self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
         self._save_requested = -math.inf  # time of the last request to save
         self._saved = time.monotonic()  # start of the last save
@@ -105,9 +120,8 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train, or training was stopped."""
-        return (self.done or self.stopped or self.stopped_early
-                or self.state.progress.epoch >= self.spec.recipe.epochs)
+        """Whether there is nothing left to train, or training was stopped or pauses."""
+        return self.done or self.stopped or self.stopped_early or self.state.progress.epoch >= self._until
 
     def train(self, stop_requested: Callable[[], bool]) -> None:
         """Train to the end, in as many generations of workers as that takes. Collective.
@@ -148,7 +162,7 @@ class Session:
         self.stopped = self._regroup = False  # a new worker does not know of a requested stop: all poll for it again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn)
-            self._agreed = self.saver.step = self.state.progress.step
+            self._agreed = self.saver.step = self._resumed = self.state.progress.step
         else:
             self._compare(generation.collectives)
             self.state = sync_from_peer(self.components, self.state, generation)
@@ -187,7 +201,7 @@ class Session:
             self._save()
 
     def _end(self) -> None:
-        """If training is over, save and announce the end as the recording worker. Others wait for it in `join`.
+        """If training is over, save and announce that as the recording worker. Others wait for it in `join`.
 
         Raises:
             TrainingError: if every step was skipped, or the last checkpoint cannot be written.
@@ -195,24 +209,35 @@ class Session:
         state = self.state
         if self.done or not self.is_over:
             return
+        paused = not (self.stopped or self.stopped_early) and state.progress.epoch < self.spec.recipe.epochs
         if not (self.stopped or state.moved):
             raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
                                 f"was trained; {REMEDY}")
         if self.records:
             if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):
                 self._save()
+            elif state.progress.step == self._resumed:  # the process that saved it may have ended before it said so
+                self._emit_checkpoint()
             self._await_saver(needed=not self.stopped)
         elif not self._rendezvous.lasting:
             return
         self.summary, self.done = Summary(
             step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
             best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
-            last_epoch=state.last_epoch), True
+            last_epoch=state.last_epoch, paused=paused), True
         if self.records and not self.stopped:
-            self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
-                                step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+            reason = (f"paused after {format_count(self._until, 'epoch')}" if paused else
+                      "early stop" if self.stopped_early else "all epochs")
+            self._emit(EndEvent(status="stopped" if paused else "done", reason=reason, step=state.progress.step,
+                                epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
                                 best_fitness=state.best_fitness, stopped_early=self.stopped_early))
         self._rendezvous.finish(self.summary)
+
+    def _emit_checkpoint(self) -> None:
+        """Record again the checkpoint that this state was restored from."""
+        step, digest = self.state.progress.step, state_file.digest(capture(self.components, self.state, {}))
+        self._emit(CheckpointEvent(step=step, epoch=self.state.progress.epoch, kinds=(), digest=digest,
+                                   path=str(self.spec.run_dir / "checkpoints" / f"step-{step}")))
 
     def close(self) -> None:
         """Wait until everything is on storage, and release what is held outside of memory."""

@@ -26,6 +26,8 @@ class SweepRecord(Frozen):
     """Of the base recipe as requested."""
     space: str
     trials: int
+    seconds: float = 0.0
+    """For which its commands have run."""
 
 
 class RunRecord(Frozen):

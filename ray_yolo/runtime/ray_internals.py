@@ -107,3 +107,8 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
 
 
 def _do_nothing(self: object, worker_group: object, backend_config: object) -> None: ...
+
+
+def keep_trial_processes(tune_controller: Any, trial: Any, number: int) -> None:
+    """Have Tune keep so many processes of paused trials for other trials; it would end all but one."""
+    tune_controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, number)

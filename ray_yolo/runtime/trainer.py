@@ -47,7 +47,7 @@ from ray_yolo.sinks.callbacks import Callbacks, Hooks
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
-    from ray_yolo.runtime.workers.pool_jobs import QueueHandle
+    from ray_yolo.runtime.workers.pool_jobs import PoolShare
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,11 @@ class TrainResult:
     best_epoch: int  #: of these weights; counted from 0, as in results.csv
     best_fitness: float  #: by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
+    paused: bool = False  #: after `stop_after` epochs, with more to train
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
-        command: Sequence[str] = tuple(sys.orig_argv), queue: QueueHandle | None = None) -> TrainResult:
+        command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
@@ -106,7 +107,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
-           link: Mapping[str, Any], queue: QueueHandle | None) -> TrainResult:
+           link: Mapping[str, Any], queue: PoolShare | None) -> TrainResult:
     """Train a run to its end, with its sinks."""
     placement, local = resources.placement, resources.placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
@@ -126,9 +127,11 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
                 summary = train_on_ray(spec, placement, gpus, run_logger, queue, run)
             if summary.stopped:  # on the request of a caller that runs this in a thread
                 raise KeyboardInterrupt
-            run.download_result()
-            _complete_weights(run.folder, summary.step, run_logger.warn)
-        run.finish()  # last: until then the same command finds the run again after a crash
+            if not summary.paused:
+                run.download_result()
+                _complete_weights(run.folder, summary.step, run_logger.warn)
+        if not summary.paused:
+            run.finish()  # last: until then the same command finds the run again after a crash
         callbacks.result = result = _result(run, summary)
     finally:
         own_sinks.finish()
@@ -169,7 +172,7 @@ def _read_by(config: RunConfig, run: Run | None) -> Recipe:
     return run.training.recipe.model_copy(update=moved)
 
 
-def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, status: StartupStatus,
+def _connect(placement: Placement, run: Run | None, queue: PoolShare | None, status: StartupStatus,
              *indices: AnnotationIndex) -> float:
     """Connect to the cluster, wait for its resources and check its nodes. Returns the GPUs of each worker."""
     if placement.num_workers == 0:
@@ -255,4 +258,5 @@ def _result(run: Run, summary: Summary) -> TrainResult:
                        epochs=summary.epoch + 1, best_epoch=best.epoch if best else epoch,
                        best_fitness=fitness if best is None or best.fitness is None else best.fitness,
                        metrics={name: number for name, number in ((last and last.metrics) or {}).items()
-                                if number is not None})
+                                if number is not None},
+                       paused=summary.paused)

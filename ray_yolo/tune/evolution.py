@@ -3,26 +3,19 @@
 It reads no clock and keeps no state; rows are ranked by rung, fitness and trial number. So a proposal can be recomputed
 from a sweep's ledger, and a free slot never waits for the end of a generation.
 
-Sources: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation);
-Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), fitted to the rows anew for each proposal.
+Source: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation).
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ray_yolo.core.errors import ConfigError
 from ray_yolo.ops.seeding import Stream, generator
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
 
 GeneValue = float | int | str | bool
 Genes = dict[str, GeneValue]
@@ -33,6 +26,7 @@ MUTATION_SIGMA = 0.2  # standard deviation of a factor of gain 1, before the chi
 FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
 WEIGHT_FLOOR = 1e-6  # the worst parent keeps a probability, and equal fitness gives equal weights
+SCREENED = (0.25, 0.5, 1.0)  # shares of the genes that `screen` draws anew
 DECIMALS = 5
 MAX_DRAWS = 1000  # without a changed gene: then no gene can change
 
@@ -65,7 +59,7 @@ class Space:
 
     genes: tuple[Gene, ...]
     starts: tuple[Mapping[str, GeneValue], ...]
-    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
+    algorithm: Literal["evolve", "random", "grid", "gp"] = "evolve"
     parent: Literal["single", "mean"] = "single"
     random_first: int = 0
     random_share: float = 0.0
@@ -91,8 +85,6 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
     if k < len(space.starts):
         return dict(space.starts[k])
     rng = generator(Stream.TRIALS, seed, k)
-    if space.algorithm == "tpe":
-        return _estimate(space, rng, rows)
     if space.algorithm == "random" or _draws_at_random(space, k, rng):
         return {gene.name: draw(gene, rng.random()) for gene in space.genes}
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
@@ -148,6 +140,12 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
     return child
 
 
+def screen(genes: Sequence[Gene], origin: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
+    """The origin with a quarter, a half, or all of its genes drawn anew: the effect of a gene shows, near and far."""
+    share = SCREENED[int(rng.integers(len(SCREENED)))]
+    return {gene.name: draw(gene, rng.random()) if rng.random() < share else origin[gene.name] for gene in genes}
+
+
 def can_move(gene: Gene, value: GeneValue) -> bool:
     """Whether mutation ever changes this value."""
     has_others = len(gene.values) > 1 if gene.kind == "choice" else gene.low < gene.high and value != 0
@@ -163,21 +161,6 @@ def nearest(gene: Gene, value: object) -> GeneValue:
         return next((choice for choice in gene.values if choice == value), gene.values[0])
     number = _clip(float(value) if isinstance(value, (int, float)) else gene.low, gene)
     return round(number) if gene.kind == "int" else number
-
-
-def check_algorithm(space: Space) -> None:
-    """Check that the library of an algorithm is installed.
-
-    Raises:
-        ConfigError: if it is not, naming the extra that installs it.
-    """
-    if space.algorithm == "tpe" and importlib.util.find_spec("optuna") is None:
-        raise ConfigError("search.algorithm: tpe needs Optuna; install ray_yolo[optuna], or use evolve or random")
-
-
-def searcher(space: Space) -> str:
-    """The external library that proposes, with its version; '': none. Another version may propose other genes."""
-    return f"optuna {importlib.metadata.version('optuna')}" if space.algorithm == "tpe" else ""
 
 
 def grid_size(genes: Sequence[Gene]) -> int:
@@ -250,31 +233,3 @@ def _clip(value: float, gene: Gene) -> float:
 def _fitness(row: TrialRow) -> float:
     assert row.fitness is not None
     return row.fitness
-
-
-def _estimate(space: Space, rng: np.random.Generator, rows: Iterable[TrialRow]) -> Genes:
-    """One draw of Optuna's estimator fitted to the rows."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=int(rng.integers(2**31)))
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    distributions = {gene.name: _distribution(gene) for gene in space.genes}
-    finished = sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial)
-    highest = max((row.rung for row in finished), default=0)
-    for row in finished:  # Optuna ranks pruned trials below completed ones, by step and then by value
-        stopped: dict[str, Any] = {"state": optuna.trial.TrialState.PRUNED,
-                                   "intermediate_values": {row.rung: row.fitness}}
-        study.add_trial(optuna.create_trial(params=dict(row.genes), distributions=distributions, value=row.fitness,
-                                            **(stopped if row.rung < highest else {})))
-    return dict(study.ask(distributions).params)
-
-
-def _distribution(gene: Gene) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if gene.kind == "choice":
-        return CategoricalDistribution(gene.values)
-    if gene.kind == "int":
-        return IntDistribution(int(gene.low), int(gene.high), log=gene.log)
-    return FloatDistribution(gene.low, gene.high, log=gene.log)

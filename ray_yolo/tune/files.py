@@ -25,22 +25,23 @@ from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
+from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.search import SEARCH, Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
-RUNG = "rung"
+RUNG = "rung"  # epochs trained
 _RECIPE = config_fields(Recipe)
 
 
 def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
     """The text of evolve.csv: YOLOv5's columns, all its genes, and the other genes of the sweep.
 
-    It has one row for each finished trial, by number. Cells are right-aligned, numbers exact. If trials were stopped
-    early, a last column has the rungs that each reached: only numbers of one rung are comparable.
+    It has one row for each trial with a result, by number. Cells are right-aligned, numbers exact. If trials were
+    paused, a last column has the epochs that each has trained: only numbers after equally many are comparable.
     """
-    finished = [trial for trial in trials if trial.state == "finished"]
+    finished = [trial for trial in trials if trial.fitness is not None]
     genes = _gene_names(finished)
-    rungs = [RUNG] if len({trial.rung for trial in finished}) > 1 else []
+    rungs = [RUNG] if len({trial.epochs for trial in finished}) > 1 else []
     terms = list(finished[0].losses) if finished and finished[0].losses else list(ANCHOR_TERMS)
     lines = [[*COLUMNS.values(), *(loss_column("val", term) for term in terms), *genes, *rungs]]
     for trial in finished:
@@ -48,32 +49,37 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
         numbers = [trial.metrics.get(name) for name in COLUMNS]
         numbers += [trial.losses.get(name) for name in terms]
         lines.append(["nan" if number is None else str(number) for number in numbers]
-                     + [str(recipe_value(trained, gene)) for gene in genes] + [str(trial.rung) for _ in rungs])
+                     + [str(recipe_value(trained, gene)) for gene in genes] + [str(trial.epochs) for _ in rungs])
     return "".join(",".join(f"{cell:>20}" for cell in line) + "\n" for line in lines)
 
 
-def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
-    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row, and their changes during its training.
+def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: Claimed | None = None) -> str | None:
+    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the winner, and their changes during its training.
 
-    None if no row has finished.
+    Args:
+        claim: of the end; without one the winner is the best row so far.
+
+    Returns:
+        None if no row has a result.
     """
-    best = best_trial(trials)
-    if best is None:
+    best = trials[claim.winner] if claim else best_trial(trials)
+    if best is None or best.fitness is None:
         return None
     trained = trained_recipe(recipe, best.lineage)
     metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items() if value is not None)
-    ended = sum(trial.has_ended for trial in trials)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
     if trained.changes:
         values["changes"] = [change.model_dump() for change in trained.changes]
-    return (f"# Best of {ended} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} epochs\n"
-            f"# {metrics}\n# {replay_command(recipe, best.lineage)}\n{to_yaml(values)}")
+    claimed = f"# trial {claim.winner}: {claim.claim}\n" if claim else ""
+    return (f"# Best of {len(trials)} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} "
+            f"epochs\n{claimed}# {metrics}\n# {replay_command(recipe, best.lineage)}\n{to_yaml(values)}")
 
 
-def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
+def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial],
+                      claim: Claimed | None = None) -> None:
     """Write evolve.csv and, if there is a best row, hyp_evolve.yaml."""
     atomic_write(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials), durable=False)
-    if text := format_hyp_evolve(recipe, trials):
+    if text := format_hyp_evolve(recipe, trials, claim):
         atomic_write(Path(folder) / "hyp_evolve.yaml", text, durable=False)
 
 

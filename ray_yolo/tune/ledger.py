@@ -1,109 +1,78 @@
-"""The ledger of a sweep: an append-only log of each proposal, the rows it follows from, and its result.
+"""The ledger of a sweep: an append-only log of each proposal, each training and each result, in virtual order.
 
-A restart reads the ledger and nothing else. Trials that ended never run again; unfinished ones continue under the same
-number with the same genes. Every proposal can be recomputed from the rows before it.
+Its first line says what is searched; the others are those of `tune/schedule.py`, and each is on disk before the sweep
+acts on it. A restart reads the ledger and nothing else. No line but its envelope has a wall-clock time, an attempt or a
+lost worker, so two executions of a sweep have equal ledgers.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
-from ray_yolo.tune.evolution import Genes, Space, TrialRow, parents_of, propose, searcher
-from ray_yolo.tune.search import Search
-from ray_yolo.tune.trials import Origin, Segment, Trial, finished_rows, fork_trial, new_trial, replay_command
+from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.tune.evolution import Genes, Space, propose
+from ray_yolo.tune.schedule import (
+    LINES,
+    Claimed,
+    Counted,
+    Failed,
+    Line,
+    Outcome,
+    Proposed,
+    Schedule,
+    Scheduled,
+    address,
+)
+from ray_yolo.tune.search import Pbt, Search
+from ray_yolo.tune.trials import Origin, Segment, Trial, fork_trial, new_trial, overlay, replay_command
 
 if TYPE_CHECKING:
     from ray_yolo.runs.remote_run import RemoteRun
 
-VERSION = 1
-Numbers = Mapping[str, float | None]
+VERSION = 2
 
 
-class Begun(BaseModel, frozen=True):
+class Begun(Line):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
-    identity: dict[str, str]  # digests of `data set` and `base recipe`, and the `searcher`
+    identity: dict[str, str]  # digests of `data set` and `base recipe`
     space: Space
     search: Search
     recipe: Recipe  # the base of all trials, resolved
+    rungs: tuple[int, ...]  # epochs at which trials pause; the last one is the whole training
+    virtual_slots: int
+
+    def schedule(self, **options: Any) -> Schedule:
+        """The schedule of this sweep; the options are its `write`."""
+        return Schedule(self.space, self.recipe.seed, self.rungs, self.virtual_slots, self.cost, **options)
+
+    def cost(self, genes: Genes) -> float:
+        """Virtual time of an epoch with these genes: pixels x images, 1 for the base recipe."""
+        ours, base = overlay(self.recipe, genes), self.recipe
+        return (ours.imgsz / base.imgsz) ** 2 * ours.fraction / base.fraction
 
 
-class TrialEvent(BaseModel, frozen=True):
-    """A later line: what happened to a trial. New fields need a default, so that older lines can be read."""
+class Exploited(Line):
+    """Under population based training: it continues from another trial's checkpoint with changed genes."""
 
     trial: int
-
-
-class Proposed(TrialEvent):
-    """A new row, and the rows it follows from."""
-
-    genes: Genes
-    seen: tuple[int, ...]  # the trials that had finished before
-    rungs: tuple[int, ...]  # their rungs
-    parents: tuple[int, ...]
-    command: str
-
-
-class Started(TrialEvent):
-    """Its training starts or resumes."""
-
-    attempt: int
-
-
-class Judged(TrialEvent):
-    """The scheduler compared it with others after `epoch` epochs, and lets it continue."""
-
-    epoch: int
-    fitness: float
-
-
-class Lost(TrialEvent):
-    """A failure that the recipe did not cause interrupted it: it is queued again."""
-
-    reason: str
-
-
-class Exploited(TrialEvent):
-    """It continues from another trial's checkpoint with changed genes."""
-
     genes: Genes
     origin: Origin
-    command: str
 
 
-class Finished(TrialEvent):
-    """It completed, or the scheduler stopped it. Fitness, metrics and losses are those of its best.pt."""
-
-    fitness: float
-    metrics: Numbers
-    losses: Numbers
-    epochs: int  # trained
-    stopped: bool
-    last_fitness: float | None = None  # of the last epoch, which the scheduler has compared; None: `fitness`
-
-
-class Failed(TrialEvent):
-    """It failed, and does not run again."""
-
-    reason: str
-
-
-TYPES: dict[str, type[Begun | TrialEvent]] = {"sweep": Begun, **{kind.__name__.lower(): kind for kind in (
-    Proposed, Started, Judged, Lost, Exploited, Finished, Failed)}}
+TYPES: dict[str, type[Line]] = {"sweep": Begun, **LINES, "exploited": Exploited}
 NAMES = {kind: name for name, kind in TYPES.items()}
-Line = TypeVar("Line", Begun, TrialEvent)
 
 
 @dataclass(frozen=True)
@@ -122,32 +91,31 @@ class Ledger:
     Args:
         path: the file; created if it does not exist.
         sweep: what is searched.
-        resolved: the base recipe with every open setting decided. Used by the first start only.
+        resolved: the base recipe with every open setting decided. Used by the first start only, as the next two.
+        rungs: epochs at which trials pause.
+        virtual_slots: trainings at the same virtual time.
         stored: the sweep's folder in a store, if it is in one: each line is uploaded before it takes effect.
 
     Raises:
         InputError: if the file is the ledger of another sweep, naming what differs.
     """
 
-    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe,
-                 stored: RemoteRun | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe, rungs: Sequence[int] = (),
+                 virtual_slots: int = 1, stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
-        self._sweep = sweep
         self._lock = threading.RLock()
-        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe),
-                                "searcher": searcher(sweep.space)}, space=sweep.space,
-                      search=sweep.search, recipe=resolved)
-        events = read_ledger(self.path)
-        if events:
-            _check_identity(self.path, _split(events)[0], _as_written(begun))
+        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe)},
+                      space=sweep.space, search=sweep.search, recipe=resolved,
+                      rungs=tuple(rungs) or (resolved.epochs,), virtual_slots=virtual_slots)
+        lines = read_ledger(self.path)
+        if lines:
+            _check_identity(self.path, begun_of(lines), _as_written(begun))
         self._log = EventLog(self.path)
-        self._begun, _ = _split(events or [self._write(begun)])
-        self._trials = read_trials(events)
-        self.warning = _searcher_warning(self._begun, begun)
-        """Warning that the sweep continues with another version of the searcher; '': none."""
-        self.recipe = self._begun.recipe
-        self.rungs = sweep.search.rungs(self.recipe.epochs)
-        """Epochs after which the scheduler compares trials, ascending."""
+        self.begun = begun_of(lines or [self._write(begun)])
+        self.lines = lines[1:]
+        """All lines but the first."""
+        self._trials = read_trials([self.begun, *self.lines])
+        self.recipe = self.begun.recipe
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -156,68 +124,60 @@ class Ledger:
             return tuple(self._trials.values())
 
     @property
-    def to_run(self) -> tuple[Trial, ...]:
-        """Rows that have not ended. A restart continues them before it proposes others."""
-        return tuple(trial for trial in self.trials if not trial.has_ended)
+    def claim(self) -> Claimed | None:
+        """The claim of a sweep that has ended; None while it explores."""
+        return claim_of(self.lines)
+
+    def append(self, line: Line) -> None:
+        """Write a line, and update its row."""
+        with self._lock:
+            written = self._write(line)
+            self.lines.append(written)
+            _fold(self._trials, written, self.begun)
 
     def propose(self) -> Trial:
-        """A new row, proposed from all rows finished so far; it is on disk before this returns."""
+        """A new row of a population, proposed from the rows so far."""
         with self._lock:
-            number, rows = len(self._trials), finished_rows(self._trials.values())
-            arguments = self._sweep.space, self.recipe.seed, number, rows
-            genes = propose(*arguments)
-            self.append(Proposed(trial=number, genes=genes, seen=tuple(row.trial for row in rows),
-                                 rungs=tuple(row.rung for row in rows), parents=parents_of(*arguments),
-                                 command=replay_command(self.recipe, [Segment(0, genes)])))
+            number = len(self._trials)
+            self.append(next_of_population(self.begun, self._trials))
             return self._trials[number]
-
-    def start(self, number: int) -> None:
-        """Record that a trial's training starts, or resumes after an interruption."""
-        self.append(Started(trial=number, attempt=self._trials[number].attempts + 1))
-
-    def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
-        """Record that a trial continues from another one's checkpoint with changed genes, before it does."""
-        command = replay_command(self.recipe, fork_trial(self._trials, self._trials[number], genes, origin).lineage)
-        self.append(Exploited(trial=number, genes=genes, origin=origin, command=command))
-
-    def finish(self, number: int, fitness: float | None, metrics: Numbers, losses: Numbers, epochs: int, *,
-               stopped: bool = False, last_fitness: float | None = None) -> None:
-        """Record that a trial completed, or was stopped, after `epochs` epochs. Without a finite fitness it failed."""
-        if fitness is None or not math.isfinite(fitness):
-            self.append(Failed(trial=number, reason=f"no finite fitness after {epochs} epochs"))
-        else:
-            self.append(Finished(trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
-                                 stopped=stopped, last_fitness=last_fitness))
-
-    def append(self, event: TrialEvent) -> None:
-        """Write an event of a trial that has not ended, and update its row."""
-        with self._lock:
-            trial = self._trials.get(event.trial)
-            assert trial is None or not trial.has_ended, f"trial {event.trial} has ended already"
-            _fold(self._trials, self._write(event), self._begun)
 
     def close(self) -> None:
         """Close the file."""
         self._log.close()
 
-    def _write(self, event: Line) -> Line:
-        self._log.append_line(NAMES[type(event)], **event.model_dump(mode="json"))
+    def _write(self, line: Line) -> Line:
+        fields = line.model_dump(mode="json")
+        if isinstance(line, Proposed):
+            fields["command"] = replay_command(self.recipe, [Segment(0, line.genes)])
+        elif isinstance(line, Exploited):
+            lineage = fork_trial(self._trials, self._trials[line.trial], line.genes, line.origin).lineage
+            fields["command"] = replay_command(self.recipe, lineage)
+        self._log.append_line(NAMES[type(line)], **fields)
         if self.stored:
             self.stored.sync_files()
-        return _as_written(event)
+        return _as_written(line)
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[Begun | TrialEvent]:
-    """All events of a ledger; none if the file does not exist.
+def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
+    """The proposal of population based training that follows from these rows."""
+    number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
+    return Proposed(trial=number, genes=propose(begun.space, begun.recipe.seed, number, rows),
+                    how=begun.space.algorithm, parents=(), at=0.0)
+
+
+def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
+    """All lines of a ledger; none if the file does not exist.
 
     Raises:
-        InputError: if the file is no ledger, was written by a later version, or is damaged.
+        InputError: if the file is no ledger, was written by another version, or is damaged.
     """
     lines = read_lines(path)
     if lines and lines[0]["type"] != "sweep":
         raise InputError(f"{path}: not the ledger of a sweep; choose another --name")
-    if lines and lines[0].get("version", VERSION) > VERSION:
-        raise InputError(f"{path}: written by a later ray_yolo; continue it with that one, or choose another --name")
+    if lines and (version := lines[0].get("version", 1)) != VERSION:
+        other = "a later" if version > VERSION else "an earlier"
+        raise InputError(f"{path}: written by {other} ray_yolo; continue it with that one, or choose another --name")
     try:
         return [TYPES[line["type"]].model_validate(line) for line in lines]
     except (KeyError, ValidationError) as error:
@@ -225,86 +185,88 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Begun | TrialEvent]:
         raise InputError(f"{path}: damaged: {what}; restore it from a copy, or choose another --name") from None
 
 
-def read_trials(events: Sequence[Begun | TrialEvent]) -> dict[int, Trial]:
-    """The current rows of a ledger, by number. A row that ended twice keeps its first end."""
+def begun_of(lines: Sequence[Line]) -> Begun:
+    """The first line of a ledger."""
+    assert isinstance(lines[0], Begun)
+    return lines[0]
+
+
+def claim_of(lines: Sequence[Line]) -> Claimed | None:
+    """The claim, if it is the last line."""
+    return lines[-1] if lines and isinstance(lines[-1], Claimed) else None
+
+
+def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
+    """The current rows of a ledger, by number."""
     trials: dict[int, Trial] = {}
-    if events:
-        begun, later = _split(events)
-        for event in later:
-            _fold(trials, event, begun)
+    for line in lines[1:]:
+        _fold(trials, line, begun_of(lines))
     return trials
 
 
-def verify(events: Sequence[Begun | TrialEvent]) -> list[str]:
-    """The inconsistencies of a ledger, one text each; none if every line follows from those before it.
-
-    Each proposal must equal `propose(space, seed, number, rows)`. Its `seen` and `rungs` must be those of the rows that
-    finished before it. Numbers must count from 0, and no trial may end twice.
-    """
-    begun, later = _split(events)
+def verify(lines: Sequence[Line]) -> list[str]:
+    """The inconsistencies of a ledger, one text each; none if every line follows from those before it."""
+    begun = begun_of(lines)
+    if not isinstance(begun.search.scheduler, Pbt):
+        return begun.schedule().verify(lines[1:])
     trials, problems = dict[int, Trial](), list[str]()
-    for event in later:
-        number, trial = event.trial, trials.get(event.trial)
-        if isinstance(event, Proposed) and (trial or number != len(trials)):
-            problems.append(f"trial {number}: proposed in the place of trial {len(trials)}")
-        elif isinstance(event, Proposed):
-            problems += _check_proposal(event, begun, finished_rows(trials.values()))
-        elif trial is None or trial.has_ended:
-            fault = "has ended" if trial else "is unknown"
-            problems.append(f"trial {number}: {NAMES[type(event)]}, although it {fault}")
-        _fold(trials, event, begun)
+    for line in lines[1:]:
+        if isinstance(line, Proposed) and line != (expected := _as_written(next_of_population(begun, trials))):
+            problems.append(f"{line!r} is recorded, but {expected!r} follows from the lines before")
+        _fold(trials, line, begun)
     return problems
 
 
-def _check_proposal(event: Proposed, begun: Begun, rows: Sequence[TrialRow]) -> list[str]:
-    subject, seen, rungs = f"trial {event.trial}", [row.trial for row in rows], [row.rung for row in rows]
-    if list(event.seen) != seen:
-        return [f"{subject}: records the finished trials {list(event.seen)}, but {seen} had finished"]
-    if list(event.rungs) != rungs:
-        return [f"{subject}: records the rungs {list(event.rungs)} of the finished trials, but they were {rungs}"]
-    expected = plain(propose(begun.space, begun.recipe.seed, event.trial, rows))
-    return [f"{subject}: {name} is {event.genes.get(name)!r}, but {value!r} follows from its rows"
-            for name, value in expected.items() if event.genes.get(name) != value]
+def known_outcomes(project: Path, labels: str, but: Path) -> dict[tuple[str, int], Outcome]:
+    """The results of all other sweeps of a project on the same labels, by address and epochs."""
+    known: dict[tuple[str, int], Outcome] = {}
+    for path in sorted(project.glob(f"*/{LEDGER_FILE}")):
+        try:
+            lines = read_ledger(path) if path != but else []
+        except InputError:
+            continue
+        if lines and begun_of(lines).identity["data set"] == labels:
+            known |= dict(_outcomes(lines))
+    return known
 
 
-def _fold(trials: dict[int, Trial], event: TrialEvent, begun: Begun) -> None:
-    """Update the rows by one event."""
-    trial = trials.get(event.trial)
-    if isinstance(event, Proposed):
-        trials.setdefault(event.trial, new_trial(event.trial, event.genes, event.seen, event.parents))
-    if trial is None or trial.has_ended:
+def _outcomes(lines: Sequence[Line]) -> Iterator[tuple[tuple[str, int], Outcome]]:
+    begun, genes = begun_of(lines), {line.trial: line.genes for line in lines if isinstance(line, Proposed)}
+    if isinstance(begun.search.scheduler, Pbt):
         return
-    match event:
-        case Started():
-            trial = replace(trial, state="running", attempts=event.attempt)
-        case Judged():
-            trial = replace(trial, judged=(*trial.judged, (event.epoch, event.fitness)))
+    for line in lines:
+        if isinstance(line, Counted):
+            outcome = Outcome.model_validate(line.model_dump(exclude={"trial", "seed", "epochs"}))
+            yield (address(begun.recipe, genes[line.trial], line.seed), line.epochs), outcome
+
+
+def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
+    """Update the rows by one line."""
+    if isinstance(line, Proposed):
+        trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
+    if not isinstance(line, (Scheduled, Counted, Failed, Exploited)):
+        return
+    trial = trials[line.trial]
+    is_fresh = isinstance(line, (Scheduled, Counted, Failed)) and line.seed != begun.recipe.seed
+    match line:
+        case Counted() if is_fresh:
+            if line.epochs == begun.rungs[-1]:
+                trial = replace(trial, seeds={**trial.seeds, line.seed: line.fitness})
+        case Scheduled() if not is_fresh:
+            trial = replace(trial, state="running")
         case Exploited():
-            trial = fork_trial(trials, trial, event.genes, event.origin)
-        case Finished():
-            rung = begun.search.rung(event.epochs, begun.recipe.epochs, stopped=event.stopped)
-            trial = replace(trial, state="finished", rung=rung, **event.model_dump(exclude={"trial", "stopped"}))
-        case Lost() | Failed():
-            trial = replace(trial, state="proposed" if isinstance(event, Lost) else "failed", reason=event.reason)
-    trials[event.trial] = trial
+            trial = fork_trial(trials, trial, line.genes, line.origin)
+        case Counted():
+            trial = replace(trial, state="finished" if line.epochs >= begun.rungs[-1] else "paused",
+                            **line.model_dump(exclude={"trial", "seed"}))
+        case Failed() if not is_fresh:
+            trial = replace(trial, state="failed", fitness=None, reason=line.reason)
+    trials[line.trial] = trial
 
 
-def _split(events: Sequence[Begun | TrialEvent]) -> tuple[Begun, list[TrialEvent]]:
-    begun, *later = events
-    assert isinstance(begun, Begun)
-    return begun, [event for event in later if isinstance(event, TrialEvent)]
-
-
-def _as_written(event: Line) -> Line:
-    """The event as a reader of the file gets it."""
-    return type(event).model_validate(plain(event.model_dump(mode="json")))
-
-
-def _searcher_warning(recorded: Begun, current: Begun) -> str:
-    before, after = recorded.identity.get("searcher", ""), current.identity["searcher"]
-    return "" if before in ("", after) else (
-        f"the sweep was started with {before} and continues with {after}: its next proposals may differ from those of "
-        f"{before}; install that version to repeat them")
+def _as_written(line: Any) -> Any:
+    """The line as a reader of the file gets it."""
+    return type(line).model_validate(plain(line.model_dump(mode="json")))
 
 
 def _check_identity(path: Path, recorded: Begun, current: Begun) -> None:

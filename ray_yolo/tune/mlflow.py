@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,9 +25,9 @@ from ray_yolo.sinks.mlflow_plan import Point, RunPlan, leaves, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
-from ray_yolo.tune.evolution import best_rows
+from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.search import TuneConfig
-from ray_yolo.tune.trials import Trial, best_trial, finished_rows, short_name
+from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,7 +37,7 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
 LISTED = 20  # best trials in the description: MLflow cuts off tags after 8,000 characters
 CURVE = f"metrics/{METRICS[-1]}"
-BEST_TAG, BEST_TRIAL_TAG = "ray_yolo.best", "ray_yolo.best_trial"
+BEST_TAG, BEST_TRIAL_TAG, CLAIM_TAG = "ray_yolo.best", "ray_yolo.best_trial", "ray_yolo.claim"
 ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
 
 _MISSED = {"RUNNING": "MLflow is unreachable; the sweep's run is not up to date",
@@ -51,36 +52,48 @@ class SweepRun:
 
     params: dict[str, str]
     fitness: dict[int, float]  # by trial; its number is MLflow's step
+    best_fitness: dict[int, float]  # of the best trial up to this one
     status: Status
     best: int | None  # the best trial of a finished sweep: its run is marked, and the files are final
     stopped: tuple[int, ...]  # trials whose runs end with the sweep's status; resuming makes them RUNNING
     folders: tuple[str, ...]  # of the trials, by number
     listed: tuple[int, ...]  # the best trials: by rung, then fitness
     table: str  # of them, in Markdown
+    claim: str  # of the end; '': none yet
+    gain: float | None  # over the default, by the claim
     registered_name: str  # registered model for the best trial's weights; '': none
 
 
-def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
+def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status, claim: Claimed | None = None) -> SweepRun:
     """The MLflow run of a sweep with these rows."""
-    best = best_trial(trials) if status == "FINISHED" else None
-    by_number = {trial.number: trial for trial in trials}
-    listed = [by_number[row.trial] for row in best_rows(finished_rows(trials), LISTED)]
+    best = (trials[claim.winner] if claim else best_trial(trials)) if status == "FINISHED" else None
+    listed = best_trials(trials, LISTED)
+    measured = [trial for trial in trials if trial.fitness is not None]
+    leaders = list(accumulate(measured, _better))
     return SweepRun(
         params=dict([*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]),
         fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},
+        best_fitness={trial.number: each.fitness or 0.0 for trial, each in zip(measured, leaders, strict=True)},
         status=status,
         best=best.number if best else None,
-        stopped=tuple(trial.number for trial in trials if trial.state == "running" and status != "RUNNING"),
+        stopped=tuple(trial.number for trial in trials
+                      if trial.state in ("running", "paused") and status != "RUNNING"),
         folders=tuple(trial.folder_name for trial in trials),
         listed=tuple(trial.number for trial in listed), table=_table(listed),
+        claim=f"trial {claim.winner} is {claim.claim}" if claim else "", gain=claim.claim.gain if claim else None,
         registered_name=config.placement.registered_name)
+
+
+def _better(one: Trial, other: Trial) -> Trial:
+    return best_trial((one, other)) or one
 
 
 def _table(trials: Sequence[Trial]) -> str:
     """Trials with fitness and genes, in Markdown."""
     names = sorted({name for trial in trials for name in trial.genes})
-    rows = [["trial", "fitness", *map(short_name, names)], ["---"] * (2 + len(names))]
-    rows += [[trial.folder_name, f"{trial.fitness:.5g}", *(_cell(trial.genes.get(name, "")) for name in names)]
+    rows = [["trial", "epochs", "fitness", *map(short_name, names)], ["---"] * (3 + len(names))]
+    rows += [[trial.folder_name, str(trial.epochs), f"{trial.fitness:.5g}",
+              *(_cell(trial.genes.get(name, "")) for name in names)]
              for trial in trials]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -113,6 +126,9 @@ def _plan(folder: Path, sweep: SweepRun) -> RunPlan:
     """The content in the form in which any run is delivered. The step of `best/fitness` is the best trial's number."""
     now = round(time.time() * 1000)
     points = [Point("fitness", value, now, trial) for trial, value in sweep.fitness.items()]
+    points += [Point("best_fitness", value, now, trial) for trial, value in sweep.best_fitness.items()]
+    if sweep.gain is not None:
+        points.append(Point("claim/gain", sweep.gain, now, 0))
     if sweep.best is not None:
         points.append(Point("best/fitness", sweep.fitness[sweep.best], now, sweep.best))
     return RunPlan(folder.name, folder.parent.name, now, sweep.params, source_tags(), points=points,
@@ -123,7 +139,9 @@ def _plan(folder: Path, sweep: SweepRun) -> RunPlan:
 def _mark_trials(client: MlflowClient, folder: Path, run_id: str, sweep: SweepRun) -> None:
     """Describe the sweep by its best trials, and mark the best one's run only."""
     run, best = client.get_run(run_id), filter(None, (_child(folder, sweep, number) for number in sweep.listed))
-    client.set_tag(run_id, NOTE_TAG, f"{comparison(str(run.info.experiment_id), list(best))}\n\n{sweep.table}")
+    note = [sweep.claim, comparison(str(run.info.experiment_id), list(best)), sweep.table]
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(filter(None, note)))
+    client.set_tag(run_id, CLAIM_TAG, sweep.claim)
     if sweep.best is None:
         return
     client.set_tag(run_id, BEST_TRIAL_TAG, sweep.best)

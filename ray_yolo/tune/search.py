@@ -5,10 +5,7 @@ This module imports neither torch nor ray: the schedulers themselves are Ray's c
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import count, takewhile
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -19,8 +16,8 @@ from ray_yolo.config.sections import ConfigModel, ObjectiveConfig, objective_fie
 from ray_yolo.core.errors import ConfigError
 
 SEARCH = "search"  # key of a space file whose value is a `Search`; every other key is a gene
+DEFAULT_TRIALS, MOST_TRIALS = 300, 100_000
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
-RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later
 
 
 class TunePlacement(Placement):
@@ -35,18 +32,29 @@ class TunePlacement(Placement):
 class SweepConfig(ConfigModel):
     """What is searched, for how long, and how many trials at once."""
 
-    space: str = "evolve"
-    """Genes and how to search them: a YAML file, or a shipped one (asha, evolve, pbt, quick)."""
-    trials: int = Field(300, ge=1, le=100_000)
-    """Total number of trainings."""
+    space: str = "ladder"
+    """Genes and how to search them: a YAML file, or a shipped one (evolve, ladder, pbt, quick)."""
+    trials: int = Field(0, ge=0, le=100_000)
+    """Total number of trials; 0: as many as fit into --hours, or 300 without it."""
+    hours: float = Field(0.0, ge=0.0)
+    """Hours until the sweep ends, its confirmation included, over all its starts; 0: no limit."""
     workers_per_trial: int = Field(1, ge=1, le=4096)
     """Ray workers of each trial."""
     max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trials at the same time, 1 or more; auto: as many as fit into the cluster."""
+    virtual_slots: int = Field(0, ge=0, le=4096)
+    """Trials at the same virtual time, which decide what a proposal knows: equal numbers make equal sweeps on any
+    cluster; 0: those of the first start's cluster, and a few more."""
     keep_weights: bool = False
     """Keep the weights and checkpoints of every trial, not only those of the best one."""
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files: their genes are tried first."""
+
+
+    @property
+    def most_trials(self) -> int:
+        """The number of trials at which exploration ends."""
+        return self.trials or (MOST_TRIALS if self.hours else DEFAULT_TRIALS)
 
 
 class TuneConfig(ConfigModel):
@@ -63,24 +71,12 @@ class NoStopping(ConfigModel):
     name: Literal["none"] = "none"
 
 
-class Asha(ConfigModel):
-    """Asynchronous successive halving: at each rung only the best trials continue (Ray's ASHAScheduler)."""
+class Ladder(ConfigModel):
+    """Pauses every trial at each rung: the best third continues from there, and fresh seeds decide at the end."""
 
-    name: Literal["asha"] = "asha"
-    grace_epochs: int = Field(0, ge=0)
-    """Epochs of the first rung; 0: a ninth of the training."""
-    reduction: int = Field(4, ge=2)
-    """One trial in so many continues, to a rung that is so many times as long."""
-
-
-class MedianStop(ConfigModel):
-    """Stops a trial that is below the median of the others so far (Ray's MedianStoppingRule)."""
-
-    name: Literal["median"] = "median"
-    grace_epochs: int = Field(0, ge=0)
-    """Epochs before a trial may be stopped; 0: a ninth of the training."""
-    min_trials: int = Field(3, ge=1)
-    """Trials that must have reached an epoch before one is stopped there."""
+    name: Literal["ladder"] = "ladder"
+    first_epochs: int = Field(0, ge=0)
+    """Epochs of the first rung; 0: a third of the training, past every warm-up."""
 
 
 class Pbt(ConfigModel):
@@ -95,27 +91,29 @@ class Pbt(ConfigModel):
     """Probability that a gene is drawn again instead of being moved."""
 
 
-SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "asha": Asha, "median": MedianStop, "pbt": Pbt}
+SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder, "pbt": Pbt}
 
 
 def _by_name(value: object) -> object:
+    if (value["name"] if isinstance(value, dict) and "name" in value else value) in ("asha", "median"):
+        raise ValueError("trials pause now and are not stopped; write scheduler: ladder")
     return {"name": value} if isinstance(value, str) else value
 
 
 class Search(ConfigModel):
     """Algorithm, scheduler and objective of a search."""
 
-    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
-    """evolve: children of the best rows; random; grid: every combination; tpe: Optuna's estimator."""
+    algorithm: Literal["gp", "evolve", "random", "grid"] = "evolve"
+    """gp: a Gaussian process and evolve by turns; evolve: children of the best rows; random; grid: each combination."""
     parent: Literal["single", "mean"] = "single"
     """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
     random_first: int = Field(0, ge=0)
     """Proposals under evolve that are drawn at random before the first child."""
     random_share: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the later proposals under evolve that are drawn at random and are no children."""
-    scheduler: Annotated[NoStopping | Asha | MedianStop | Pbt, Field(discriminator="name"),
+    scheduler: Annotated[NoStopping | Ladder | Pbt, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = NoStopping()
-    """Rule that stops trials early: a name, or a name with its settings."""
+    """Rule that pauses or exchanges trials: a name, or a name with its settings."""
     objective: dict[str, float] = Field(default={"mAP50": 0.1, "mAP50-95": 0.9})
     """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""
 
@@ -154,40 +152,6 @@ class Search(ConfigModel):
         """The same objective as a section of the recipe: it decides the best weights and the patience of trials."""
         weights = dict.fromkeys(ObjectiveConfig.model_fields, 0.0)
         return ObjectiveConfig(**weights | {objective_field(name): weight for name, weight in self.objective.items()})
-
-    def rungs(self, epochs: int) -> Sequence[int]:
-        """The epochs after which a training of `epochs` epochs may be stopped: ascending, without the last."""
-        first = self.first_rung(epochs)
-        if isinstance(self.scheduler, MedianStop):
-            return range(1, epochs)  # its means start at the first epoch
-        if isinstance(self.scheduler, Asha):
-            reduction = self.scheduler.reduction
-            return tuple(takewhile(lambda rung: rung < epochs, (first * reduction**power for power in count())))
-        return ()
-
-    def rung(self, trained: int, epochs: int, *, stopped: bool) -> int:
-        """The number of rungs that a row reached after `trained` epochs; one more if it completed.
-
-        Fitness is comparable within a rung only. That of a short training says little: it may be the higher one
-        because of a lucky start, and before the learning rate falls.
-        """
-        rungs = self.rungs(epochs)
-        if not rungs:
-            return 0
-        return bisect_right(rungs, trained) if stopped and trained < epochs else len(rungs) + 1
-
-    def first_rung(self, epochs: int) -> int:
-        """Epochs before which no trial is stopped: `grace_epochs`, or a ninth of the training, rounded up."""
-        return getattr(self.scheduler, "grace_epochs", 0) or math.ceil(epochs / RUNGS_SPAN)
-
-    def rung_warning(self, epochs: int) -> str | None:
-        """Warning that the first rung is too early for trainings of `epochs` epochs, if it is."""
-        rung = self.first_rung(epochs)
-        if self.scheduler.name not in ("asha", "median") or rung * RUNGS_SPAN >= epochs:
-            return None
-        return (f"{self.scheduler.name}: the first rung, {rung} of {epochs} epochs, is much shorter than the schedule: "
-                "warm-up may not be over and the learning rate is still high, so that it prefers fast starters to good "
-                f"finishers; grace_epochs {math.ceil(epochs / RUNGS_SPAN)} or more is safer")
 
     def random_warning(self, trials: int, starts: int) -> str | None:
         """Warning that all of the trials are starts or drawn at random under evolution, if they are."""

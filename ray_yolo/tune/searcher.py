@@ -1,4 +1,4 @@
-"""Connects Ray Tune, which starts and stops trials, to the ledger, which proposes them and records their results.
+"""Connects Ray Tune, which starts, pauses and stops trials, to the schedule or the population of a sweep.
 
 Ray's own saving and restoring of searches is not used: it ran finished trials again when measured, and it unpickles.
 """
@@ -7,43 +7,39 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
-from ray.tune.schedulers import (
-    ASHAScheduler,
-    FIFOScheduler,
-    MedianStoppingRule,
-    PopulationBasedTraining,
-    TrialScheduler,
-)
+from ray.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
+from ray_yolo.runtime.ray_internals import keep_trial_processes
 from ray_yolo.tune.console import SweepDisplay
-from ray_yolo.tune.evolution import Gene, GeneValue, Space, draw, nearest
+from ray_yolo.tune.dispatch import Dispatcher
+from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, draw, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
-from ray_yolo.tune.ledger import Failed, Judged, Ledger, Lost
-from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
+from ray_yolo.tune.ledger import Exploited, Ledger
+from ray_yolo.tune.schedule import Counted, Failed, Outcome
+from ray_yolo.tune.search import Pbt
 from ray_yolo.tune.trial import number_of, read_pointer
-from ray_yolo.tune.trials import Trial, best_trial
+from ray_yolo.tune.trials import Trial, best_trials
 
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
 
-_DEAD_SECONDS = 15.0  # after which a stopped trial's processes are gone
+FINALISTS = 3  # fully trained trials that may still win, besides the default
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands in for a report that was not made
 
 
 def tune_config_of(trial: Trial) -> dict[str, Any]:
-    """The Tune configuration of a trial; the number becomes its name and is not read afterwards."""
+    """The Tune configuration of a population's trial; the number becomes its name and is not read afterwards."""
     origin = asdict(trial.origins[-1]) if trial.origins else None
-    return {"trial": trial.number, "genes": dict(trial.genes), "origin": origin}
+    return {"trial": f"trial{trial.number}", "genes": dict(trial.genes), "origin": origin}
 
 
 def _no_state(self: object) -> dict[str, Any]:
@@ -51,36 +47,73 @@ def _no_state(self: object) -> dict[str, Any]:
     return {}
 
 
-class LedgerSearcher(Searcher):
-    """Suggests the ledger's unfinished rows first, then new proposals, until there are `num_trials` rows.
+class LadderScheduler(FIFOScheduler):
+    """Pauses a trial after each task, and continues it when the schedule has issued its next one.
 
     Args:
-        limit: returns how many trials may run or start now.
+        measure: takes the work of a task, and the seconds of its slot.
+        cost: work of one epoch with some genes.
+        slots: trial processes to keep while their trials pause.
     """
 
-    def __init__(self, ledger: Ledger, num_trials: int, limit: Callable[[], int]) -> None:
+    def __init__(self, dispatcher: Dispatcher, measure: Callable[[float, float], None], cost: Callable[[Genes], float],
+                 slots: int) -> None:
+        super().__init__()
+        self._dispatcher, self._measure, self._cost, self._slots = dispatcher, measure, cost, slots
+        self.paused: dict[str, TuneTrial] = {}
+        self.closed = False
+        """No task is started any more."""
+
+    def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
+        """Keep the processes of paused trials from the first trial on: a new one takes seconds."""
+        keep_trial_processes(tune_controller, trial, self._slots)
+        self._slots = 0
+
+    def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> str:
+        """Pass on the outcome of a task. A trial may always be continued, so it pauses."""
+        if "outcome" not in result:  # it is lost, and starts again
+            return str(TrialScheduler.CONTINUE)
+        self.paused[str(trial)] = trial
+        if result["epochs"]:
+            self._measure(result["epochs"] * self._cost(trial.config["genes"]), result["seconds"])
+        self._dispatcher.finish(str(trial), Outcome.model_validate_json(result["outcome"]))
+        return str(TrialScheduler.PAUSE)
+
+    def choose_trial_to_run(self, tune_controller: TuneController) -> TuneTrial | None:
+        """The paused trial whose next task is needed first. At the end of the sweep all of them are stopped."""
+        if self.closed or self._dispatcher.over:
+            for trial in [trial for trial in self.paused.values() if trial.status == TuneTrial.PAUSED]:
+                tune_controller.stop_trial(self.paused.pop(str(trial)))
+            return None
+        task = self._dispatcher.take(
+            lambda name: name in self.paused and self.paused[name].status == TuneTrial.PAUSED)
+        if task is None:
+            return None
+        trial = self.paused.pop(self._dispatcher.name(task))
+        trial.set_config({**trial.config, **self._dispatcher.config(task)})
+        return trial
+
+    __getstate__ = _no_state
+
+
+class TaskSearcher(Searcher):
+    """Suggests the tasks of trials that are new to this Tune run, the one whose result is needed first."""
+
+    def __init__(self, dispatcher: Dispatcher, scheduler: LadderScheduler) -> None:
         super().__init__(metric="fitness", mode="max")
-        self._ledger, self._num_trials, self._limit = ledger, num_trials, limit
-        self._queued = list(ledger.to_run)
-        self._active: set[str] = set()
+        self._dispatcher, self._scheduler = dispatcher, scheduler
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The configuration of a row to train, FINISHED, or None while the limit is reached."""
-        has_more = self._queued or len(self._ledger.trials) < self._num_trials
-        if not has_more:
-            return Searcher.FINISHED
-        if len(self._active) >= self._limit():
-            return None
-        self._active.add(trial_id)
-        return tune_config_of(self._queued.pop(0) if self._queued else self._ledger.propose())
-
-    def stop(self) -> None:
-        """Suggest no more trials."""
-        self._queued, self._num_trials = [], 0
+        """The configuration of a task, FINISHED at the end of the sweep, or None: there is none to start."""
+        task = None
+        if not self._scheduler.closed:
+            task = self._dispatcher.take(lambda name: name not in self._scheduler.paused)
+        if self._scheduler.closed or self._dispatcher.over:
+            return str(Searcher.FINISHED)
+        return self._dispatcher.config(task) if task else None
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Free the trial's slot. `LedgerCallback` records the result, since PBT has no searcher."""
-        self._active.discard(trial_id)
+        """Do nothing: the scheduler passes results on."""
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: the ledger is on disk."""
@@ -88,93 +121,70 @@ class LedgerSearcher(Searcher):
     __getstate__ = _no_state
 
 
-class LedgerCallback(Callback):
-    """Records what happens to trials before Tune acts on it, and displays it.
+class SweepCallback(Callback):
+    """Follows the trials of a sweep: display, files, weights, and failures that no recipe has caused.
 
     Args:
-        searcher: the searcher of the sweep; None under population based training.
-        drops: whether to remove the checkpoints of beaten trials during the sweep.
+        stop: called if the cluster has no capacity for any trial; running ones go on.
+        each_step: called many times a second.
     """
 
-    def __init__(self, ledger: Ledger, display: SweepDisplay, scheduler: TrialScheduler,
-                 searcher: LedgerSearcher | None, *, drops: bool) -> None:
-        self._ledger, self._display, self._scheduler, self._drops = ledger, display, scheduler, drops
-        self._searcher = searcher
+    def __init__(self, ledger: Ledger, display: SweepDisplay, *, drops: bool, stop: Callable[[], None] = lambda: None,
+                 each_step: Callable[[], None] = lambda: None) -> None:
+        self._ledger, self._display, self._drops = ledger, display, drops
+        self._stop, self._each_step = stop, each_step
         self._lacking = ""  # why the cluster has no capacity for any trial
-        self._rungs = frozenset(ledger.rungs)
-        self._started: set[int] = set()  # since the driver was started
-        self._lost: dict[int, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
-        self._beaten: list[tuple[float, Path]] = []  # when the checkpoints of a run folder can be removed
-        recall_ended(scheduler, ledger)
+        self._lost: dict[str, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
+        self._dropped: set[int] = set()
+        self._remover = ThreadPoolExecutor(1)
+        self._seen = -1  # lines of the ledger that the files show
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record a start, or an exploit, before the trial's process begins to train."""
-        number = number_of(str(trial))
-        pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
-        row = self._ledger.trials[number]
-        genes = dict(trial.config["genes"])
-        if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
-            self._ledger.exploit(number, genes, pointer)
-            self._display.say(f"trial {number} continues from trial {pointer.trial} at epoch {pointer.epoch}")
-        if number not in self._started:
-            recall(self._scheduler, trial, row.judged)
-        self._started.add(number)
-        self._ledger.start(number)
-        self._display.started(number)
+        """Show a start."""
+        self._display.started(str(trial), trial.config.get("until", self._ledger.recipe.epochs))
 
     def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any],
                         **info: Any) -> None:
-        """Record a validated epoch or the reason of a failure, after the scheduler's decision."""
-        number = number_of(str(trial))
+        """Note the reason of a failure, and show results."""
         if "lost" in result:
-            self._lost[number] = result
-        if "fitness" not in result:
-            return
-        judged = {epoch for epoch, _ in self._ledger.trials[number].judged}  # a resumed training reports some again
-        if result["epoch"] in self._rungs - judged and not result.get("done"):
-            self._ledger.append(Judged(trial=number, epoch=result["epoch"], fitness=result["fitness"]))
-        self._display.epoch(number, result["epoch"], result["fitness"])
-
-    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record the result of a trial that completed, failed, or was stopped early, from its last report."""
-        result, number = trial.last_result or {}, number_of(str(trial))
-        if "failed" in result or "fitness" not in result:
-            self._fail(number, result.get("failed") or "it ended before its first validation")
-            return
-        row = json.loads(result["row"])
-        self._ledger.finish(number, row["fitness"], row["metrics"], row["losses"], result["epoch"],
-                            stopped=not (self._folder(number) / "finished").exists(), last_fitness=result["fitness"])
-        self._notify(number)
+            self._lost[str(trial)] = result
+        if "outcome" in result:
+            self._display.ended(str(trial))
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record a failure that the recipe did not cause; Tune starts the trial again."""
-        number = number_of(str(trial))
-        reason = self._lost.pop(number, _DIED)["lost"]
-        self._ledger.append(Lost(trial=number, reason=reason))
-        self._display.say(f"trial {number} is queued again: {reason}")
+        """Say why Tune starts a trial again: the recipe did not cause the failure."""
+        self._display.say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """Record a trial that failed too often. If the cluster has no capacity, the sweep ends and it stays queued."""
-        report = self._lost.pop(number_of(str(trial)), _DIED)
-        if not report["lacking"]:
-            self._fail(number_of(str(trial)), report["lost"])
-            return
-        self._lacking = report["lost"]
-        if self._searcher:
-            self._searcher.stop()
+        report = self._lost.pop(str(trial), _DIED)
+        if report["lacking"]:
+            self._lacking = report["lost"]
+            self._stop()
+        else:
+            self.fail(str(trial), report["lost"])
+        self._display.ended(str(trial))
 
     def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
-        """Remove the checkpoints that are due; Tune calls this many times a second.
+        """Write files if the ledger has new lines; Tune calls this many times a second.
 
         Raises:
             TrainingError: if another process has taken over the sweep.
         """
         if self._ledger.stored and self._ledger.stored.is_lost:
             raise TrainingError(f"{self._ledger.stored.address}: another process has taken over this sweep")
-        due = [entry for entry in self._beaten if entry[0] <= time.monotonic()]
-        self._beaten = [entry for entry in self._beaten if entry not in due]
-        for _, folder in due:
-            drop_weights(folder)
+        self._each_step()
+        if len(self._ledger.lines) != self._seen:
+            self._seen = len(self._ledger.lines)
+            rows = self._ledger.trials
+            write_sweep_files(self._ledger.path.parent, self._ledger.recipe, rows, self._ledger.claim)
+            self._display.update(rows)
+            if self._drops:
+                self._drop(rows)
+
+    def fail(self, name: str, reason: str) -> None:
+        """Record a failure for good."""
+        raise NotImplementedError
 
     def check_room(self) -> None:
         """Check, after the last trial, that the cluster had capacity for all of them.
@@ -182,35 +192,66 @@ class LedgerCallback(Callback):
         Raises:
             ResourcesError: if trials are left without capacity.
         """
+        self._remover.shutdown()
         if self._lacking:
             raise ResourcesError(f"{self._lacking}; the same command continues")
 
-    def _folder(self, number: int) -> Path:
-        return self._ledger.path.parent / "trials" / self._ledger.trials[number].folder_name
-
-    def _drop_later(self, number: int) -> None:
-        """Schedule the checkpoints of a beaten trial for removal: the former best one, or the one that just ended.
-
-        The workers of a stopped trial may write for some more seconds. The end of the sweep removes what is left.
-        """
-        rows = self._ledger.trials
-        former_best = best_trial(row for row in rows if row.number != number)
-        beaten = former_best if best_trial(rows) is rows[number] else rows[number]
-        if self._drops and beaten is not None:
-            delay = 0.0 if (self._folder(beaten.number) / "finished").exists() else _DEAD_SECONDS
-            self._beaten.append((time.monotonic() + delay, self._folder(beaten.number)))
+    def _drop(self, rows: tuple[Trial, ...]) -> None:
+        """Remove the weights of trials that have ended and cannot win."""
+        whole = [row for row in rows if row.state == "finished"]
+        kept = {0, *(row.number for row in best_trials(whole, FINALISTS))}
+        for row in rows:
+            if row.has_ended and row.number not in kept | self._dropped:
+                self._dropped.add(row.number)
+                self._remover.submit(drop_weights, self._ledger.path.parent / "trials" / row.folder_name)
 
     __getstate__ = _no_state
 
-    def _fail(self, number: int, reason: str) -> None:
-        self._ledger.append(Failed(trial=number, reason=reason))
-        self._notify(number)
 
-    def _notify(self, number: int) -> None:
-        self._drop_later(number)
-        trials = self._ledger.trials
-        write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)
-        self._display.ended(trials[number], trials)
+class LadderCallback(SweepCallback):
+    """Follows the tasks of a ladder."""
+
+    def __init__(self, ledger: Ledger, display: SweepDisplay, dispatcher: Dispatcher, scheduler: LadderScheduler, *,
+                 drops: bool, each_step: Callable[[], None]) -> None:
+        super().__init__(ledger, display, drops=drops, each_step=each_step,
+                         stop=lambda: setattr(scheduler, "closed", True))
+        self._dispatcher = dispatcher
+
+    def fail(self, name: str, reason: str) -> None:
+        """The task has failed."""
+        self._dispatcher.finish(name, Outcome(reason=reason))
+
+
+class PopulationCallback(SweepCallback):
+    """Records what happens to the trials of a population before Tune acts on it."""
+
+    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Record an exploit before the trial's process begins to train."""
+        number, genes = number_of(str(trial)), dict(trial.config["genes"])
+        pointer, row = read_pointer(trial.checkpoint) if trial.checkpoint else None, self._ledger.trials[number]
+        if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
+            self._ledger.append(Exploited(trial=number, genes=genes, origin=pointer))
+            self._display.say(f"trial {number} continues from trial {pointer.trial} at epoch {pointer.epoch}")
+        super().on_trial_start(iteration, trials, trial, **info)
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Record the result of a trial that completed or failed, from its last report."""
+        result, name = trial.last_result or {}, str(trial)
+        if "failed" in result or "fitness" not in result:
+            self.fail(name, result.get("failed") or "it ended before its first validation")
+        elif not (row := json.loads(result["row"]))["fitness"] is not None:
+            self.fail(name, f"no finite fitness after {result['epoch']} epochs")
+        else:
+            self._ledger.append(Counted(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=result["epoch"],
+                                        **row))
+        self._display.ended(name)
+
+    def fail(self, name: str, reason: str) -> None:
+        """Record a failure for good."""
+        self._ledger.append(Failed(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))
+
+    def _drop(self, rows: tuple[Trial, ...]) -> None:
+        """Keep all: other trials may continue from them."""
 
 
 class KeyedPbt(PopulationBasedTraining):
@@ -233,51 +274,15 @@ class KeyedPbt(PopulationBasedTraining):
             random.setstate(before)
 
 
-def build_scheduler(settings: Search, space: Space, epochs: int, seed: int) -> TrialScheduler:
-    """The scheduler of a search over trainings of `epochs` epochs. Only population based training uses the seed."""
-    common: dict[str, Any] = {"time_attr": "epoch", "metric": "fitness", "mode": "max"}
-    match settings.scheduler:
-        case Asha(reduction=reduction):
-            # one more than there are: else ASHA stops a training that is about to complete
-            return ASHAScheduler(**common, max_t=epochs + 1, grace_period=settings.first_rung(epochs),
-                                 reduction_factor=reduction)
-        case MedianStop(min_trials=least):
-            return MedianStoppingRule(**common, grace_period=settings.first_rung(epochs), min_samples_required=least)
-        case Pbt() as pbt:
-            return KeyedPbt(
-                seed, **common, perturbation_interval=pbt.interval_epochs, quantile_fraction=pbt.quantile,
-                resample_probability=pbt.resample,
-                hyperparam_mutations={"genes": {gene.name: _domain(gene) for gene in space.genes}},
-                custom_explore_fn=lambda config: {**config, "genes": _clipped(space, config["genes"])},
-                require_attrs=False,  # the report of a failure has no fitness
-                log_config=False)
-    return FIFOScheduler()
-
-
-def recall(scheduler: TrialScheduler, trial: Any, judged: Iterable[tuple[int, float]]) -> None:
-    """Replay to a new scheduler what an earlier one has judged of a trial: (epochs, fitness).
-
-    Ray's schedulers compare other trials with a result at a trial's end as with any other result.
-    """
-    for epoch, fitness in judged:
-        scheduler.on_trial_add(None, trial)
-        scheduler.on_trial_complete(None, trial, {"epoch": epoch, "fitness": fitness})
-        scheduler.on_trial_add(None, trial)
-
-
-class _Ended(NamedTuple):
-    """As much of a Tune trial as schedulers read."""
-
-    trial_id: str
-
-
-def recall_ended(scheduler: TrialScheduler, ledger: Ledger) -> None:
-    """Replay all rows of a ledger that have ended, each with the result at which it was stopped."""
-    for row in ledger.trials:
-        fitness = row.fitness if row.last_fitness is None else row.last_fitness
-        last = [(row.epochs, fitness)] if fitness is not None and row.epochs in ledger.rungs else []
-        if row.has_ended:
-            recall(scheduler, _Ended(f"trial{row.number}"), [*row.judged, *last])
+def build_pbt(pbt: Pbt, space: Space, seed: int) -> KeyedPbt:
+    """The scheduler of population based training."""
+    return KeyedPbt(
+        seed, time_attr="epoch", metric="fitness", mode="max", perturbation_interval=pbt.interval_epochs,
+        quantile_fraction=pbt.quantile, resample_probability=pbt.resample,
+        hyperparam_mutations={"genes": {gene.name: _domain(gene) for gene in space.genes}},
+        custom_explore_fn=lambda config: {**config, "genes": _clipped(space, config["genes"])},
+        require_attrs=False,  # the report of a failure has no fitness
+        log_config=False)
 
 
 def _domain(gene: Gene) -> list[GeneValue] | Callable[[], GeneValue]:

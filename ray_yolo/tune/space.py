@@ -1,6 +1,6 @@
 """Reads search spaces: each entry becomes a gene, a field of the recipe with limits.
 
-    search: {algorithm: evolve, scheduler: asha}      how to search (`Search`); every other key is a gene:
+    search: {algorithm: evolve, scheduler: ladder}    how to search (`Search`); every other key is a gene:
     lr0: {low: 1e-5, high: 0.1, gain: 1}              a range; gain is how far evolution moves it
     loss.box: {type: loguniform, low: 0.02, high: 0.2}
     momentum: [0.6, 0.98]                             short for a range; [0.001, 0.1, log] for loguniform
@@ -299,8 +299,6 @@ def _check_algorithm(space: Space, where: str) -> None:
 
 
 def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
-    if warning := search.rung_warning(recipe.epochs):
-        yield warning
     zeros = [gene.name for gene in space.genes
              if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
     if space.algorithm == "evolve" and zeros:

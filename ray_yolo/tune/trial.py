@@ -1,6 +1,9 @@
-"""One trial as a Ray Tune function: a distributed training in a thread, whose recorded epochs are reported to Tune.
+"""One trial as a Ray Tune function: a distributed training on the standing pool.
 
-The trial's number comes from its name, trialN: after an exploit its Tune configuration is a copy of another trial's.
+A task of a ladder is trained in the function's thread and reported once, at its end; Tune then pauses the trial, and
+its process trains another one. Population based training exchanges trials while they train: there the training is a
+thread, and each recorded epoch is reported. An exploited trial's configuration is a copy of another one's, so the
+number of a trial comes from its name, trialN.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ import ray.tune
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event
-from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, follow, read_events, surviving
 from ray_yolo.runs.folders import is_held, project_folder
-from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runs.run_dir import download_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.workers.pool_jobs import QueueHandle
-from ray_yolo.tune.ledger import read_ledger, read_trials
+from ray_yolo.runtime.workers.pool_jobs import PoolShare, QueueHandle
+from ray_yolo.tune.budget import trained_spans
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
+from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, overlay, train_command
 
@@ -40,32 +43,84 @@ POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 
 
+def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
+    """Train the trial of this Tune process until its next pause, and report the outcome. Tune pauses it then.
+
+    An outcome that an earlier process has left in the run folder is not trained again.
+
+    Args:
+        config: of a task, see `Dispatcher.config`.
+        payload: what all trials share, as plain JSON.
+        queue: job queue of the sweep's worker pool.
+    """
+    _prepare_process(payload)
+    run_config = task_config(payload, config)
+    folder = project_folder(run_config.placement) / run_config.placement.name
+    _wait_until_released(folder)
+    download_run(run_config.placement)
+    outcome = read_outcome(folder, config["until"])
+    trains = outcome is None
+    if outcome is None:
+        try:
+            fit(run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
+                queue=PoolShare(queue, config["end"]))
+        except KeyboardInterrupt:
+            raise TrainingError("it was stopped") from None
+        except Exception as error:
+            outcome = Outcome(reason=_failure(error))
+        else:
+            outcome = read_outcome(folder, config["until"]) or Outcome(reason="it ended without a validation")
+    spans = trained_spans(read_events(folder / EVENTS_FILE), run_config.placement.max_workers) if trains else []
+    epochs, seconds = spans[-1] if spans else (0, 0.0)
+    ray.tune.report({"outcome": outcome.model_dump_json(), "epochs": epochs, "seconds": seconds})
+
+
+def task_config(payload: Mapping[str, Any], config: Mapping[str, Any]) -> RunConfig:
+    """The training of a task: the base recipe with its genes and seed, in its own run folder, up to its pause."""
+    base = RunConfig.model_validate({"recipe": payload["recipe"], "placement": payload["placement"]})
+    recipe = overlay(base.recipe, config["genes"]).model_copy(update={"seed": config["seed"]})
+    placement = {"name": config["trial"], "stop_after": config["until"] % recipe.epochs, "keep_checkpoints": 1}
+    return RunConfig(recipe=recipe, placement=base.placement.model_copy(update=placement))
+
+
+def read_outcome(folder: Path, until: int) -> Outcome | None:
+    """The result of a training after so many epochs, or at its end if that is earlier, by its log; None: not yet.
+
+    Fitness, metrics and losses are those of the best epoch so far, which best.pt shows.
+    """
+    events = read_events(folder / EVENTS_FILE)
+    rows = [row for row in epoch_rows(surviving(events)) if row.epoch < until]
+    digests = {event.step: event.digest for event in events if isinstance(event, CheckpointEvent)}
+    is_over = rows and (rows[-1].epoch + 1 == until or (folder / "finished").exists())
+    if not is_over or rows[-1].step not in digests or (best := best_row(rows)) is None:
+        return None
+    return Outcome(fitness=best.fitness, metrics=best.metrics or {}, losses=best.val or {},
+                   weights=digests[rows[-1].step])
+
+
+def _prepare_process(payload: Mapping[str, Any]) -> None:
+    os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
+    if payload["cache"]:
+        os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
+
+
 def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
-    """Train or continue the trial of this Tune process, and report every validated epoch.
+    """Train or continue a trial of a population, and report every validated epoch.
 
     Args:
         config: `genes`, and `origin` if the ledger has one from an earlier start of the sweep.
         payload: what all trials share, as plain JSON.
         queue: job queue of the sweep's worker pool.
     """
-    os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
-    number = number_of(ray.tune.get_context().get_trial_name())
-    if payload["cache"]:
-        os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
-    run_config = trial_config(payload, number, config["genes"])
-    search = Search.model_validate(payload["search"])
-    exchanges = search.scheduler.name == "pbt"
-    if exchanges:
-        run_config = _forked(run_config, number, config)
+    _prepare_process(payload)
+    number, search = number_of(ray.tune.get_context().get_trial_name()), Search.model_validate(payload["search"])
+    run_config = _forked(trial_config(payload, number, config["genes"]), number, config)
     folder = project_folder(run_config.placement) / run_config.placement.name
     _wait_until_released(folder)
-    download_run(run_config.placement)
     log = follow(folder / EVENTS_FILE)
     past = next(log)
-    count = len(past) if exchanges else _count_judged(past, folder, number)
     newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
-    reporter = _Reporter(search, newest, past[:count], keeps_best=not run_config.placement.nosave)
-    reporter.take(past[count:])
+    reporter = _Reporter(search, newest, past, keeps_best=not run_config.placement.nosave)
     outcome, thread = _start(run_config, folder, payload["link"], queue)
     over = False
     try:
@@ -123,15 +178,6 @@ def _wait_until_released(folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
-    """How many of a trial's events the scheduler has judged, by the sweep's ledger. They are not reported again."""
-    judged = read_trials(read_ledger(folder.parent.parent / LEDGER_FILE))[number].judged
-    if not judged:
-        return 0
-    return next((count for count, event in enumerate(past, 1)
-                 if isinstance(event, EpochEvent) and event.epoch + 1 == judged[-1][0]), 0)
-
-
 def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
            ) -> tuple[Future[None], threading.Thread]:
     """Train in a thread. Returns the future outcome, and the thread."""
@@ -139,7 +185,7 @@ def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: Queu
 
     def run() -> None:
         try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=queue)
+            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=PoolShare(queue))
             outcome.set_result(None)
         except KeyboardInterrupt:  # stopped on request: nothing waits for the outcome
             return
@@ -164,17 +210,21 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
 
 
 def _report_failure(error: BaseException) -> None:
-    """Report why a training failed, if the recipe is the cause.
+    """Report why a training failed, if the recipe is the cause; raises as `_failure` does."""
+    ray.tune.report({"failed": _failure(error)})
+
+
+def _failure(error: BaseException) -> str:
+    """Why a training failed, if the recipe is the cause.
 
     Raises:
-        TrainingError: if it is not, so that Tune starts the trial again.
+        TrainingError: if it is not, after a report, so that Tune starts the trial again.
     """
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if not is_bad_luck(error):
-        ray.tune.report({"failed": text})
-        return
+        return text
     ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
-    raise TrainingError(text)
+    raise TrainingError(text) from error
 
 
 class _Reporter:

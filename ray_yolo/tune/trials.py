@@ -13,7 +13,7 @@ from ray_yolo.config.recipe import Change, Recipe
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.tune.evolution import Genes, GeneValue, TrialRow, best_rows
 
-State = Literal["proposed", "running", "finished", "failed"]
+State = Literal["proposed", "running", "paused", "finished", "failed"]
 
 _SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
@@ -50,17 +50,14 @@ class Trial:
 
     number: int
     lineages: Mapping[str, Lineage]  # of the weights in each of its run folders
-    seen: tuple[int, ...] = ()  # trials that had finished before this one was proposed
     parents: tuple[int, ...] = ()
     state: State = "proposed"
-    attempts: int = 0
     fitness: float | None = None  # of its best epoch, whose weights are best.pt
-    last_fitness: float | None = None  # of its last epoch; None: `fitness`
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     losses: Mapping[str, float | None] = field(default_factory=dict)
-    epochs: int = 0
-    rung: int = 0  # see `Search.rung`
-    judged: tuple[tuple[int, float], ...] = ()  # (epochs, fitness) after which the scheduler let it continue
+    epochs: int = 0  # trained; fitness is comparable after equally many only
+    weights: str = ""  # digest of the weights after them
+    seeds: Mapping[int, float] = field(default_factory=dict)  # fitness of whole trainings on fresh seeds
     reason: str = ""
     origins: tuple[Origin, ...] = ()
 
@@ -92,12 +89,12 @@ class Trial:
     @property
     def row(self) -> TrialRow:
         """The part of it from which proposals are made."""
-        return TrialRow(self.number, self.genes, self.fitness, self.rung)
+        return TrialRow(self.number, self.genes, self.fitness, self.epochs)
 
 
-def new_trial(number: int, genes: Genes, seen: tuple[int, ...] = (), parents: tuple[int, ...] = ()) -> Trial:
+def new_trial(number: int, genes: Genes, parents: tuple[int, ...] = ()) -> Trial:
     """A proposed row."""
-    return Trial(number, {trial_folder(number, 0): (Segment(0, genes),)}, seen, parents)
+    return Trial(number, {trial_folder(number): (Segment(0, genes),)}, parents)
 
 
 def fork_trial(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
@@ -107,21 +104,21 @@ def fork_trial(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: 
     return replace(trial, lineages={**trial.lineages, new: lineage}, origins=(*trial.origins, origin))
 
 
-def trial_folder(number: int, num_exploits: int) -> str:
-    """The name of a trial's run folder: trial3, and trial3-2 after its first exploit."""
-    return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
+def trial_folder(number: int, num_exploits: int = 0, seed: int | None = None) -> str:
+    """The name of a trial's run folder: trial3, trial3-2 after its first exploit, trial3-seed7 on a fresh seed."""
+    fresh = f"-seed{seed}" if seed is not None else ""
+    return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else fresh)
 
 
-def finished_rows(trials: Iterable[Trial]) -> list[TrialRow]:
-    """The rows from which proposals are made: those with a fitness, by number."""
-    return sorted((trial.row for trial in trials if trial.state == "finished"), key=lambda row: row.trial)
+def best_trials(trials: Iterable[Trial], count: int) -> list[Trial]:
+    """The best trials, best first: by epochs trained, then fitness, then number; none without a fitness."""
+    by_number = {trial.number: trial for trial in trials if trial.state != "failed"}
+    return [by_number[row.trial] for row in best_rows((trial.row for trial in by_number.values()), count)]
 
 
 def best_trial(trials: Iterable[Trial]) -> Trial | None:
-    """The finished trial of the highest fitness on the highest rung; of equal ones, the first."""
-    by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
-    best = best_rows((trial.row for trial in by_number.values()), 1)
-    return by_number[best[0].trial] if best else None
+    """The first of `best_trials`."""
+    return next(iter(best_trials(trials, 1)), None)
 
 
 def short_name(key: str) -> str:

@@ -5,8 +5,8 @@
     <project>/<name>/evolve.csv, hyp_evolve.yaml, *.png    computed from the ledger
 
 If the driver is killed, the same command continues the sweep: ended rows stay, running ones resume from their
-checkpoints under their own numbers, and proposals continue. With more --trials, a finished sweep of that --name
-continues.
+checkpoints under their own numbers, and proposals continue. With more --trials or --hours, a finished sweep of that
+--name continues.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 import ray.tune
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.config.recipe import recipe_digest, resolve
+from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.core.system import cores
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.runs.folders import storage_folder
+from ray_yolo.runs.folders import project_folder, storage_folder
 from ray_yolo.runs.location import location
-from ray_yolo.runs.record import LEDGER_FILE, SweepRecord
+from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
@@ -52,17 +52,32 @@ from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.report import settings_line
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage.store import is_address
+from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
+from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message
-from ray_yolo.tune.evolution import Space, check_algorithm, grid_size
+from ray_yolo.tune.dispatch import Dispatcher
+from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials
+from ray_yolo.tune.ledger import Begun, Ledger, Sweep, known_outcomes, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.search import Pbt, Search, TuneConfig
-from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher, build_scheduler, tune_config_of
+from ray_yolo.tune.schedule import Line, Outcome, Task, address, longest_warmup, rungs_of
+from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
+from ray_yolo.tune.searcher import (
+    LadderCallback,
+    LadderScheduler,
+    PopulationCallback,
+    SweepCallback,
+    TaskSearcher,
+    build_pbt,
+    tune_config_of,
+)
 from ray_yolo.tune.space import TuneSpace, combinations, load_space
-from ray_yolo.tune.trial import train_trial
+from ray_yolo.tune.trial import train_task, train_trial
 from ray_yolo.tune.trials import Trial, best_trial, overlay
+
+NOTE_SECONDS, TRACK_SECONDS = 5.0, 10.0  # between two notes of the time, and two updates of MLflow
+SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
 
 def concurrent_trials(config: TuneConfig, gpus: float) -> int:
@@ -106,6 +121,7 @@ class SearchResult:
     folder: Path
     trials: tuple[Trial, ...]
     best: Trial
+    claim: Claim | None = None  #: what may be said of the best trial; None under population based training
 
 
 def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
@@ -116,8 +132,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         TrainingError: if every trial failed.
     """
     config, space, train = _checked(config)
-    run = find_run(config.recipe, config.placement,
-                   lambda folder: len(read_trials(read_ledger(folder / LEDGER_FILE))) < config.sweep.trials)
+    run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config))
     try:
         gpus = cluster.connect(config.placement)
         slots = concurrent_trials(config, gpus)
@@ -126,12 +141,12 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         resolved = resolve_recipe(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
         run = run or begin_run(config.placement, SweepRecord(
-            digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.trials))
+            digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
         sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, run.remote)
-        display = SweepDisplay(io.StringIO() if quiet else sys.stdout, config.sweep.trials, config.recipe.epochs,
-                               trials=ledger.trials)
-        return _search(config, space, ledger, run, slots, gpus, display)
+        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, _rungs(config, space, resolved, train),
+                        _virtual_slots(config, space, slots), run.remote)
+        execution = _Execution(config, space, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout)
+        return execution.run_to_end()
     finally:
         if run:
             run.release()
@@ -148,6 +163,59 @@ def dry_run(config: TuneConfig) -> TuneConfig:
     return config.model_copy(update={"recipe": recipe})
 
 
+def plan(config: TuneConfig) -> list[str]:
+    """What a sweep with this configuration of `dry_run` would train, line by line, as far as that is known."""
+    config, space, train = _checked(config)
+    recipe = config.recipe
+    slots = _planned_slots(config)
+    begun = Begun(identity={}, space=space.space, search=space.search, recipe=recipe,
+                  rungs=_rungs(config, space, recipe, train), virtual_slots=_virtual_slots(config, space, slots))
+    seconds = _epoch_seconds(config, recipe, train.digest, project_folder(config.placement))
+    return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
+
+
+def _planned_slots(config: TuneConfig) -> int:
+    """The trials that train at once, as far as known without a cluster: those of this machine."""
+    if ray.is_initialized():
+        return max(1, room_for_trials(config, 0.0))
+    return max(1, int(cores() // (config.placement.cpus * config.sweep.workers_per_trial)))
+
+
+def _has_more(folder: Path, config: TuneConfig) -> bool:
+    """Whether a finished sweep goes on: more trials or hours are requested than it has had."""
+    lines, record = read_ledger(folder / LEDGER_FILE), read_record(folder)
+    spent = record.seconds if isinstance(record, SweepRecord) else 0.0
+    is_short = not config.sweep.hours or spent < 0.95 * 3600 * config.sweep.hours
+    return is_short and len(read_trials(lines)) < config.sweep.most_trials
+
+
+def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex) -> tuple[int, ...]:
+    """The epochs at which trials pause."""
+    if not isinstance(ladder := space.search.scheduler, Ladder):
+        return (recipe.epochs,)
+    if ladder.first_epochs:
+        return (*([ladder.first_epochs] if ladder.first_epochs < recipe.epochs else []), recipe.epochs)
+    batches = math.ceil(len(train) / max(recipe.batch_size or 1, 1))
+    return rungs_of(recipe.epochs, longest_warmup(space.space, recipe, batches),
+                    short=config.sweep.most_trials < SHORT_TRIALS)
+
+
+def _virtual_slots(config: TuneConfig, space: TuneSpace, slots: int) -> int:
+    """As asked for, else the slots and those that start up meanwhile."""
+    return config.sweep.virtual_slots or slots + _ahead(config, space, slots)
+
+
+def _ahead(config: TuneConfig, space: TuneSpace, slots: int) -> int:
+    limited = config.sweep.max_concurrent != "auto" or isinstance(space.search.scheduler, Pbt)
+    return 0 if limited else trials_ahead(slots)
+
+
+def _epoch_seconds(config: TuneConfig, recipe: Recipe, labels: str, project: Path) -> float | None:
+    """Seconds of an epoch on the workers of a trial, by earlier trainings of this project."""
+    folders = [*project.glob("*/trials"), project.parent / "train"]
+    return recorded_epoch_seconds(folders, recipe, labels, config.sweep.workers_per_trial)
+
+
 def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
     """Check everything that needs no cluster.
 
@@ -160,11 +228,10 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     """
     loaded, settings = load_space(config.sweep.space, config.recipe), config.sweep
     space = loaded.space
-    trials = min(settings.trials, grid_size(space.genes)) if space.algorithm == "grid" else settings.trials
+    trials = min(settings.most_trials, grid_size(space.genes)) if space.algorithm == "grid" else settings.trials
     config = config.model_copy(update={
         "sweep": settings.model_copy(update={"trials": trials}),
         "placement": config.placement.model_copy(update={"num_workers": settings.workers_per_trial})})
-    check_algorithm(space)
     loaded.search.check(config.recipe)
     if isinstance(loaded.search.scheduler, Pbt) and is_address(config.placement.storage_path):
         raise ConfigError("storage_path: trials of population based training continue from each other's files; give a "
@@ -187,106 +254,202 @@ def _check_genes(config: TuneConfig, space: Space) -> None:
             raise ConfigError(f"{name}: {value}: give an absolute path; each trial has its own working folder")
 
 
-def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, gpus: float,
-            display: SweepDisplay) -> SearchResult:
-    """Start or continue the sweep of a run folder."""
-    total, folder = config.sweep.trials, run.folder
-    done = sum(trial.has_ended for trial in ledger.trials)
-    display.say(f"{location(folder)}: {total} trials, {done} of them done, {slots} at a time")
-    display.say(f"each trial, except for its genes: {settings_line(ledger.recipe)}")
-    all_random = space.search.random_warning(total, len(space.space.starts))
-    for warning in filter(None, (*space.warnings, all_random, ledger.warning)):
-        display.say(f"warning: {warning}")
-    parent = _track(config, folder, ledger.trials, "RUNNING")
-    try:
-        with contextlib.closing(display):
-            _run_trials(config, space, ledger, folder, slots, gpus, parent, display)
-        return _finish(config, ledger, run, parent, display)
-    except BaseException as error:
-        interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-        if interrupted:
-            display.say("interrupted; the same command continues")
-        if parent:
-            _track(config, folder, ledger.trials, "KILLED" if interrupted else "FAILED")
-        raise
-
-
 def _uri(config: TuneConfig) -> str | None:
     return tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement), os.environ)
 
 
-def _track(config: TuneConfig, folder: Path, trials: Sequence[Trial], status: Status) -> str | None:
-    """Update the sweep's MLflow run. Returns its id; None without tracking."""
-    uri = _uri(config)
-    return deliver(folder, uri, sweep_run(config, trials, status)) if uri else None
+class _Execution:
+    """One command's part of a sweep."""
 
+    def __init__(self, config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, gpus: float,
+                 stream: TextIO) -> None:
+        self.config, self.space, self.ledger, self.run, self.slots, self.gpus = config, space, ledger, run, slots, gpus
+        self.folder, self.sweep = run.folder, config.sweep
+        self.trials = self.folder / "trials"
+        self.trials.mkdir(exist_ok=True)  # there may be none to train
+        record = run.record
+        spent = record.seconds if isinstance(record, SweepRecord) else 0.0
+        labels = ledger.begun.identity["data set"]
+        self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent,
+                             _epoch_seconds(config, ledger.recipe, labels, self.folder.parent), self.slots_now)
+        self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
+        self.parent: str | None = None  # MLflow run
+        self._noted = self._tracked = time.monotonic()
+        self._tracker = ThreadPoolExecutor(1)
+        self._tracking: Future[Any] | None = None
+        self._room = -math.inf, slots
 
-def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, gpus: float,
-                parent: str | None, display: SweepDisplay) -> None:
-    """Run the unfinished and the newly proposed trials with Ray Tune, until all have ended.
+    @property
+    def is_population(self) -> bool:
+        """Whether trials exchange weights."""
+        return isinstance(self.space.search.scheduler, Pbt)
 
-    One worker pool trains all trials. While its workers are busy, `trials_ahead` more trials start up, unless
-    --max-concurrent limits them.
-    """
-    payload = _payload(config, ledger, folder, space.search, parent)
-    workers = config.placement.model_copy(update={"num_workers": (1, slots * config.sweep.workers_per_trial)})
-    grows = config.sweep.max_concurrent == "auto"
-    ahead = grows and not isinstance(space.search.scheduler, Pbt)
+    def slots_now(self) -> int:
+        """How many trials the cluster has room for at present, at most a second ago."""
+        now = time.monotonic()
+        if now - self._room[0] > 1.0:
+            self._room = now, max(1, room_for_trials(self.config, self.gpus))
+        return self._room[1]
 
-    @lru_cache(maxsize=1)
-    def limit(second: int) -> int:
-        slots = max(1, room_for_trials(config, gpus))
-        return slots + ahead * trials_ahead(slots)
-
-    with standing_pool(workers, gpus, display.say, grows=grows) as queue:
-        trainable = ray.tune.with_parameters(train_trial, payload=payload, queue=queue)
+    def run_to_end(self) -> SearchResult:
+        """Run the sweep until it has ended."""
+        ledger, say = self.ledger, self.display.say
+        say(f"{location(self.folder)}: {len(ledger.trials)} trials so far")
+        say(f"each trial, except for its genes: {settings_line(ledger.recipe)}")
+        for line in [] if self.is_population else describe(
+                ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
+            say(line)
+        all_random = self.space.search.random_warning(self.sweep.most_trials, len(self.space.space.starts))
+        for warning in filter(None, (*self.space.warnings, all_random)):
+            say(f"warning: {warning}")
+        self.parent = self.track("RUNNING")
         try:
-            _tune(config, space, ledger, folder, lambda: limit(int(time.monotonic())), trainable, display)
-        except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
-            running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
-            request_stop([folder / "trials" / name for name in running], display.say)
+            with contextlib.closing(self.display):
+                self.run_trials()
+            return self.finish()
+        except BaseException as error:
+            interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+            if interrupted:
+                say("interrupted; the same command continues")
+            if self.parent:
+                self.track("KILLED" if interrupted else "FAILED")
             raise
+        finally:
+            self.note_time()
 
+    def track(self, status: Status) -> str | None:
+        """Update the sweep's MLflow run. Returns its id; None without tracking."""
+        uri, ledger = _uri(self.config), self.ledger
+        if self._tracking:
+            self._tracking.result()
+        return deliver(self.folder, uri, sweep_run(self.config, ledger.trials, status, ledger.claim)) if uri else None
 
-def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, limit: Callable[[], int],
-          trainable: Any, display: SweepDisplay) -> None:
-    """Run the trainable for each trial, at most `limit()` at once."""
-    node: dict[str, Any] = {}
-    if ledger.stored:  # the folder of the sweep is on this node
-        node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
-    # Memory, not CPU: even a hundredth of a CPU would take the slot of a worker
-    trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **node))
-    scheduler = build_scheduler(space.search, space.space, config.recipe.epochs, config.recipe.seed)
-    param_space: dict[str, Any] = {}
-    searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials, limit)
-    if isinstance(space.search.scheduler, Pbt):  # Ray's takes the whole population at once, and no searcher
-        param_space, searcher = _population(ledger, config.sweep.trials), None
-        if not param_space:
-            return
-    drops = searcher is not None and not config.sweep.keep_weights  # under PBT other trials may continue from them
-    callback = LedgerCallback(ledger, display, scheduler, searcher, drops=drops)
-    tune = ray.tune.Tuner(
-        trainable, param_space=param_space,
-        tune_config=ray.tune.TuneConfig(
-            search_alg=searcher, num_samples=-1 if searcher else 1, scheduler=scheduler,
-            max_concurrent_trials=None if searcher else limit(),
-            reuse_actors=True, trial_name_creator=_trial_name, trial_dirname_creator=_trial_name),
-        run_config=ray.tune.RunConfig(
-            name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
-            failure_config=ray.tune.FailureConfig(max_failures=config.placement.max_failures)))
-    run_in_background(tune.fit)
-    callback.check_room()
+    def note_time(self) -> None:
+        """Note in the sweep's record how long it has run."""
+        if isinstance(self.run.record, SweepRecord):
+            self.run.record = self.run.record.model_copy(update={"seconds": self.budget.seconds})
+            write_record(self.folder, self.run.record)
+
+    def each_step(self) -> None:
+        """Note the time, and update MLflow's curve in another thread, every some seconds."""
+        now = time.monotonic()
+        if now - self._noted > NOTE_SECONDS:
+            self._noted = now
+            self.note_time()
+        uri = _uri(self.config) if self.parent else None
+        if uri and now - self._tracked > TRACK_SECONDS and (self._tracking is None or self._tracking.done()):
+            self._tracked = now
+            self._tracking = self._tracker.submit(
+                deliver, self.folder, uri, sweep_run(self.config, self.ledger.trials, "RUNNING"))
+
+    def run_trials(self) -> None:
+        """Run the unfinished and the newly proposed trials with Ray Tune, until the sweep has ended.
+
+        One worker pool trains all trials. While its workers are busy, `trials_ahead` more trials start up, unless
+        --max-concurrent limits them.
+        """
+        config, ledger = self.config, self.ledger
+        payload = _payload(config, ledger, self.folder, self.space.search, self.parent)
+        per_trial, grows = config.sweep.workers_per_trial, config.sweep.max_concurrent == "auto"
+        workers = config.placement.model_copy(update={"num_workers": (1, self.slots * per_trial)})
+        with standing_pool(workers, self.gpus, self.display.say, grows=grows) as queue:
+            try:
+                (self.run_population if self.is_population else self.run_ladder)(payload, queue)
+            except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
+                request_stop(list(self.trials.iterdir()), self.display.say)
+                raise
+
+    def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
+        """Train the tasks of the schedule."""
+        ledger, budget = self.ledger, self.budget
+        known = known_outcomes(self.folder.parent, ledger.begun.identity["data set"], ledger.path)
+
+        def write(line: Line) -> None:
+            budget.note(line)
+            ledger.append(line)
+
+        def look_up(task: Task) -> Outcome | None:
+            return known.get((address(ledger.recipe, task.genes, task.seed), task.until)) if known else None
+
+        budget.schedule = schedule = ledger.begun.schedule(write=write)
+        schedule.restore(ledger.lines)
+        for line in ledger.lines:
+            budget.note(line)
+        dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
+                                lambda: self.slots_now() + _ahead(self.config, self.space, self.slots_now()))
+        scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
+                                    self.slots + _ahead(self.config, self.space, self.slots))
+        callback = LadderCallback(ledger, self.display, dispatcher, scheduler, drops=not self.sweep.keep_weights,
+                                  each_step=self.each_step)
+        dispatcher.advance()
+        if dispatcher.over is None:
+            self._tune(ray.tune.with_parameters(train_task, payload=payload, queue=queue), callback, {},
+                       search_alg=TaskSearcher(dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
+
+    def run_population(self, payload: Mapping[str, Any], queue: Any) -> None:
+        """Train a population. Ray's scheduler takes the whole of it at once, and no searcher."""
+        ledger, settings = self.ledger, self.space.search.scheduler
+        assert isinstance(settings, Pbt)
+        callback = PopulationCallback(ledger, self.display, drops=False, each_step=self.each_step)
+        if param_space := _population(ledger, self.sweep.most_trials):
+            self._tune(ray.tune.with_parameters(train_trial, payload=payload, queue=queue), callback, param_space,
+                       scheduler=build_pbt(settings, self.space.space, self.config.recipe.seed),
+                       max_concurrent_trials=self.slots)
+
+    def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
+        """Run Ray Tune."""
+        node: dict[str, Any] = {}
+        if self.ledger.stored:  # the folder of the sweep is on this node
+            node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
+        # Memory, not CPU: even a hundredth of a CPU would take the slot of a worker
+        trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **node))
+        tune = ray.tune.Tuner(
+            trainable, param_space=param_space,
+            tune_config=ray.tune.TuneConfig(reuse_actors=True, trial_name_creator=_trial_name,
+                                            trial_dirname_creator=_trial_name, **settings),
+            run_config=ray.tune.RunConfig(
+                name=f"{self.folder.name}-{os.getpid()}", storage_path=str(self.folder / "ray"), verbose=0,
+                callbacks=[callback],
+                failure_config=ray.tune.FailureConfig(max_failures=self.config.placement.max_failures)))
+        run_in_background(tune.fit)
+        callback.check_room()
+
+    def finish(self) -> SearchResult:
+        """Write every file of the sweep, mark it as finished, and print where its results are."""
+        config, ledger, folder = self.config, self.ledger, self.folder
+        trials, claim = ledger.trials, ledger.claim
+        ledger.close()
+        for path in sorted(self.trials.iterdir()):
+            finalize_abandoned_run(path, _uri(config), {"parent_run_id": self.parent})
+        best = trials[claim.winner] if claim else best_trial(trials)
+        if best is None or best.fitness is None:
+            reasons = sorted({trial.reason for trial in trials if trial.reason})
+            raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
+        write_sweep_files(folder, ledger.recipe, trials, claim)
+        keep_best(folder, best)
+        if not config.sweep.keep_weights:
+            kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
+            beaten = [path for path in self.trials.iterdir() if path.name not in kept]
+            with ThreadPoolExecutor() as pool:  # a store needs a moment for each
+                list(pool.map(drop_weights, beaten))
+        draw_plots(folder, trials, best)
+        if self.parent:
+            self.track("FINISHED")
+        self.note_time()
+        self.run.finish()
+        self.display.say(closing_message(folder, ledger.recipe, best, claim))
+        return SearchResult(folder, trials, best, claim.claim if claim else None)
 
 
 def _trial_name(trial: Any) -> str:
-    return f"trial{trial.config['trial']}"
+    return str(trial.config["trial"])
 
 
 def _population(ledger: Ledger, total: int) -> dict[str, Any]:
     """All trials that have not ended, as Tune's grid over their numbers; empty if there is none."""
     while len(ledger.trials) < total:
         ledger.propose()
-    configs = {trial.number: tune_config_of(trial) for trial in ledger.to_run}
+    configs = {f"trial{trial.number}": tune_config_of(trial) for trial in ledger.trials if not trial.has_ended}
     if not configs:
         return {}
     return {"trial": ray.tune.grid_search(list(configs)),
@@ -315,27 +478,3 @@ def _absolute(name: str) -> str:
     path = Path(name)
     is_path = path.suffix in (".yaml", ".yml", ".py") or (path / "data.yaml").is_file()
     return str(path.absolute()) if is_path and path.exists() else name
-
-
-def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, display: SweepDisplay) -> SearchResult:
-    """Write every file of the sweep, mark it as finished, and print where its results are."""
-    trials, folder = ledger.trials, run.folder
-    ledger.close()
-    for trial in trials:
-        finalize_abandoned_run(folder / "trials" / trial.folder_name, _uri(config), {"parent_run_id": parent})
-    best = best_trial(trials)
-    if best is None:
-        reasons = sorted({trial.reason for trial in trials})
-        raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
-    write_sweep_files(folder, ledger.recipe, trials)
-    keep_best(folder, best)
-    if not config.sweep.keep_weights:
-        beaten = {name for trial in trials for name in trial.lineages} - {best.folder_name}
-        with ThreadPoolExecutor() as pool:  # a store needs a moment for each
-            list(pool.map(drop_weights, (folder / "trials" / name for name in beaten)))
-    draw_plots(folder, trials, best)
-    if parent:
-        _track(config, folder, trials, "FINISHED")
-    run.finish()
-    display.say(closing_message(folder, ledger.recipe, best))
-    return SearchResult(folder, trials, best)

@@ -101,21 +101,30 @@ def base_weights(work: Path, cpus: float) -> str:
     return str(path)
 
 
+def train_missing(work: Path, recipes: Sequence[Recipe], cpus: float) -> Iterator[dict[str, Any]]:
+    """The curve of each recipe, in order; those that `work` has are not trained again."""
+    work.mkdir(parents=True, exist_ok=True)
+    done = {event["row"]: event["result"] for event in read_lines(work / "rows.jsonl")}
+    log = EventLog(work / "rows.jsonl")
+    for number, recipe in enumerate(recipes):
+        if number not in done:
+            done[number] = train(recipe, work, f"row-{number:03d}", cpus)
+            log.append_line("row", row=number, result=done[number])
+            last = (done[number]["fitness"] or ["failed"])[-1]
+            print(f"{number + 1}/{len(recipes)}: {last}, {sum(done[number]['seconds'] or [0]):.1f} s", flush=True)
+        yield done[number]
+    log.close()
+
+
 def record(work: Path, table: Path, num_rows: int, cpus: float) -> None:
     """Train what is not recorded yet, and write the table after every row."""
     base = BASE.model_copy(update={"weights": base_weights(work, cpus)})
     space = read_space(SPACE, base).space
-    done = {event["row"]: event["result"] for event in read_lines(work / "rows.jsonl")}
-    log = EventLog(work / "rows.jsonl")
     wanted = list(configurations(space, NUM_RANDOM, NUM_NEAR, NUM_REPEATS))[:num_rows]
-    for number, (genes, seed) in enumerate(wanted):
-        if number not in done:
-            recipe = overlay(base, genes).model_copy(update={"seed": seed})
-            done[number] = {"genes": genes, "seed": seed, **train(recipe, work, f"row-{number:03d}", cpus)}
-            log.append_line("row", row=number, result=done[number])
-            last = (done[number]["fitness"] or ["failed"])[-1]
-            print(f"{number + 1}/{len(wanted)}: {last}, {sum(done[number]['seconds'] or [0]):.1f} s", flush=True)
-        atomic_write(table, format_table([done[row] for row in sorted(done)], base), durable=False)
+    recipes, rows = [overlay(base, genes).model_copy(update={"seed": seed}) for genes, seed in wanted], []
+    for (genes, seed), result in zip(wanted, train_missing(work, recipes, cpus), strict=True):
+        rows.append({"genes": genes, "seed": seed, **result})
+        atomic_write(table, format_table(rows, base), durable=False)
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:

@@ -11,7 +11,7 @@ SECRETS = (".env", "mlflow.env", ".netrc", ".aws/credentials", "auth_token", "to
            "mlflow.db", "runs/train/exp/opt.yaml", "data/images/a.jpg", "data/data.yaml", "best.pt", ".git/config",
            "ray_yolo/.env", "ray_yolo/__pycache__/api.pyc")
 WANTED = ("data.yaml", "hyp.yml", "callbacks.py", "ray_yolo/api.py", "ray_yolo/config/flags.py",
-          "tune_spaces/asha.yaml")
+          "tune_spaces/ladder.yaml")
 
 
 def test_the_package_and_settings_are_sent_and_nothing_else(tmp_path: Path) -> None:

@@ -167,6 +167,39 @@ def test_killed_stopped_and_continued_on_more_workers_each_family_ends_with_the_
     assert_same(last_state(killed), train(Collectives(), uninterrupted, Placement())["state"])
 
 
+def test_a_training_that_paused_twice_ends_on_other_workers_with_the_bits_of_one_that_never_did(
+        uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    spec, done = make_spec(tmp_path, **EXACT), []
+    for epochs, workers in ((1, 1), (3, 2), (0, 1)):
+        result = run_workers(workers, train, spec, replace_placement(stop_after=epochs))[0]
+        done += steps(result)
+        last = events_of(result, EndEvent)[-1]
+        assert (last.status, last.epoch + 1) == (("stopped", epochs) if epochs else ("done", 4))
+        assert [each.step for each in events_of(result, CheckpointEvent)][-1] == STEPS // 4 * (epochs or 4)
+    assert done == list(range(1, STEPS + 1))
+    assert_same(result["state"], uninterrupted["state"])
+
+
+@pytest.mark.parametrize("nosave", [False, True])
+def test_a_pause_leaves_one_checkpoint_and_a_summary_that_says_so(nosave: bool, tmp_path: Path) -> None:
+    spec, events = make_spec(tmp_path, **EXACT | {"epochs": 3}), list[Event]()
+    placement = replace_placement(stop_after=1, nosave=nosave)
+    for _ in range(2):  # again: there is nothing to train
+        summary = run_session(spec, WorkerContext(collectives=Collectives(), prepare_model=lambda model: model),
+                              placement, events.append)
+        assert summary is not None
+        assert (summary.paused, summary.stopped, summary.epoch) == (True, False, 0)
+    assert [path.name for path in checkpoint.newest_first(spec.run_dir)] == ["step-2"]
+    ends = run_log.only(EndEvent, events)
+    assert {(end.status, end.reason) for end in ends} == {("stopped", "paused after 1 epoch")}
+    saved, again = [event.digest for event in run_log.only(CheckpointEvent, events)]
+    assert saved == again != ""
+
+
+def replace_placement(**settings: Any) -> Placement:
+    return Placement.model_validate({"save_seconds": 0, "keep_checkpoints": 1, **settings})
+
+
 ENDED = Summary(step=STEPS, epoch=3, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False,
                 last_epoch=None)
 

@@ -12,6 +12,7 @@ from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.console import describe_sweep
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Ledger, Sweep
+from ray_yolo.tune.schedule import Counted, Scheduled
 from ray_yolo.tune.search import Search
 from tests.support import run_log
 
@@ -41,9 +42,8 @@ def sweep(tmp_path: Path, training: Path) -> Path:
     ledger = Ledger(folder / "ledger.jsonl", Sweep(space, Search(), Recipe(), "data"), RECIPE)
     for number in range(2):
         ledger.propose()
-        ledger.start(number)
-        if number == 0:
-            ledger.finish(0, 0.25, {}, {}, 3)
+        ledger.append(Scheduled(trial=number, seed=0, until=3, start=0.0, end=3.0, why="new"))
+    ledger.append(Counted(trial=0, seed=0, epochs=3, fitness=0.25))
     ledger.close()
     (folder / "trials").mkdir()
     training.rename(folder / "trials" / "trial1")
@@ -52,8 +52,10 @@ def sweep(tmp_path: Path, training: Path) -> Path:
 
 def test_a_sweep_is_described_with_its_trials_and_left_as_it_is(sweep: Path) -> None:
     before = sorted(sweep.rglob("*"))
-    first, second, *_ = describe_sweep(sweep)
-    assert first == f"{sweep}: interrupted: the same command continues it; 1/2 trials ended; best 0.2500 (trial 0)"
+    first, header, best, second, *_ = describe_sweep(sweep)
+    assert first == (f"{sweep}: interrupted: the same command continues it; 2 trials, 1 trained to the end; "
+                     "best 0.2500 (trial 0)")
+    assert (header.split(), best.split()) == (["trial", "epochs", "fitness"], ["0", "3", "0.2500"])
     assert second == f"  {sweep}/trials/trial1: stopped (interrupted); the same command continues it"
     assert sorted(sweep.rglob("*")) == before
 

@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.core.errors import ConfigError
-from ray_yolo.tune import evolution
 from ray_yolo.tune.evolution import (
     Gene,
     Space,
     TrialRow,
     best_rows,
     can_move,
-    check_algorithm,
     grid_size,
     mutate,
     nearest,
@@ -287,68 +284,3 @@ class TestRandomProposals:
 
     def test_without_them_nothing_changes(self):
         assert propose(SPACE, 5, 50, ROWS) == propose(replace(SPACE, random_share=0.0), 5, 50, ROWS)
-
-
-TPE = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("close", "int", 1, 10),
-             Gene("name", "choice", values=("SGD", "AdamW"))),
-            ({"lr0": 0.01, "close": 5, "name": "SGD"},), algorithm="tpe")
-
-
-def fitness_of(genes):
-    return 1 - abs(np.log10(genes["lr0"] / 0.05)) - abs(genes["close"] - 9) / 20 - 0.2 * (genes["name"] == "SGD")
-
-
-def tpe_rows(count, seed=0):
-    found = []
-    for number in range(count):
-        genes = propose(TPE, seed, number, found)
-        found.append(TrialRow(number, genes, fitness_of(genes)))
-    return found
-
-
-def test_under_tpe_equal_rows_in_any_order_give_equal_proposals():
-    known = tpe_rows(15)
-    one = propose(TPE, 7, 15, known)
-    assert one == propose(TPE, 7, 15, known[::-1])
-    assert one != propose(TPE, 8, 15, known)
-    assert one != propose(TPE, 7, 16, known)
-
-
-def test_under_tpe_the_start_comes_first_and_proposals_stay_in_the_space():
-    found = tpe_rows(30)
-    assert found[0].genes == TPE.starts[0]
-    for row in found:
-        assert 0.001 <= row.genes["lr0"] <= 0.1
-        assert row.genes["close"] in range(1, 11)
-        assert row.genes["name"] in ("SGD", "AdamW")
-
-
-def test_under_tpe_a_failed_row_teaches_nothing():
-    known = tpe_rows(12)
-    assert propose(TPE, 0, 12, known) == propose(TPE, 0, 12, [*known, TrialRow(99, TPE.starts[0], None)])
-
-
-def test_under_tpe_a_short_trainings_fitness_teaches_less_than_a_whole_ones():
-    """Two hills: the higher one is of trainings that were stopped."""
-    genes = [{**TPE.starts[0], "lr0": lr0, "close": close} for close in range(1, 9) for lr0 in (0.002, 0.08)]
-    known = [TrialRow(n, each, 0.9 if each["lr0"] == 0.08 else 0.5 - n / 100, 1 if each["lr0"] == 0.08 else 2)
-             for n, each in enumerate(genes)]
-    level = [row._replace(rung=1) for row in known]
-    lr0 = [[propose(TPE, seed, 16, rows)["lr0"] for seed in range(40)] for rows in (known, level)]
-    assert np.median(lr0[0]) < 0.01 < np.median(lr0[1])
-
-
-def test_tpe_learns():
-    """Better than random draws, by the mean of the last ten of forty, over five seeds."""
-    random = replace(TPE, algorithm="random")
-    learnt = [row.fitness or 0.0 for seed in range(5) for row in tpe_rows(40, seed)[30:]]
-    drawn = [fitness_of(propose(random, seed, number, ())) for seed in range(5) for number in range(30, 40)]
-    assert np.mean(learnt) > np.mean(drawn) + 0.2
-
-
-def test_without_optuna_the_answer_says_what_to_install(monkeypatch):
-    check_algorithm(TPE)
-    monkeypatch.setattr(evolution.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"ray_yolo\[optuna\]"):
-        check_algorithm(TPE)
-    check_algorithm(replace(TPE, algorithm="random"))

@@ -9,6 +9,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES
 from ray_yolo.core.errors import InputError
+from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.files import (
     drop_weights,
     format_evolve_csv,
@@ -16,6 +17,7 @@ from ray_yolo.tune.files import (
     read_warm_start,
     write_sweep_files,
 )
+from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import Segment, best_trial, new_trial, overlay, recipe_arguments, trained_recipe
@@ -56,10 +58,10 @@ class TestEvolveCsv:
         assert rows[2]["optimizer.name"] == "AdamW"
         assert float(rows[0]["val/cls_loss"]) == 0.3
 
-    def test_where_some_were_stopped_a_last_column_has_their_rungs(self):
-        rows = table(format_evolve_csv(BASE, [replace(TRIALS[0], rung=2), replace(TRIALS[1], rung=1)]))
+    def test_where_some_are_paused_a_last_column_has_the_epochs_of_each(self):
+        rows = table(format_evolve_csv(BASE, [TRIALS[0], replace(TRIALS[1], state="paused", epochs=1)]))
         assert [list(row)[-1] for row in rows] == ["rung"] * 2
-        assert [row["rung"] for row in rows] == ["2", "1"]
+        assert [row["rung"] for row in rows] == ["3", "1"]
 
     def test_without_rows_it_is_a_header(self):
         assert len(format_evolve_csv(BASE, []).splitlines()) == 1
@@ -70,11 +72,17 @@ class TestBest:
         assert best_trial(TRIALS).number == 1
         assert best_trial(TRIALS[2:3]) is None
 
-    def test_a_row_that_was_stopped_is_never_the_best_beside_one_that_was_not(self):
-        rows = [replace(TRIALS[0], rung=3), replace(TRIALS[1], rung=1)]
+    def test_a_paused_row_is_never_the_best_beside_one_that_was_trained_longer(self):
+        rows = [TRIALS[0], replace(TRIALS[1], state="paused", epochs=1)]
         assert (rows[0].fitness, rows[1].fitness) == (0.3, 0.5)
         assert best_trial(rows).number == 0
         assert "# Best of 2 trials: trial 0, fitness 0.3" in format_hyp_evolve(BASE, rows)
+
+    def test_the_winner_is_the_one_of_the_claim_which_the_header_states(self):
+        claim = Claimed(winner=0, claim=Claim(better=False, gain=0.01, margin=0.1, pairs=3, detectable=0.1))
+        text = format_hyp_evolve(BASE, TRIALS, claim)
+        assert text.startswith("# Best of 5 trials: trial 0, fitness 0.3 after 3 epochs\n"
+                               "# trial 0: not better than the default; 3 pairs could have shown 0.1\n")
 
     def test_hyp_evolve_gives_the_best_recipe_back(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)
@@ -97,7 +105,7 @@ class TestBest:
 
     def test_hyp_evolve_says_where_it_comes_from(self):
         text = format_hyp_evolve(BASE, TRIALS)
-        assert text.startswith("# Best of 4 trials: trial 1, fitness 0.5 after 3 epochs\n# precision 0.5, recall 0.25")
+        assert text.startswith("# Best of 5 trials: trial 1, fitness 0.5 after 3 epochs\n# precision 0.5, recall 0.25")
         assert "# python -m ray_yolo.train --data" in text
         assert format_hyp_evolve(BASE, TRIALS[2:]) is not None
         assert format_hyp_evolve(BASE, TRIALS[2:3]) is None
@@ -131,7 +139,7 @@ class TestWarmStart:
         assert starts[0] == rows[0].genes
 
     def test_rows_that_were_stopped_come_after_those_that_were_not(self, tmp_path):
-        write_sweep_files(tmp_path, BASE, [replace(TRIALS[0], rung=3), replace(TRIALS[1], rung=1)])
+        write_sweep_files(tmp_path, BASE, [TRIALS[0], replace(TRIALS[1], state="paused", epochs=1)])
         starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search())
         assert starts == [TRIALS[0].genes, TRIALS[1].genes]
 
@@ -178,8 +186,8 @@ class TestWarmStart:
         ("evolve.csv", "epoch,lr0\n1,2\n", "evolve.csv:1: no column metrics/precision"),
         ("evolve.csv", "metrics/precision,metrics/recall,metrics/mAP_0.5,metrics/mAP_0.5:0.95\nx,1,nan,1\n",
          "evolve.csv: no row has finite metrics"),
-        ("asha.yaml", "search: {algorithm: random}\nlr0: 0.1\n",
-         "asha.yaml:1: search.algorithm: a search space has no values to start from; give it as --space, and to"),
+        ("ladder.yaml", "search: {algorithm: random}\nlr0: 0.1\n",
+         "ladder.yaml:1: search.algorithm: a search space has no values to start from; give it as --space, and to"),
         ("space.yaml", "momentum: 0.9\nlr0: {low: 0.1, high: 0.2}\n", "space.yaml:2: lr0.low: a search space has no"),
         ("space.yaml", "optimizer: {lr0: [0.1, 0.2]}\n", "space.yaml:1: optimizer.lr0: a search space has no values"),
         ("space.yaml", "optimizer.name: {type: fixed, value: SGD}\n", "space.yaml:1: optimizer.name.type: a search"),

@@ -12,7 +12,9 @@ import pytest
 from mlflow import MlflowClient
 
 from ray_yolo.sinks.metric_names import metrics
+from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver, sweep_run
+from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep
 
@@ -52,12 +54,26 @@ def test_what_it_should_hold_follows_from_the_rows_alone(tmp_path: Path) -> None
     assert (running.params["sweep.trials"], running.params["epochs"]) == ("2", "1")
 
 
-def test_a_trial_that_was_stopped_is_listed_below_those_that_were_trained_further(tmp_path: Path) -> None:
-    rows = [replace(new_trial(number, {}), state="finished", fitness=fitness, rung=rung)
-            for number, (fitness, rung) in enumerate([(0.9, 1), (0.5, 3), (0.6, 3), (0.8, 2)])]
+def test_a_paused_trial_is_listed_below_those_that_were_trained_further(tmp_path: Path) -> None:
+    rows = [replace(new_trial(number, {}), state="paused", fitness=fitness, epochs=epochs)
+            for number, (fitness, epochs) in enumerate([(0.9, 1), (0.5, 3), (0.6, 3), (0.8, 2)])]
     run = sweep_run_of(tmp_path, "RUNNING", *rows)
     assert run.listed == (2, 1, 3, 0)
+    assert run.best_fitness == {0: 0.9, 1: 0.5, 2: 0.6, 3: 0.6}
     assert [line.split()[1] for line in run.table.splitlines()[2:]] == ["trial2", "trial1", "trial3", "trial0"]
+
+
+def test_the_winner_is_that_of_the_claim(tmp_path: Path, client: MlflowClient) -> None:
+    folder, parent = tmp_path / "exp", track(tmp_path)
+    trials = [trained(0, 0.5, folder, client), trained(1, 0.75, folder, client)]
+    claim = Claimed(winner=0, claim=Claim(better=False, gain=0.125, margin=0.5, pairs=3, detectable=0.5))
+    run = sweep_run(make_sweep(tmp_path, trials=2), trials, "FINISHED", claim)
+    assert run.best == 0
+    deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", run)
+    tags = client.get_run(parent).data.tags
+    assert tags["ray_yolo.claim"] == "trial 0 is not better than the default; 3 pairs could have shown 0.5"
+    assert tags["mlflow.note.content"].startswith(tags["ray_yolo.claim"])
+    assert [point.value for point in client.get_metric_history(parent, "claim/gain")] == [0.125]
 
 
 def test_closed_twice_it_has_each_trial_once_and_marks_the_best_alone(tmp_path: Path, client: MlflowClient) -> None:
@@ -135,8 +151,8 @@ def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_th
               for number, fitness in enumerate((0.25, 0.5))]
     parent = track(tmp_path, "RUNNING", *trials)
     links, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()
-    assert rows == ["| trial | fitness | lr0 | optimizer |", "| --- | --- | --- | --- |",
-                    "| trial1 | 0.5 | 0.02 | SGD |", "| trial0 | 0.25 | 0.01 | SGD |"]
+    assert rows == ["| trial | epochs | fitness | lr0 | optimizer |", "| --- | --- | --- | --- | --- |",
+                    "| trial1 | 0 | 0.5 | 0.02 | SGD |", "| trial0 | 0 | 0.25 | 0.01 | SGD |"]
     runs = {run.info.run_name: run.info.run_id for run in client.search_runs(["0"])}
     experiment = client.get_run(parent).info.experiment_id
     pages = [urllib.parse.urlsplit(page) for page in re.findall(r"\(#(\S+)\)", links)]

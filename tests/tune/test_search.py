@@ -1,4 +1,4 @@
-"""Settings of a search: what counts as fitness, and where the first rung lies."""
+"""Settings of a search: what counts as fitness, and how long it goes on."""
 
 import math
 
@@ -9,7 +9,7 @@ from ray_yolo.cli import parse_tune
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ObjectiveConfig
 from ray_yolo.core.errors import ConfigError
-from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
+from ray_yolo.tune.search import Ladder, NoStopping, Pbt, Search, SweepConfig
 
 METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
 
@@ -38,51 +38,25 @@ class TestFitness:
 
 
 class TestSchedulers:
-    @pytest.mark.parametrize(("name", "kind"), [("asha", Asha), ("median", MedianStop), ("pbt", Pbt)])
+    @pytest.mark.parametrize(("name", "kind"), [("none", NoStopping), ("ladder", Ladder), ("pbt", Pbt)])
     def test_a_name_is_a_scheduler_with_its_defaults(self, name, kind):
         assert Search.model_validate({"scheduler": name}).scheduler == kind()
         assert Search.model_validate({"scheduler": {"name": name}}).scheduler == kind()
 
     def test_another_schedulers_settings_are_refused(self):
         with pytest.raises(ValidationError):
-            Search.model_validate({"scheduler": {"name": "median", "reduction": 3}})
+            Search.model_validate({"scheduler": {"name": "ladder", "interval_epochs": 3}})
 
-    @pytest.mark.parametrize(("epochs", "rung"), [(1, 1), (9, 1), (10, 2), (27, 3), (100, 12)])
-    def test_the_first_rung_is_a_ninth_rounded_up(self, epochs, rung):
-        search = Search(scheduler=Asha())
-        assert search.first_rung(epochs) == rung
-        assert search.rung_warning(epochs) is None
-
-    def test_a_rung_that_was_set_is_kept(self):
-        assert Search(scheduler=Asha(grace_epochs=5)).first_rung(100) == 5
-
-    def test_an_early_rung_is_warned_of_with_the_reason(self):
-        warning = Search(scheduler=MedianStop(grace_epochs=2)).rung_warning(27)
-        assert warning == (
-            "median: the first rung, 2 of 27 epochs, is much shorter than the schedule: warm-up may not be over and "
-            "the learning rate is still high, so that it prefers fast starters to good finishers; "
-            "grace_epochs 3 or more is safer")
-
-    def test_without_rungs_there_is_nothing_to_warn_of(self):
-        assert Search().rung_warning(1000) is None
-        assert Search(scheduler=Pbt(interval_epochs=1)).rung_warning(1000) is None
+    @pytest.mark.parametrize("name", ["asha", "median"])
+    def test_what_the_ladder_has_replaced_is_refused(self, name):
+        with pytest.raises(ValidationError, match="write scheduler: ladder"):
+            Search.model_validate({"scheduler": name})
 
 
-class TestRungs:
-    @pytest.mark.parametrize(("scheduler", "epochs", "rungs"), [
-        ("asha", 9, [1, 4]), ("asha", 90, [10, 40]), ("asha", 4, [1]),
-        (Asha(grace_epochs=3, reduction=3), 100, [3, 9, 27, 81]), (Asha(grace_epochs=9), 9, []),
-        ("median", 4, [1, 2, 3]), ("none", 90, []), ("pbt", 90, [])])
-    def test_a_scheduler_stops_trials_at_its_rungs_before_the_end(self, scheduler, epochs, rungs):
-        assert list(Search.model_validate({"scheduler": scheduler}).rungs(epochs)) == rungs
-
-    def test_a_row_has_as_many_as_it_has_reached_and_one_more_for_its_own_end(self):
-        search = Search(scheduler=Asha())  # rungs after 10 and 40 of 90 epochs
-        assert [search.rung(trained, 90, stopped=True) for trained in (10, 39, 40, 90)] == [1, 1, 2, 3]
-        assert search.rung(25, 90, stopped=False) == 3  # its patience was over: more epochs are of no use to it
-
-    def test_without_rungs_all_rows_are_equal(self):
-        assert {Search().rung(trained, 90, stopped=stopped) for trained in (1, 90) for stopped in (True, False)} == {0}
+@pytest.mark.parametrize(("settings", "trials"), [({}, 300), ({"trials": 7}, 7), ({"hours": 8}, 100_000),
+                                                  ({"hours": 8, "trials": 7}, 7)])
+def test_a_sweep_has_so_many_trials_or_as_many_as_fit_into_its_hours(settings, trials):
+    assert SweepConfig(**settings).most_trials == trials
 
 
 class TestRandomFirst:

@@ -1,13 +1,11 @@
-"""What Ray Tune gets and what the ledger records, on a clock without trainings."""
+"""What Ray Tune gets and what the ledger records, on a controller without trainings."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,26 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.tune import CheckpointConfig
-from ray.tune.schedulers import (
-    AsyncHyperBandScheduler,
-    FIFOScheduler,
-    MedianStoppingRule,
-    TrialScheduler,
-)
+from ray.tune.experiment import Trial as RayTrial
+from ray.tune.schedulers import TrialScheduler
 
-from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import ResourcesError
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Judged, Ledger, Sweep, read_ledger, verify
-from ray_yolo.tune.search import Asha, MedianStop, Search
-from ray_yolo.tune.searcher import KeyedPbt, LedgerCallback, LedgerSearcher, _clipped, build_scheduler
+from ray_yolo.tune.ledger import read_ledger, verify
+from ray_yolo.tune.schedule import Counted, Failed
+from ray_yolo.tune.search import Pbt
+from ray_yolo.tune.searcher import LadderCallback, LadderScheduler, TaskSearcher, _clipped, build_pbt
+from ray_yolo.tune.verification import compare
+from tests.support.schedules import dispatcher_of, open_ledger, outcome_of, run_sweep
 
-SPACE = Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},), algorithm="random")
-EPOCHS = 12
-SCHEDULERS = [Asha(grace_epochs=2, reduction=2), MedianStop(grace_epochs=2, min_trials=2)]
+
+def report(epoch: int, fitness: float) -> dict[str, Any]:
+    """What a trial of a population reports of an epoch."""
+    return {"epoch": epoch, "fitness": fitness, "row": json.dumps({"fitness": fitness, "metrics": {}, "losses": {}})}
 
 
 @dataclass(eq=False)
@@ -43,314 +39,186 @@ class TuneTrial:
 
     config: dict[str, Any]
     trial_id: str
-    checkpoint: None = None
+    status: str = RayTrial.PENDING
     last_result: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"trial{self.config['trial']}"
+        return str(self.config["trial"])
 
-
-def report(epoch: int, fitness: float, best: float | None = None) -> dict[str, Any]:
-    """What a trial reports of an epoch, if the best one so far had another fitness: `best`."""
-    row = {"fitness": fitness if best is None else best, "metrics": {}, "losses": {}}
-    return {"epoch": epoch, "fitness": fitness, "row": json.dumps(row)}
+    def set_config(self, config: dict[str, Any]) -> None:
+        self.config = config
 
 
 class Tune:
     """The order in which Ray Tune's controller calls its searcher, its scheduler and its callbacks."""
 
-    def __init__(self, folder: Path, search: Search, trials: int = 8, *, drops: bool = True) -> None:
-        sweep = Sweep(SPACE, search, Recipe(epochs=EPOCHS), "0123")
-        self.ledger = Ledger(folder / LEDGER_FILE, sweep, sweep.recipe)
-        self.said = io.StringIO()
-        self.room = trials
-        self.searcher = LedgerSearcher(self.ledger, trials, lambda: self.room)
-        self.scheduler = build_scheduler(search, SPACE, EPOCHS, 0)
-        display = SweepDisplay(self.said, trials, EPOCHS)
-        self.callback = LedgerCallback(self.ledger, display, self.scheduler, self.searcher, drops=drops)
-        self.starts = 0
+    def __init__(self, path: Path, trials: int, monkeypatch: pytest.MonkeyPatch, *, slots: int = 2, order: int = 0,
+                 drops: bool = False) -> None:
+        self.kept: list[int] = []
+        monkeypatch.setattr(searcher, "keep_trial_processes", lambda controller, trial, count: self.kept.append(count))
+        self.ledger, self.draw, self.said = open_ledger(path), random.Random(order), io.StringIO()
+        self.dispatcher = dispatcher_of(self.ledger, trials, slots)
+        self.measured: list[tuple[float, float]] = []
+        self.scheduler = LadderScheduler(self.dispatcher, lambda *pair: self.measured.append(pair), lambda genes: 2.0,
+                                         slots=5)
+        self.searcher = TaskSearcher(self.dispatcher, self.scheduler)
+        self.callback = LadderCallback(self.ledger, SweepDisplay(self.said), self.dispatcher, self.scheduler,
+                                       drops=drops, each_step=lambda: None)
+        self.trials: list[TuneTrial] = []
+        self.pausing: list[TuneTrial] = []
+        self.is_finished = False
 
-    def start(self) -> TuneTrial | None:
-        name = f"{id(self)}-{self.starts + 1}"
-        config = self.searcher.suggest(name)
-        if not isinstance(config, dict):
-            return None
-        self.starts += 1
-        trial = TuneTrial(config, name)
-        self.scheduler.on_trial_add(None, trial)
-        self.callback.on_trial_start(0, [], trial)
-        return trial
+    def step(self) -> None:
+        """Ask for new trials and for a paused one, and start what is pending."""
+        for trial in self.pausing:  # a pause takes the controller a moment
+            trial.status = RayTrial.PAUSED
+        self.pausing = []
+        while not self.is_finished and (config := self.searcher.suggest(f"id{len(self.trials)}")) is not None:
+            if isinstance(config, str):
+                self.is_finished = True
+                break
+            self.trials.append(TuneTrial(config, f"id{len(self.trials)}"))
+            self.scheduler.on_trial_add(self, self.trials[-1])
+        if chosen := self.scheduler.choose_trial_to_run(self):
+            assert chosen.status == RayTrial.PAUSED
+            chosen.status = RayTrial.PENDING
+        for trial in self.trials:
+            if trial.status == RayTrial.PENDING:
+                self.callback.on_trial_start(0, [], trial)
+                trial.status = RayTrial.RUNNING
+        self.callback.on_step_end(0, [])
 
-    def report(self, trial: TuneTrial, result: dict[str, Any]) -> bool:
-        """Whether the trial goes on."""
-        goes_on = self.scheduler.on_trial_result(Controller(), trial, result) == TrialScheduler.CONTINUE
-        result |= {} if goes_on else {"done": True}
+    def stop_trial(self, trial: TuneTrial) -> None:
+        trial.status = RayTrial.TERMINATED
+
+    def running(self) -> list[TuneTrial]:
+        return [trial for trial in self.trials if trial.status == RayTrial.RUNNING and trial not in self.pausing]
+
+    def report(self, trial: TuneTrial, result: dict[str, Any]) -> str:
+        decision = self.scheduler.on_trial_result(self, trial, result)
         self.callback.on_trial_result(0, [], trial, result)
-        trial.last_result = result
-        if not goes_on:
-            self.end(trial)
-        return goes_on
+        if decision == TrialScheduler.PAUSE:
+            self.pausing.append(trial)
+        return decision
 
-    def end(self, trial: TuneTrial) -> None:
-        self.scheduler.on_trial_complete(None, trial, trial.last_result)
-        self.searcher.on_trial_complete(trial.trial_id, trial.last_result)
-        self.callback.on_trial_complete(0, [], trial)
+    def finish(self, trial: TuneTrial) -> str:
+        outcome = outcome_of(self.dispatcher.running[str(trial)])
+        return self.report(trial, {"outcome": outcome.model_dump_json(), "epochs": 3, "seconds": 6.0})
 
-    def train(self, trial: TuneTrial, fitness: float, epochs: int = EPOCHS) -> bool:
-        """Report so many epochs of a training, from where it is known to be."""
-        number = trial.config["trial"]
-        first = max((epoch for epoch, _ in self.ledger.trials[number].judged), default=0) + 1
-        return all(self.report(trial, report(epoch, fitness * epoch))
-                   for epoch in range(first, epochs + 1))
-
-
-class Controller:
-    """As much of Ray Tune's controller as schedulers call."""
-
-    def get_live_trials(self) -> list[TuneTrial]:
-        return []
+    def run(self, tasks: int = -1) -> None:
+        """Train so many tasks, or all."""
+        while tasks and not (self.is_finished and all(trial.status == RayTrial.TERMINATED for trial in self.trials)):
+            self.step()
+            if running := self.running():
+                self.finish(self.draw.choice(running))
+                tasks -= 1
+        self.ledger.close()
 
 
-def heights(count: int) -> list[float]:
-    """Fitness per epoch of trials, better and worse ones in turn."""
-    return [abs(math.sin(7 * number + 1)) for number in range(count)]
+@pytest.mark.parametrize(("slots", "order"), [(1, 0), (2, 1), (3, 2)])
+def test_tune_writes_the_ledger_of_the_schedule(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int, order: int) -> None:
+    alone = run_sweep(tmp_path / "alone" / "ledger.jsonl", 12)
+    tune = Tune(tmp_path / "tune" / "ledger.jsonl", 12, monkeypatch, slots=slots, order=order)
+    tune.run()
+    assert compare(read_ledger(alone.path), read_ledger(tune.ledger.path)) is None
+    assert len(tune.trials) == len({str(trial) for trial in tune.trials})  # a trial of Tune for each run folder
+    assert tune.kept[0] == 5
+    assert set(tune.kept[1:]) == {0}
 
 
-def interleaved(tune: Tune, running: dict[int, TuneTrial], moves: Iterator[tuple[int, int]]) -> list[tuple[Any, ...]]:
-    """Let two trials take turns, an epoch each; returns what the scheduler decided."""
-    decided = []
-    for slot, epoch in moves:
-        trial = running.get(slot)
-        if trial is None or epoch > EPOCHS:
-            continue
-        number = trial.config["trial"]
-        goes_on = tune.report(trial, report(epoch, heights(9)[number] * epoch))
-        decided.append((number, epoch, goes_on))
-        if not goes_on:
-            del running[slot]
-        elif epoch == EPOCHS:
-            tune.end(running.pop(slot))
-    return decided
+@pytest.mark.parametrize("tasks", range(1, 20, 4))
+def test_a_killed_driver_continues_with_other_trials_of_tune(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int) -> None:
+    alone = run_sweep(tmp_path / "alone" / "ledger.jsonl", 12)
+    for count in (tasks, -1):
+        tune = Tune(tmp_path / "tune" / "ledger.jsonl", 12, monkeypatch, order=tasks)
+        tune.run(count)
+    lines = read_ledger(tune.ledger.path)
+    assert compare(read_ledger(alone.path), lines) is None
+    assert verify(lines) == []
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=["asha", "median"])
-def test_a_restarted_sweep_decides_as_the_one_that_was_not_killed(tmp_path: Path, scheduler: Asha | MedianStop) -> None:
-    """Six trials in pairs, an epoch in turn; killed at one of fourteen places."""
-    search = Search(scheduler=scheduler)
-
-    def run(folder: Path, kill_after: int) -> tuple[list[tuple[Any, ...]], bytes]:
-        tune, decided, moves = Tune(folder, search, 6), [], 0
-        for _ in range(3):
-            running = {slot: trial for slot in range(2) if (trial := tune.start())}
-            for epoch in range(1, EPOCHS + 1):
-                for slot in range(2):
-                    decided += interleaved(tune, running, iter([(slot, epoch)]))
-                    moves += 1
-                    if moves == kill_after:
-                        tune.ledger.close()
-                        tune = Tune(folder, search, 6)
-                        running = restarted(tune, running)
-        tune.ledger.close()
-        return decided, verify(read_ledger(folder / LEDGER_FILE))
-
-    def restarted(tune: Tune, running: dict[int, TuneTrial]) -> dict[int, TuneTrial]:
-        again = {trial.config["trial"]: trial for _ in running if (trial := tune.start())}
-        return {slot: again[trial.config["trial"]] for slot, trial in running.items()}
-
-    uninterrupted, _ = run(tmp_path / "uninterrupted", -1)
-    assert any(not goes_on for _, _, goes_on in uninterrupted)
-    assert any(epoch == EPOCHS for _, epoch, _ in uninterrupted)
-    for kill_after in range(1, 6 * EPOCHS, 5):
-        killed, problems = run(tmp_path / str(kill_after), kill_after)
-        assert problems == []
-        assert killed == uninterrupted, kill_after
-
-
-def test_a_trial_that_its_scheduler_stopped_ranks_below_one_that_came_to_its_end(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, Search(scheduler=Asha(grace_epochs=2, reduction=2)), 2)
-    first, second = tune.start(), tune.start()
-    assert first
-    assert second
-    assert tune.train(first, 0.5)
-    tune.end(first)
-    assert not tune.report(second, report(2, 0.9))  # below the other's 1.0 at its rung
-    assert [(row.rung, row.epochs) for row in tune.ledger.trials] == [(4, EPOCHS), (1, 2)]
-
-
-def test_a_rung_is_recorded_once_though_its_epoch_is_reported_again(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 1)
-    trial = tune.start()
-    assert trial
-    for epoch in (1, 2, 2, 3):
-        assert tune.report(trial, report(epoch, 0.5))
-    assert [(line.epoch, line.fitness) for line in read_ledger(tmp_path / LEDGER_FILE) if isinstance(line, Judged)] == [
-        (2, 0.5)]
-
-
-def test_a_row_has_the_fitness_of_its_best_epoch_and_the_scheduler_that_of_its_last(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, Search(scheduler=Asha(grace_epochs=2, reduction=2)), 3)
-    first, second = tune.start(), tune.start()
-    assert first
-    assert second
-    assert tune.report(first, report(2, 0.8))
-    assert not tune.report(second, report(2, 0.5, best=0.9))
-    assert [(row.fitness, row.last_fitness) for row in tune.ledger.trials] == [(None, None), (0.9, 0.5)]
-    tune.ledger.close()
-    later = Tune(tmp_path, Search(scheduler=Asha(grace_epochs=2, reduction=2)), 3)
-    [bracket] = later.scheduler._brackets
-    assert [recorded for milestone, recorded in bracket._rungs if milestone == 2] == [{"trial1": 0.5}]
-
-
-def test_a_training_whose_patience_was_over_came_to_its_end(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 1)
-    trial = tune.start()
-    assert trial
-    assert tune.train(trial, 0.5, epochs=5)
-    make(tmp_path / "trials" / "trial0", "finished")
-    tune.end(trial)
-    assert (tune.ledger.trials[0].rung, tune.ledger.trials[0].epochs) == (4, 5)
-
-
-def make(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("x")
+def test_a_trial_pauses_at_its_rung_and_continues_when_its_next_task_is_issued(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = Tune(tmp_path / "ledger.jsonl", 12, monkeypatch, slots=1)
+    tune.step()
+    (first,) = tune.running()
+    assert (str(first), first.config["until"]) == ("trial0", 3)
+    assert tune.finish(first) == TrialScheduler.PAUSE
+    assert tune.measured == [(6.0, 6.0)]
+    while first.config["until"] == 3:
+        tune.step()
+        for trial in tune.running():
+            if trial is not first:
+                tune.finish(trial)
+    assert (first.status, first.config["until"]) == (RayTrial.RUNNING, 9)
 
 
 class TestLosses:
     """Failures that are not the recipe's."""
 
-    def test_a_lost_trial_is_queued_again_and_said_to_be(self, tmp_path: Path) -> None:
-        tune = Tune(tmp_path, Search(), 1)
-        trial = tune.start()
-        assert trial
-        tune.report(trial, {"lost": "ControllerError: a node has gone", "lacking": False})
-        tune.callback.on_trial_recover(0, [], trial)
-        assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == (
-            "proposed", "ControllerError: a node has gone")
-        assert "trial 0 is queued again: ControllerError: a node has gone" in tune.said.getvalue()
-        tune.callback.on_trial_start(0, [], trial)
-        tune.callback.on_trial_recover(0, [], trial)  # this time without a word
-        assert tune.ledger.trials[0].reason == "its process died"
-        tune.callback.on_trial_start(0, [], trial)
-        assert tune.train(trial, 0.5)
-        tune.end(trial)
-        assert (tune.ledger.trials[0].state, tune.ledger.trials[0].attempts) == ("finished", 3)
+    @pytest.fixture
+    def tune(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
+        tune = Tune(tmp_path / "ledger.jsonl", 3, monkeypatch)
+        tune.step()
+        return tune
 
-    def test_lost_once_too_often_it_has_failed(self, tmp_path: Path) -> None:
-        tune = Tune(tmp_path, Search(), 1)
-        trial = tune.start()
-        assert trial
+    def test_a_lost_trial_starts_again_and_leaves_no_line(self, tune: Tune) -> None:
+        trial, before = tune.running()[0], list(tune.ledger.lines)
+        assert tune.report(trial, {"lost": "ControllerError: a node has gone", "lacking": False}) == "CONTINUE"
+        tune.callback.on_trial_recover(0, [], trial)
+        tune.callback.on_trial_recover(0, [], trial)  # this time without a word
+        assert "trial0 is queued again: ControllerError: a node has gone" in tune.said.getvalue()
+        assert "trial0 is queued again: its process died" in tune.said.getvalue()
+        assert tune.ledger.lines == before
+
+    def test_lost_once_too_often_it_has_failed(self, tune: Tune) -> None:
+        trial = tune.running()[0]
         tune.callback.on_trial_error(0, [], trial)
+        trial.status = RayTrial.ERROR
+        while not any(isinstance(line, Failed) for line in tune.ledger.lines):
+            tune.step()
+            tune.finish(tune.running()[0])
         assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == ("failed", "its process died")
 
-    def test_where_there_is_no_room_for_any_the_sweep_ends_and_its_rows_do_not(self, tmp_path: Path) -> None:
-        tune = Tune(tmp_path, Search(), 2)
-        trial = tune.start()
-        assert trial
-        tune.report(trial, {"lost": "ResourcesError: 2 workers need 2 CPU", "lacking": True})
-        tune.callback.on_trial_error(0, [], trial)
-        assert tune.searcher.suggest("") == LedgerSearcher.FINISHED
+    def test_where_there_is_no_room_for_any_the_sweep_ends_without_a_claim(self, tune: Tune) -> None:
+        first, second = tune.running()
+        tune.report(first, {"lost": "ResourcesError: 2 workers need 2 CPU", "lacking": True})
+        tune.callback.on_trial_error(0, [], first)
+        first.status = RayTrial.TERMINATED
+        tune.finish(second)
+        for _ in range(2):
+            tune.step()
+        assert tune.is_finished
+        assert second.status == RayTrial.TERMINATED
+        assert tune.ledger.claim is None
         with pytest.raises(ResourcesError, match="2 workers need 2 CPU; the same command continues"):
             tune.callback.check_room()
-        assert [row.number for row in tune.ledger.to_run] == [0]
 
-    def test_a_recipes_own_failure_is_recorded_at_once(self, tmp_path: Path) -> None:
-        tune = Tune(tmp_path, Search(), 1)
-        trial = tune.start()
-        assert trial
-        tune.report(trial, {"failed": "TrainingError: the loss stays non-finite"})
-        tune.end(trial)
-        assert tune.ledger.trials[0].reason == "TrainingError: the loss stays non-finite"
+    def test_a_sweep_that_another_process_has_ends_here(self, tune: Tune) -> None:
+        tune.ledger.stored = SimpleNamespace(is_lost=True, address="s3://b/x", sync_files=lambda: None)
+        with pytest.raises(TrainingError, match="another process has taken over this sweep"):
+            tune.callback.on_step_end(0, [])
 
 
-class TestWeights:
-    """Of losers they are removed, once their processes are gone."""
-
-    @pytest.fixture
-    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        now = [0.0]
-        monkeypatch.setattr(searcher.time, "monotonic", lambda: now[0])
-        return now
-
-    def run(self, tune: Tune, fitness: float, *, stopped: bool = False) -> None:
-        trial = tune.start()
-        assert trial
-        folder = tune.ledger.path.parent / "trials" / str(trial)
-        make(folder, "weights/best.pt", "checkpoints/step-1/state.pt")
-        if not stopped:
-            make(folder, "finished")
-        trial.last_result = report(1 if stopped else EPOCHS, fitness)
-        tune.callback.on_trial_complete(0, [], trial)
-
-    def kept(self, tune: Tune) -> list[int]:
-        tune.callback.on_step_end(0, [])
-        trials = tune.ledger.path.parent / "trials"
-        return [row.number for row in tune.ledger.trials
-                if [(trials / row.folder_name / name).exists() for name in ("weights", "checkpoints")] == [True] * 2]
-
-    def test_the_best_so_far_keeps_its_own(self, tmp_path: Path, clock: list[float]) -> None:
-        tune = Tune(tmp_path, Search())
-        for fitness, kept in ((0.5, [0]), (0.25, [0]), (0.75, [2]), (0.75, [2])):
-            self.run(tune, fitness)
-            assert self.kept(tune) == kept
-
-    def test_a_stopped_trials_are_removed_when_its_workers_are_gone(self, tmp_path: Path, clock: list[float]) -> None:
-        tune = Tune(tmp_path, Search())
-        self.run(tune, 0.5)
-        self.run(tune, 0.25, stopped=True)
-        assert self.kept(tune) == [0, 1]
-        tune.callback.check_room()  # the sweep's end does not wait for that
-        clock[0] = 16.0
-        assert self.kept(tune) == [0]
-
-    def test_a_trial_that_has_not_ended_keeps_its_own(self, tmp_path: Path, clock: list[float]) -> None:
-        tune = Tune(tmp_path, Search())
-        trial = tune.start()
-        make(tmp_path / "trials" / str(trial), "weights/best.pt", "checkpoints/step-1/state.pt")
-        self.run(tune, 0.5)
-        self.run(tune, 0.75)
-        assert self.kept(tune) == [0, 2]
-
-    def test_all_are_kept_where_that_is_asked_for(self, tmp_path: Path, clock: list[float]) -> None:
-        tune = Tune(tmp_path, Search(), drops=False)
-        for fitness in (0.5, 0.25, 0.75):
-            self.run(tune, fitness)
-        assert self.kept(tune) == [0, 1, 2]
-
-
-def test_a_ledger_of_0_1_0_gives_a_scheduler_what_it_knows(tmp_path: Path) -> None:
-    """It did not say at what rungs a trial had gone on: only where one was stopped."""
-    tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 4)
-    for _ in range(2):
-        assert tune.start()
-    tune.ledger.finish(0, 9.0, {}, {}, EPOCHS)
-    tune.ledger.finish(1, 0.8, {}, {}, 2, stopped=True)
-    tune.ledger.close()
-    later = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 4)
-    trial = later.start()
-    assert trial
-    assert not later.report(trial, report(2, 0.7))
-    assert replace(later.ledger.trials[2], lineages={}).rung == 1
+@pytest.mark.parametrize("drops", [True, False])
+def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: bool) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(searcher, "drop_weights", lambda folder: dropped.append(folder.name))
+    tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=drops)
+    tune.run()
+    tune.callback.check_room()
+    whole = [line for line in tune.ledger.lines if isinstance(line, Counted) and (line.epochs, line.seed) == (9, 3)]
+    best = {line.trial for line in sorted(whole, key=lambda line: line.fitness)[-3:]}
+    ended = {row.number for row in tune.ledger.trials if row.has_ended}
+    assert sorted(dropped) == (sorted(f"trial{number}" for number in ended - best - {0}) if drops else [])
+    assert "paused" in {row.state for row in tune.ledger.trials}
 
 
 FOUR_GENES = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", low=0.0, high=0.9),
                     Gene("close", "int", 1, 10), Gene("name", "choice", values=("SGD", "AdamW"))), ({},))
-
-
-@pytest.mark.parametrize(("name", "kind"), [
-    ("none", FIFOScheduler), ("asha", AsyncHyperBandScheduler), ("median", MedianStoppingRule),
-    ("pbt", KeyedPbt)])
-def test_each_name_is_one_of_rays_classes(name: str, kind: type) -> None:
-    assert type(build_scheduler(Search.model_validate({"scheduler": name}), FOUR_GENES, 90, 0)) is kind
-
-
-@pytest.mark.parametrize("scheduler", [Asha(), Asha(grace_epochs=3, reduction=2)])
-@pytest.mark.parametrize("epochs", [4, 9, 10, 90, 100])
-def test_rungs_are_rays(scheduler: Asha, epochs: int) -> None:
-    search = Search(scheduler=scheduler)
-    [bracket] = build_scheduler(search, FOUR_GENES, epochs, 0)._brackets
-    assert list(search.rungs(epochs)) == sorted(milestone for milestone, _ in bracket._rungs if milestone < epochs)
 
 
 def test_rounding_leads_to_no_value_outside() -> None:
@@ -359,33 +227,9 @@ def test_rounding_leads_to_no_value_outside() -> None:
     assert _clipped(space, {"momentum": 0.1234567 + 0.5}) == {"momentum": 0.62346}
 
 
-def reports(name: str, settings: dict[str, object], results: list[tuple[int, float]], epochs: int = 90) -> list[str]:
-    """What becomes of trials that each report once, (epoch, fitness), one after the other."""
-    scheduler = build_scheduler(Search.model_validate({"scheduler": {"name": name, **settings}}), FOUR_GENES, epochs, 0)
-    decisions = []
-    for number, (epoch, fitness) in enumerate(results):
-        trial = SimpleNamespace(trial_id=f"t{number}", status="RUNNING")
-        scheduler.on_trial_add(None, trial)
-        decisions.append(scheduler.on_trial_result(None, trial, {"epoch": epoch, "fitness": fitness}))
-    return decisions
-
-
-@pytest.mark.parametrize(("settings", "goes_on"), [({"reduction": 2}, True), ({"reduction": 4}, False), ({}, False)])
-def test_at_a_rung_of_asha_one_in_so_many_goes_on(settings: dict[str, object], goes_on: bool) -> None:
-    """Beside 1, 2, 3 and 4, a fitness of 3.2 is in the better half and not in the best quarter (from 3.25)."""
-    *_, last = reports("asha", settings, [(10, 1.0), (10, 2.0), (10, 3.0), (10, 4.0), (10, 3.2)])
-    assert last == ("CONTINUE" if goes_on else "STOP")
-
-
-@pytest.mark.parametrize(("settings", "rung"), [({}, 10), ({"grace_epochs": 20}, 20)])
-def test_asha_stops_no_trial_before_the_first_rung_and_at_the_end(settings: dict[str, object], rung: int) -> None:
-    assert reports("asha", settings, [(rung, 1.0), (rung - 1, 0.0), (rung, 0.0)]) == ["CONTINUE", "CONTINUE", "STOP"]
-    assert reports("asha", settings, [(90, 1.0)]) == ["CONTINUE"]  # it ends by itself
-
-
 def test_what_pbt_explores_stays_within_the_limits() -> None:
-    settings = Search.model_validate({"scheduler": {"name": "pbt", "resample": 0.3}})
-    scheduler = build_scheduler(settings, FOUR_GENES, 90, 0)
+    settings = Pbt(resample=0.3)
+    scheduler = build_pbt(settings, FOUR_GENES, 0)
     config = {"trial": 3, "genes": {"lr0": 0.1, "scale": 0.9, "close": 10, "name": "SGD"}, "origin": None}
     donor = type("Donor", (), {"config": config})()
     moved = set()
@@ -405,8 +249,8 @@ class Population:
     search_alg = None
 
     def __init__(self, seed: int) -> None:
-        settings = Search.model_validate({"scheduler": {"name": "pbt", "interval_epochs": 1, "resample": 0.5}})
-        self.scheduler = build_scheduler(settings, FOUR_GENES, 90, seed)
+        settings = Pbt(interval_epochs=1, resample=0.5)
+        self.scheduler = build_pbt(settings, FOUR_GENES, seed)
         self.trials = [Member(number) for number in range(4)]
         for trial in self.trials:
             self.scheduler.on_trial_add(self, trial)
@@ -466,19 +310,3 @@ def test_what_pbt_draws_follows_from_seed_trial_and_epoch_alone() -> None:
     assert random.getstate() == state
     assert Population(seed=8).train(range(1, 6)) != first
     assert len({json.dumps(genes) for genes in first}) == 5  # it draws anew in each epoch
-
-
-def test_as_many_are_under_way_as_there_is_room_for_by_then(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, Search(), trials=5)
-    tune.room = 2
-    running = [tune.start(), tune.start(), tune.start()]
-    assert [trial is not None for trial in running] == [True, True, False]
-    assert running[0] is not None
-    tune.train(running[0], 1.0)
-    tune.end(running[0])
-    assert tune.start() is not None
-    assert tune.searcher.suggest("next") is None
-    tune.room = 4
-    assert tune.start() is not None
-    assert tune.start() is not None
-    assert tune.searcher.suggest("next") == tune.searcher.FINISHED

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.yaml import to_yaml
-from ray_yolo.core.errors import ConfigError, InputError, TrainingError
+from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, StartEvent, parse_event
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.record import LEDGER_FILE, RunRecord, SweepRecord
@@ -32,16 +32,15 @@ from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
-from ray_yolo.tune.ledger import Finished, Ledger, Proposed, Started, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
 from ray_yolo.tune.mlflow import _child, sweep_run
+from ray_yolo.tune.schedule import Counted, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
-from ray_yolo.tune.searcher import tune_config_of
-from ray_yolo.tune.trial import train_trial
-from ray_yolo.tune.trials import Trial
+from ray_yolo.tune.trial import train_task
+from ray_yolo.tune.verification import compare
 from tests.support import checkpoints, run_log
 from tests.support.processes import kill, on_machine
 from tests.support.sweeps import SPACE, make_sweep
-from tests.tune.test_searcher import Tune
 from tests.tune.test_sweep_kill import RECIPE as LEARNS
 from tests.tune.test_sweep_kill import SPACE as GENES
 
@@ -70,7 +69,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         run = find_run(RECIPE, where, lambda folder: False) or begin_run(
             where, SweepRecord(digest=recipe_digest(RECIPE), space="quick", trials=3))
         opened.append(run)
-        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, run.remote)
+        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, stored=run.remote)
 
     yield start
     for run in opened:
@@ -97,7 +96,8 @@ def train(sweep: Run, name: str, value: float, *, ends: bool = True) -> Path:
         digest="0", asked=RECIPE, recipe=RECIPE, architecture=None, anchors=None, num_parameters=1, names=("a",),
         labels="", command="", provenance={}))
     log = EventLog(run.folder / EVENTS_FILE)
-    for event in (run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)):
+    saved = run_log.checkpoint(10).model_copy(update={"digest": "ab"})
+    for event in (run_log.run(), run_log.start(), run_log.epoch(0), saved):
         log.append(event)
     log.close()
     stored(run).checkpoints.put(checkpoints.save(run.folder, 10, "last", "best", value=value), 1)
@@ -107,24 +107,31 @@ def train(sweep: Run, name: str, value: float, *, ends: bool = True) -> Path:
     return run.folder
 
 
+def scheduled(trial: int) -> Scheduled:
+    return Scheduled(trial=trial, seed=0, until=2, start=0.0, end=2.0, why="new")
+
+
+def counted(trial: int, fitness: float) -> Counted:
+    return Counted(trial=trial, seed=0, epochs=2, fitness=fitness)
+
+
 def test_each_line_is_in_the_store_before_anything_follows_from_it(start: Start, bucket: FolderStore) -> None:
     run, ledger = start()
     ledger.propose()
     assert read_log(bucket) == ledger.path.read_bytes()
-    ledger.start(0)
+    ledger.append(scheduled(0))
     (run.folder / "evolve.csv").write_text("0")
-    ledger.finish(0, 0.5, {}, {}, 2)
-    ledger.propose()
+    ledger.append(counted(0, 0.5))
+    ledger.append(scheduled(0))
     die(run)
     again, continued = start("two")
     assert (continued.trials, again.folder.name) == (ledger.trials, "exp")
     assert (again.folder / "evolve.csv").read_text() == "0"
-    continued.start(1)
-    ledger.finish(1, 0.25, {}, {}, 2)  # by the first driver, who was taken for dead
+    continued.append(counted(0, 0.25))
+    ledger.append(counted(0, 0.125))  # by the first driver, which was taken for dead
     assert stored(run).is_lost
     die(again)
-    assert start("three")[1].trials == continued.trials
-    assert verify(read_ledger(continued.path)) == []
+    assert start("three")[1].lines == continued.lines
 
 
 def test_storage_that_is_away_costs_a_warning_and_no_line(start: Start, bucket: FolderStore,
@@ -138,26 +145,14 @@ def test_storage_that_is_away_costs_a_warning_and_no_line(start: Start, bucket: 
         away.setattr(FolderStore, "put_if", refuse)
         ledger.propose()
     assert "SlowDown" in caplog.text
-    ledger.start(0)
+    ledger.append(scheduled(0))
     assert read_log(bucket) == ledger.path.read_bytes()
-
-
-def test_a_sweep_that_another_process_has_ends_here(start: Start, bucket: FolderStore) -> None:
-    run, ledger = start()
-    bucket.put(LEASE, lease.Terms(2, "b", "elsewhere 1").to_bytes())
-    while not stored(run).is_lost:
-        time.sleep(0.01)
-    tune = Tune(run.folder.parent / "other", Search())
-    tune.callback._ledger = ledger
-    with pytest.raises(TrainingError, match="another process has taken over this sweep"):
-        tune.callback.on_step_end(0, [])
 
 
 def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     run, ledger = start()
     ledger.propose()
-    ledger.start(0)
     train(run, "trial0", 1)
     die(run)
     again, ledger = start("two")
@@ -166,10 +161,9 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
     reports: list[dict[str, Any]] = []
-    monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
     monkeypatch.setattr(ray.tune, "report", reports.append)
-    train_trial(tune_config_of(ledger.trials[0]), payload, None)
-    assert [report["epoch"] for report in reports] == [1]
+    train_task({"trial": "trial0", "genes": {"lr0": 0.01}, "seed": 0, "until": 1, "end": 1.0}, payload, None)
+    assert [json.loads(report["outcome"])["weights"] for report in reports] == ["ab"]
     assert not (tmp_path / "of Ray's processes").exists()
 
 
@@ -207,21 +201,19 @@ def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start,
 def test_commands_that_look_at_a_sweep_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     run, ledger = start()
-    ledger.propose()
-    ledger.propose()
-    for number in range(2):
-        ledger.start(number)
+    ledger.begun.schedule(write=ledger.append).next()
     train(run, "trial0", 1, ends=False)
     address = f"file://{tmp_path}/bucket/runs/evolve/exp"
     assert cli.status([address]) == 0
     first, trial, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"{address}: searching; 0/3 trials ended"
+    assert first == f"{address}: searching; 1 trial, 0 trained to the end"
     assert trial.startswith(f"  {address}/trials/trial0: interrupted")
     keep_best(run.folder, ledger.trials[0])
     run.finish()
     run.release()
     assert cli.verify([address]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{f'weights/{name}.pt':<30} ok" for name in ("best", "last")]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name:<30} ok" for name in ("ledger.jsonl", "weights/best.pt", "weights/last.pt")]
     assert cli.status([address]) == 0
     assert capsys.readouterr().out.startswith(f"{address}: finished; ")
     (run.folder / "mlflow.json").write_text('{"run_id": "0", "uri": "http://127.0.0.1:9"}')
@@ -264,15 +256,6 @@ def finished(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, errors.decode()
 
 
-def rows(ledger: Path) -> dict[int, Trial]:
-    """The rows of a sweep in which nothing was lost and nothing done twice."""
-    events = read_ledger(ledger)
-    assert verify(events) == []
-    for kind in (Proposed, Finished):
-        assert [event.trial for event in events if isinstance(event, kind)] == list(range(TRIALS))
-    return read_trials(events)
-
-
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1500)
@@ -304,24 +287,24 @@ def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_pa
 
 def check(folder: Path, store: Store, uninterrupted: Path) -> None:
     """A sweep that went on on its second machine while trial 1 was trained, in its folder there and in the store."""
-    ours, theirs = rows(folder / LEDGER_FILE), rows(uninterrupted / LEDGER_FILE)
+    ours, theirs = read_ledger(folder / LEDGER_FILE), read_ledger(uninterrupted / LEDGER_FILE)
+    assert [type(line) for line in ours if isinstance(line, Proposed)] == [Proposed] * TRIALS
+    assert verify(ours) == []
+    assert compare(ours[1:], theirs[1:]) is None  # the recipes have other paths
     assert read_log(store) == (folder / LEDGER_FILE).read_bytes()
-    for number, row in theirs.items():
-        assert (ours[number].genes, ours[number].fitness, ours[number].seen) == (row.genes, row.fitness, row.seen)
+    for number in range(TRIALS):
         trained = saved(list(run_log.events_of(uninterrupted / "trials" / f"trial{number}", CheckpointEvent)))
         stored = saved(logged(store, f"trial{number}"))
         assert stored.items() <= trained.items()  # the one before the kill may be stored but not reported
         assert stored[max(trained)]
-    assert [event.trial for event in read_ledger(folder / LEDGER_FILE) if isinstance(event, Started)] == [0, 1, 1, 2, 3]
     assert run_log.only(StartEvent, logged(store, "trial1"))[-1].step > 0
     for name in ("evolve.csv", "hyp_evolve.yaml"):
         assert store.get(name).data == (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
     assert store.get("finished").data == b""
     assert store.get("weights/best.pt").data == (folder / "weights/best.pt").read_bytes()
     assert digest(read_state(folder / "weights/best.pt")) == digest(read_state(uninterrupted / "weights/best.pt"))
-    fitness = {number: row.fitness or 0 for number, row in ours.items()}
-    best = max(fitness, key=lambda number: fitness[number])
-    for number in fitness:
+    best = ours[-1].winner
+    for number in read_trials(ours):
         there = [entry.name for entry in store.list(f"trials/trial{number}/")]
         assert ("states/" in there) == ("weights/" in there) == (number == best)
         assert {"finished", "log/", "run.json", "results.csv"} <= set(there)

@@ -16,33 +16,30 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import ConfigError, LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.runs.event_log import EventLog
-from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune import trial
-from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Judged, Ledger, Sweep
-from ray_yolo.tune.search import Asha, Search
-from ray_yolo.tune.trial import is_bad_luck, train_trial
+from ray_yolo.tune.schedule import Outcome
+from ray_yolo.tune.search import Search
+from ray_yolo.tune.trial import is_bad_luck, read_outcome, task_config, train_task, train_trial
 from tests.support import run_log
 
 EPOCHS = 6
-SEARCH = Search(scheduler=Asha(grace_epochs=2, reduction=2), objective={"recall": 1.0})
+SEARCH = Search.model_validate({"scheduler": "pbt", "objective": {"recall": 1.0}})
+GENES = {"lr0": 0.02}
 
 
 class Trained:
     """A sweep of one trial, whose trainings are epochs written down."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        space = Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},))
         self.folder = folder / "trials" / "trial0"
-        self.ledger = Ledger(folder / LEDGER_FILE, Sweep(space, SEARCH, Recipe(epochs=EPOCHS), "0"),
-                             Recipe(epochs=EPOCHS, objective=SEARCH.recipe_objective))
-        self.ledger.propose()
+        self.recipe = Recipe(epochs=EPOCHS, objective=SEARCH.recipe_objective)
         self.best_epoch = EPOCHS  # the last one that was saved as best.pt
         self.placement: dict[str, Any] = {"project": str(self.folder.parent)}
         self.reports: list[dict[str, Any]] = []
         self.error: Exception | None = None
         self.asked: list[RunConfig] = []
         monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
+        monkeypatch.setattr(ray.tune, "get_checkpoint", lambda: None)
         monkeypatch.setattr(ray.tune, "report", self.reports.append)
         monkeypatch.setattr(trial, "fit", self.fit)
         monkeypatch.setattr(trial, "_POLL_SECONDS", 0.01)
@@ -51,24 +48,33 @@ class Trained:
         log = EventLog(self.folder / "events.jsonl")
         for epoch in epochs:
             log.append(run_log.epoch(epoch - 1, step=epoch, val={}, metrics={"recall": epoch / 10},
-                                     best=epoch <= self.best_epoch))
-            log.append(run_log.checkpoint(epoch))
+                                     fitness=epoch / 10, best=epoch <= self.best_epoch))
+            log.append(run_log.checkpoint(epoch).model_copy(update={"digest": f"digest{epoch}"}))
         log.close()
 
     def fit(self, config: RunConfig, **_: Any) -> None:
-        assert threading.current_thread() is not threading.main_thread()
+        assert (threading.current_thread() is threading.main_thread()) == self.is_task
         self.asked.append(config)
         if self.error:
             raise self.error
-        self.write(*range(self.begun + 1, EPOCHS + 1))
+        self.write(*range(self.begun + 1, (config.placement.stop_after or EPOCHS) + 1))
 
     def train(self, begun: int = 0) -> list[int | None]:
         """The epochs that are reported by a process that goes on after so many."""
-        self.begun = begun
-        payload = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {}, "cache": "",
-                   "placement": self.placement, "search": SEARCH.model_dump(mode="json")}
-        train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, payload, None)
+        self.begun, self.is_task = begun, False
+        train_trial({"genes": GENES, "origin": None}, self.payload, None)
         return [report.get("epoch") for report in self.reports]
+
+    def train_task(self, until: int, begun: int = 0) -> list[Outcome]:
+        """The outcome that the task of a ladder reports."""
+        self.begun, self.is_task = begun, True
+        train_task({"trial": "trial0", "genes": GENES, "seed": 7, "until": until, "end": 3.0}, self.payload, None)
+        return [Outcome.model_validate_json(report["outcome"]) for report in self.reports]
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        return {"recipe": self.recipe.model_dump(mode="json"), "link": {}, "cache": "",
+                "placement": self.placement, "search": SEARCH.model_dump(mode="json")}
 
 
 @pytest.fixture
@@ -97,9 +103,8 @@ def test_the_row_is_of_the_epoch_of_best_pt(trained: Trained) -> None:
 def test_a_process_that_continues_knows_the_best_epoch_before_it(trained: Trained) -> None:
     trained.best_epoch = 1
     trained.write(1, 2, 3)
-    trained.ledger.append(Judged(trial=0, epoch=2, fitness=0.2))
     trained.train(begun=3)
-    assert rows(trained) == [(0.3, 0.1), (0.4, 0.1), (0.5, 0.1), (0.6, 0.1)]
+    assert rows(trained) == [(0.4, 0.1), (0.5, 0.1), (0.6, 0.1)]
 
 
 def test_under_nosave_which_writes_no_best_pt_the_row_is_of_the_last_epoch(trained: Trained) -> None:
@@ -114,29 +119,66 @@ def test_a_trial_trains_by_the_sweeps_objective(trained: Trained) -> None:
     assert config.recipe.objective.fitness({"recall": 0.5, "mAP50": 0.9, "mAP50-95": 0.9}) == 0.5
 
 
-def test_what_the_scheduler_has_judged_is_not_reported_again(trained: Trained) -> None:
+def test_what_was_reported_before_is_not_reported_again(trained: Trained) -> None:
     trained.write(1, 2, 3)
-    trained.ledger.append(Judged(trial=0, epoch=2, fitness=0.2))
-    assert trained.train(begun=3) == [3, 4, 5, 6]
-
-
-def test_what_it_has_not_judged_is(trained: Trained) -> None:
-    trained.write(1, 2, 3)
-    assert trained.train(begun=3) == [1, 2, 3, 4, 5, 6]
+    assert trained.train(begun=3) == [4, 5, 6]
 
 
 def test_a_training_that_ended_unseen_reports_its_last_epoch(trained: Trained) -> None:
     trained.write(1, 2, 3, 4)
-    trained.ledger.append(Judged(trial=0, epoch=4, fitness=0.4))
     (trained.folder / "finished").touch()
     assert trained.train() == [4]
     assert not trained.asked
 
 
-def test_one_that_ended_before_any_was_judged_reports_all(trained: Trained) -> None:
-    trained.write(1, 2, 3)
-    (trained.folder / "finished").touch()
-    assert trained.train() == [1, 2, 3]
+class TestTask:
+    """The task of a ladder."""
+
+    def test_it_trains_to_its_pause_and_reports_the_best_epoch_so_far_once(self, trained: Trained) -> None:
+        trained.best_epoch = 2
+        assert trained.train_task(4) == [
+            Outcome(fitness=0.2, metrics={"recall": 0.2}, losses={}, weights="digest4")]
+        [config] = trained.asked
+        assert (config.placement.stop_after, config.placement.name, config.placement.keep_checkpoints) == (
+            4, "trial0", 1)
+        assert (config.recipe.seed, config.recipe.optimizer.lr0) == (7, 0.02)
+
+    def test_the_last_task_of_a_trial_has_no_pause(self, trained: Trained) -> None:
+        config = {"trial": "trial0-seed7", "genes": GENES, "seed": 7, "until": EPOCHS, "end": 3.0}
+        assert task_config(trained.payload, config).placement.stop_after == 0
+
+    def test_what_an_earlier_driver_has_trained_and_not_counted_is_found_in_the_log(self, trained: Trained) -> None:
+        trained.write(1, 2, 3)
+        assert trained.train_task(3) == [
+            Outcome(fitness=0.3, metrics={"recall": 0.3}, losses={}, weights="digest3")]
+        assert not trained.asked
+        assert (trained.reports[0]["epochs"], trained.reports[0]["seconds"]) == (0, 0.0)
+
+    def test_a_training_whose_patience_is_over_has_its_last_outcome_at_every_later_rung(self, trained: Trained) -> None:
+        trained.write(1, 2, 3)
+        assert read_outcome(trained.folder, 5) is None
+        (trained.folder / "finished").touch()
+        assert read_outcome(trained.folder, 5) == Outcome(
+            fitness=0.3, metrics={"recall": 0.3}, losses={}, weights="digest3")
+
+    def test_an_epoch_without_its_checkpoint_is_not_over(self, trained: Trained) -> None:
+        log = EventLog(trained.folder / "events.jsonl")
+        log.append(run_log.epoch(0, step=1, best=True))
+        log.close()
+        assert read_outcome(trained.folder, 1) is None
+
+    def test_the_recipes_own_failure_is_an_outcome(self, trained: Trained) -> None:
+        trained.error = ConfigError("num_workers: 2 workers, but a step has only 1 part")
+        assert trained.train_task(3) == [
+            Outcome(reason="ConfigError: num_workers: 2 workers, but a step has only 1 part")]
+
+    @pytest.mark.parametrize("error", [LostWorkersError("gone"), KeyboardInterrupt()])
+    def test_another_failure_ends_the_process_so_that_the_task_starts_again(
+            self, trained: Trained, error: Exception) -> None:
+        trained.error = error
+        with pytest.raises(TrainingError):
+            trained.train_task(3)
+        assert not [report for report in trained.reports if "outcome" in report]
 
 
 def test_the_recipes_own_failure_is_reported_as_one(trained: Trained) -> None:

@@ -65,6 +65,7 @@ class _Job:
     most: int  # workers that can help
     config: Any
     heard: float  # when it was polled last
+    priority: float  # the least one is the most urgent
     summary: Summary | None = None
     ended: float = 0.0
     failures: list[Failure] = field(default_factory=list)
@@ -100,15 +101,16 @@ class JobQueue:
         self._progress, self._scanned = 0, -math.inf
         self._closed: str | None = None
 
-    def submit(self, job: str, folder: str, wanted: int, most: int, config: Any) -> None:
+    def submit(self, job: str, folder: str, wanted: int, most: int, config: Any, priority: float = 0.0) -> None:
         """Add a job.
 
         Args:
             folder: of its run; two jobs in one folder never run side by side.
             wanted: number of workers that it waits for.
             most: number of workers that it can use while others are idle.
+            priority: workers go to the least one first, among equal ones to the first.
         """
-        self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock()), folder
+        self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock(), priority), folder
         self._scanned = -math.inf
 
     def coordinator(self, job: str, wanted: int, method: str, *arguments: Any) -> Any:
@@ -239,17 +241,21 @@ class JobQueue:
                 if job.summary is None and job.judged and not job.failures and now - job.heard <= ABSENCE_SECONDS}
 
     def _needed(self) -> str | None:
-        """The job that waits the longest for a worker, unless workers are still at another job of its folder."""
+        """The most urgent job that waits for a worker, unless workers are still at another job of its folder."""
         others = {worker.job for worker in self._workers.values()}
         busy = {self._folders[job]: job for job in others if job in self._folders}
-        return next((name for name, job in self._open().items()
-                     if len(self._stay_at(name)) < job.wanted and busy.get(job.folder, name) == name), None)
+        waiting = (name for name, job in self._open().items()
+                   if len(self._stay_at(name)) < job.wanted and busy.get(job.folder, name) == name)
+        return min(waiting, key=self._priority, default=None)
 
     def _helped(self) -> str | None:
-        """The running job with the fewest workers that can use another one."""
+        """The most urgent running job that can use another worker; of equally urgent ones that with the fewest."""
         counts = {name: len(self._busy_at(name)) for name in self._open()}
         can = [name for name, count in counts.items() if 0 < count < self._jobs[name].most]
-        return min(can, key=counts.__getitem__, default=None)
+        return min(can, key=lambda name: (self._priority(name), counts[name]), default=None)
+
+    def _priority(self, name: str) -> float:
+        return self._jobs[name].priority
 
     def _fail(self, job: str, failure: Failure) -> None:
         self._jobs[job].failures.append(failure)

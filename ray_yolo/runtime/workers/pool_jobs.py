@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ray
 import ray.exceptions
@@ -37,6 +37,13 @@ _HEARTBEAT_SECONDS = 1.0
 _END_SECONDS = 10.0  # for the pool to end by itself once there is no more work
 
 QueueHandle: TypeAlias = "ActorHandle[JobQueue]"
+
+
+class PoolShare(NamedTuple):
+    """A standing pool as a training uses it: the pool gives its workers to the job of the least priority first."""
+
+    queue: QueueHandle
+    priority: float = 0.0
 
 
 # The driver's side
@@ -102,7 +109,8 @@ class JobCoordinator:
         return SimpleNamespace(remote=partial(self.queue.coordinator.remote, self.job, self._wanted, name))
 
 
-def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpec, policy: FailurePolicy) -> Summary:
+def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpec, policy: FailurePolicy,
+                   priority: float) -> Summary:
     """Have a standing pool train a job, whose `payload` has a `JobCoordinator`. Returns how training ended.
 
     Raises:
@@ -118,7 +126,8 @@ def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpe
             if isinstance(status, str):
                 raise ResourcesError(status)
             if status is None:
-                answer(queue.submit.remote(job, str(spec.run_dir), wanted, most_workers(spec.recipe), reference))
+                answer(queue.submit.remote(job, str(spec.run_dir), wanted, most_workers(spec.recipe), reference,
+                                           priority))
             elif status.failures:
                 failed = {number: error or ray.exceptions.WorkerCrashedError() for number, error in status.failures}
                 answer(coordinator.mark_lost.remote(list(failed)))

@@ -17,7 +17,7 @@ from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
 from ray_yolo.runtime.workers.pool import train_on_pool, uses_pool
-from ray_yolo.runtime.workers.pool_jobs import JobCoordinator, QueueHandle, train_on_queue
+from ray_yolo.runtime.workers.pool_jobs import JobCoordinator, PoolShare, train_on_queue
 from ray_yolo.runtime.workers.rendezvous import start_here, watchdog
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 10.0  # before a warning that resources are reserved by other jobs
 
 
-def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
+def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: PoolShare | None,
                  run: Run) -> Summary:
     """Train on Ray workers. Returns how training ended.
 
@@ -46,7 +46,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, the pool does not need it
     coordinator: Any = None
     if queue:
-        coordinator = JobCoordinator(queue, placement.min_workers)
+        coordinator = JobCoordinator(queue.queue, placement.min_workers)
     elif on_pool or torch_trainer.replaces_in_place(placement):
         coordinator = start_here(Coordinator, placement.min_workers)
     payload = {"spec": worker.to_payload(spec), "placement": placement.model_dump(mode="json"),
@@ -55,7 +55,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)
     with watchdog(coordinator, spec.run_dir, run_logger.warn):
         if queue:
-            return train_on_queue(payload, placement, spec, policy)
+            return train_on_queue(payload, placement, spec, policy, queue.priority)
         threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),
                          name="ray_yolo wait", daemon=True).start()
         if on_pool:

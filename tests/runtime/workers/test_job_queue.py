@@ -36,9 +36,9 @@ class Desk:
         """Of a worker: a has number 0, b 1, ..."""
         return PoolWorker(ord(name) - ord("a"), NODES.get(name, "middle"), ELSEWHERE)
 
-    def submit(self, *jobs: str, wanted: int = 2, most: int = 2, folder: str = "") -> None:
+    def submit(self, *jobs: str, wanted: int = 2, most: int = 2, folder: str = "", priority: float = 0.0) -> None:
         for job in jobs:
-            self.queue.submit(job, folder or f"trial{job}", wanted, most, {"of": job})
+            self.queue.submit(job, folder or f"trial{job}", wanted, most, {"of": job}, priority)
 
     def acquire(self, names: str) -> list[tuple[str, int] | str | None]:
         """What each is given: (job, number)."""
@@ -256,3 +256,13 @@ def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
         desk.queue.coordinator(job, 1, "end", ENDED)
     assert desk.queue.coordinator("950", 1, "outcome") == ENDED  # its workers may still ask
     assert all(len(value) <= 101 for value in vars(desk.queue).values() if hasattr(value, "__len__"))
+
+
+def test_the_most_urgent_job_gets_workers_and_helpers_first() -> None:
+    desk = Desk()
+    desk.submit("1", wanted=1, most=3, priority=9.0)
+    desk.submit("2", wanted=1, most=3, priority=3.0)
+    assert desk.acquire("ab") == [("2", 0), ("1", 0)]
+    assert desk.acquire("c") == [None]
+    desk.pass_by(4, "ab", "12")
+    assert desk.acquire("c") == [("2", 1)]

@@ -1,0 +1,71 @@
+"""Hands the tasks of a sweep's schedule to Ray Tune, the virtually earliest first, and returns their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ray_yolo.tune.schedule import Outcome, Over, Schedule, Task
+from ray_yolo.tune.trials import trial_folder
+
+
+class Dispatcher:
+    """The tasks that are ready, and those that are under way, by the names of their run folders.
+
+    Args:
+        seed: of the recipe; trainings on other seeds have run folders of their own.
+        explores: whether the sweep goes on with new proposals.
+        known: the result of a task that any sweep of the project has trained; None: it has to be trained.
+        limit: how many tasks may be under way.
+    """
+
+    def __init__(self, schedule: Schedule, seed: int, explores: Callable[[], bool],
+                 known: Callable[[Task], Outcome | None], limit: Callable[[], int]) -> None:
+        self._schedule, self._seed, self._explores, self._known, self._limit = schedule, seed, explores, known, limit
+        self._ready: list[Task] = []
+        self.running: dict[str, Task] = {}
+        self.over: Over | None = None
+        """The end of the sweep."""
+
+    def advance(self) -> None:
+        """Take the decisions that are due."""
+        while self.over is None:
+            reply = self._schedule.next(self._explores)
+            if isinstance(reply, Over):
+                self.over = reply
+            elif not isinstance(reply, Task):
+                return
+            elif outcome := self._known(reply):
+                self._schedule.finish(reply, outcome)
+            else:
+                self._ready.append(reply)
+
+    def name(self, task: Task) -> str:
+        """The name of the run folder in which a task trains."""
+        return trial_folder(task.trial, seed=None if task.seed == self._seed else task.seed)
+
+    def take(self, can_take: Callable[[str], bool]) -> Task | None:
+        """The task whose result is needed first, which is under way from now on.
+
+        Args:
+            can_take: whether the caller can train in a run folder; if not, it waits for the caller that can.
+        """
+        self.advance()
+        if not self._ready or len(self.running) >= self._limit():
+            return None
+        task = min(self._ready, key=lambda task: (task.end, task.start, task.trial, task.seed))
+        if not can_take(self.name(task)):
+            return None
+        self._ready.remove(task)
+        self.running[self.name(task)] = task
+        return task
+
+    def finish(self, name: str, outcome: Outcome) -> None:
+        """Pass on the result of the task in a run folder."""
+        self._schedule.finish(self.running.pop(name), outcome)
+        self.advance()
+
+    def config(self, task: Task) -> dict[str, Any]:
+        """The Tune configuration of a task."""
+        return {"trial": self.name(task), "genes": dict(task.genes), "seed": task.seed, "until": task.until,
+                "end": task.end}

@@ -1,0 +1,230 @@
+"""A Gaussian process over genes and the share of a training, and its proposals: where a whole training may be best.
+
+The logarithm of fitness is a parabola of each gene, plus Matern 5/2 with a length for each gene; both times the
+correlation between two rungs, with noise for each rung. Weights, lengths, correlation and noise have the highest
+posterior density, with priors for many genes and few rows (lengths grow with the root of the number of genes, as
+Hvarfner et al. 2024 propose). They are fitted to the first rows only, a multiple of `REFIT`: most proposals reuse them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ray_yolo.tune.evolution import Gene, Genes, GeneValue, nearest
+
+REFIT = 5  # rows between two fits
+STEPS = 40  # of a fit
+MOST = 200  # observations
+CANDIDATES = 400
+SOFT = 0.1  # share of the best fitness that is added before the logarithm
+ADDITIVE = 4.0  # prior sum of the axes' weights, beside a Matern part of weight 1
+ROUNDS = 3
+
+
+class Observation(NamedTuple):
+    """Fitness of a trial at a rung; None: it failed there."""
+
+    place: tuple[float, ...]
+    level: int  # number of the rung
+    fitness: float | None
+
+
+def encode(genes: Sequence[Gene], values: Mapping[str, GeneValue]) -> tuple[float, ...]:
+    """The place of genes in the unit cube; the values of a choice are evenly spaced."""
+    return tuple(_share(gene, values[gene.name]) for gene in genes)
+
+
+def decode(genes: Sequence[Gene], place: Sequence[float]) -> Genes:
+    """The genes of a place, numbers to five digits."""
+    return {gene.name: _value(gene, share) for gene, share in zip(genes, place, strict=True)}
+
+
+def _share(gene: Gene, value: GeneValue) -> float:
+    if gene.kind == "choice":
+        return gene.values.index(value) / max(1, len(gene.values) - 1)
+    if gene.low == gene.high:
+        return 0.0
+    if gene.log:
+        return math.log(float(value) / gene.low) / math.log(gene.high / gene.low)
+    return (float(value) - gene.low) / (gene.high - gene.low)
+
+
+def _value(gene: Gene, share: float) -> GeneValue:
+    if gene.kind == "choice":
+        return gene.values[round(share * (len(gene.values) - 1))]
+    value = gene.low * (gene.high / gene.low) ** share if gene.log else gene.low + (gene.high - gene.low) * share
+    return nearest(gene, float(f"{value:.5g}"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of a process: of the axes, of the levels, and the correlation of neighbouring levels."""
+
+    lengths: np.ndarray
+    weights: np.ndarray  # of the parabolas
+    noise: np.ndarray  # variance, relative to the signal's
+    correlation: float
+
+
+class Surrogate:
+    """A fitted process, in units of the standardised fitness of whole trainings."""
+
+    def __init__(self, observations: Sequence[Observation], levels: int, settings: Settings) -> None:
+        self._points, self._levels, self._values, self.offset, self.scale = _prepare(observations, levels)
+        self._settings, self._top = settings, levels - 1
+        kernel = _kernel(self._points, self._levels, self._points, self._levels, settings)
+        kernel[np.diag_indices_from(kernel)] += settings.noise[self._levels]
+        self._factor = np.linalg.inv(np.linalg.cholesky(kernel))
+        self._half = self._factor @ self._values
+        self.signal = float((self._half @ self._half + 2.0) / (len(self._values) + 2.0))
+
+    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of whole trainings, without noise, in standardised units."""
+        cross = self._factor @ _kernel(self._points, self._levels, points, np.full(len(points), self._top),
+                                       self._settings)
+        prior = 1 + _features(points)**2 @ np.tile(self._settings.weights, 2)
+        return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a whole training's fitness as a share of it, as the fit sees it."""
+        return float(np.sqrt(self._settings.noise[self._top] * self.signal)) * self.scale
+
+    def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
+        """The process after these trainings, each with the fitness that is expected."""
+        other = object.__new__(Surrogate)
+        other.__dict__.update(self.__dict__)
+        cross = self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
+        expected = self._half @ cross
+        other._points, other._levels = np.vstack([self._points, points]), np.r_[self._levels, levels]
+        other._values = np.r_[self._values, expected]
+        kernel = _kernel(other._points, other._levels, other._points, other._levels, self._settings)
+        kernel[np.diag_indices_from(kernel)] += self._settings.noise[other._levels]
+        other._factor = np.linalg.inv(np.linalg.cholesky(kernel))
+        other._half = other._factor @ other._values
+        return other
+
+
+def fit_surrogate(observations: Sequence[Observation], levels: int) -> Surrogate:
+    """The process of these observations, in the order in which they were counted."""
+    first = max(REFIT, len(observations) // REFIT * REFIT)
+    return Surrogate(observations[-MOST:], levels, _fit(tuple(observations[:first][-MOST:]), levels))
+
+
+def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, running: Sequence[Observation],
+                  rng: np.random.Generator) -> Genes:
+    """The genes of the highest expected improvement on the best of `tops` (places), among these and others near them.
+
+    Running trials are believed to show what is expected.
+    """
+    best = process.predict(tops)[0].max()
+    if running:
+        process = process.believe(np.array([row.place for row in running]), np.array([row.level for row in running]))
+    pool, size = tops[rng.integers(len(tops), size=CANDIDATES)], 0.4
+    for _ in range(ROUNDS):
+        pool = _neighbours(genes, pool, size, rng)
+        mean, spread = process.predict(pool)
+        ranked = pool[np.argsort(-_improvement(mean - best, spread), kind="stable")]
+        pool, size = ranked[np.arange(CANDIDATES // 8) % 8], size / 3
+    return decode(genes, ranked[0])
+
+
+def _improvement(ahead: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    z = ahead / spread
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    return ahead * np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z]) + spread * density
+
+
+def _neighbours(genes: Sequence[Gene], origins: np.ndarray, size: float, rng: np.random.Generator) -> np.ndarray:
+    """The places themselves, and one near each: moved along a few axes, or along all."""
+    count, axes = origins.shape
+    share = np.array([2 / axes, 0.3, 1.0])[rng.integers(3, size=(count, 1))]
+    moves = rng.random((count, axes)) < share
+    moves[np.arange(count), rng.integers(axes, size=count)] = True
+    steps = size * rng.random((count, 1)) ** 1.5 * rng.standard_normal((count, axes))
+    choices = np.array([len(gene.values) if gene.kind == "choice" else 0 for gene in genes])
+    drawn = np.floor(rng.random((count, axes)) * choices) / np.maximum(choices - 1, 1)
+    others = np.where(choices > 0, drawn, np.clip(origins + steps, 0.0, 1.0))
+    return np.vstack([origins, np.where(moves, others, origins)])
+
+
+def _prepare(observations: Sequence[Observation], levels: int
+             ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    """Points, levels, and values: scaled to whole trainings by trials that have both, and standardised."""
+    points = np.array([row.place for row in observations])
+    level = np.array([row.level for row in observations])
+    values = np.array([np.nan if row.fitness is None else row.fitness for row in observations])
+    factors, by_place = np.ones(levels), dict[tuple[float, ...], dict[int, float]]()
+    for row in observations:
+        if row.fitness is not None:
+            by_place.setdefault(row.place, {})[row.level] = row.fitness
+    for lower in reversed(range(levels - 1)):
+        both = [(rows[lower], rows[lower + 1]) for rows in by_place.values() if lower in rows and lower + 1 in rows]
+        ahead = sum(high for _, high in both) / max(sum(low for low, _ in both), 1e-9) if both else 1.0
+        factors[lower] = factors[lower + 1] * ahead
+    values = values * factors[level]
+    values = np.where(np.isnan(values), np.nanmin(values) if np.isfinite(values).any() else 0.0, values)
+    values = np.log(np.maximum(values, 0.0) / max(values.max(), 1e-9) + SOFT)  # losses of genes multiply
+    offset, scale = float(values.mean()), float(values.std()) or 1.0
+    return points, level, (values - offset) / scale, offset, scale
+
+
+def _kernel(left: np.ndarray, left_levels: np.ndarray, right: np.ndarray, right_levels: np.ndarray,
+            settings: Settings) -> np.ndarray:
+    distance = math.sqrt(5) * np.sqrt(_squares(left / settings.lengths, right / settings.lengths))
+    apart = np.abs(left_levels[:, None] - right_levels[None])
+    additive = (_features(left) * np.tile(settings.weights, 2)) @ _features(right).T
+    return (additive + (1 + distance + distance**2 / 3) * np.exp(-distance)) * settings.correlation**apart
+
+
+def _features(points: np.ndarray) -> np.ndarray:
+    centred = 2 * points - 1
+    return np.hstack([centred, centred**2])
+
+
+def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return np.maximum((left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T, 0.0)
+
+
+@lru_cache(maxsize=8)
+def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
+    """The parameters of the highest posterior density, by resilient propagation from the priors' centres."""
+    points, level, values, _, _ = _prepare(observations, levels)
+    axes, count = points.shape[1], len(values)
+    centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADDITIVE / axes)),
+                   np.full(levels, math.log(0.1)), -2.0]
+    width = np.r_[np.full(axes, 1.0), np.full(axes, 1.5), np.full(levels, 1.0), 1.0]
+    apart = np.abs(level[:, None] - level[None])
+    features = _features(points)
+    theta, step, before = centre.copy(), np.full(len(centre), 0.2), np.zeros(len(centre))
+    for _ in range(STEPS):
+        lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
+        rate = math.exp(theta[-1])
+        scaled = points / lengths
+        distance = math.sqrt(5) * np.sqrt(_squares(scaled, scaled))
+        fade = np.exp(-rate * apart)
+        decay = np.exp(-distance) * fade
+        kernel = (features * np.tile(weights, 2)) @ features.T * fade + (1 + distance + distance**2 / 3) * decay
+        inverse = np.linalg.inv(kernel + np.diag(noise[level] + 1e-6))
+        alpha = inverse @ values
+        signal = (values @ alpha + 2.0) / (count + 2.0)
+        outer = np.outer(alpha, alpha) / signal - inverse
+        pull = outer * (5 / 3) * (1 + distance) * decay
+        slope = np.empty_like(theta)
+        slope[:axes] = (pull.sum(1) @ scaled**2 - ((pull @ scaled) * scaled).sum(0))
+        slope[axes:2 * axes] = 0.5 * weights * (((outer * fade) @ features) * features).sum(0).reshape(2, axes).sum(0)
+        slope[2 * axes:-1] = [0.5 * noise[n] * np.diag(outer)[level == n].sum() for n in range(levels)]
+        slope[-1] = -0.5 * rate * (outer * kernel * apart).sum()
+        slope -= (theta - centre) / width**2
+        same = slope * before
+        step = np.clip(np.where(same > 0, step * 1.2, np.where(same < 0, step * 0.5, step)), 1e-3, 0.5)
+        before = np.where(same < 0, 0.0, slope)
+        theta = theta + np.sign(before) * step
+    lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
+    return Settings(lengths, weights, noise + 1e-6, math.exp(-math.exp(theta[-1])))

@@ -1,0 +1,121 @@
+"""How long a sweep takes, and when its exploration ends so that it ends in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.events import DatasetEvent, Event, SplitCounts, WorkerEvent
+from ray_yolo.runs.event_log import EventLog
+from ray_yolo.tune.budget import (
+    Budget,
+    describe,
+    forecast,
+    most_trials,
+    phase_seconds,
+    recorded_epoch_seconds,
+    trained_spans,
+)
+from ray_yolo.tune.schedule import Over, Scheduled, Task
+from tests.support import run_log
+from tests.support.schedules import RESOLVED, open_ledger, outcome_of, run_sweep
+
+
+def test_a_forecast_is_what_a_sweep_trains(tmp_path: Path) -> None:
+    ledger = run_sweep(tmp_path / "ledger.jsonl", 30)
+    planned = forecast(ledger.begun, 30)
+    trained = sum(line.end - line.start for line in ledger.lines if isinstance(line, Scheduled))
+    # which trials are good is not known before
+    assert planned.exploration + sum(planned.confirmation) == pytest.approx(trained, rel=0.25)
+
+
+def test_whole_trainings_run_side_by_side() -> None:
+    assert phase_seconds(work=27.0, epochs=9, slots=2, epoch_seconds=10.0) == 2 * 9 * 10.0
+    assert phase_seconds(work=0.0, epochs=9, slots=2, epoch_seconds=10.0) == 0.0
+
+
+def test_the_largest_sweep_that_ends_in_time(tmp_path: Path) -> None:
+    begun = open_ledger(tmp_path / "ledger.jsonl").begun
+    plan = most_trials(begun, 3600.0, 2.0, 2, 100_000)
+    assert 0.85 * 3600 < plan.seconds(2.0, 2, 9) < 3600
+    assert most_trials(begun, 3600.0, 2.0, 2, 7).trials <= 7
+
+
+def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float) -> float:
+    """One slot that needs so long for an epoch. Returns when the sweep ends."""
+    ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2)
+    budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
+    tasks: list[Task] = []
+    while not isinstance(reply := schedule.next(budget.explores), Over):
+        if isinstance(reply, Task):
+            tasks.append(reply)
+            continue
+        task = tasks.pop(0)
+        now[0] += seconds * (task.end - task.start)
+        budget.measure(task.end - task.start, seconds * (task.end - task.start))
+        schedule.finish(task, outcome_of(task))
+    return now[0]
+
+
+@pytest.mark.parametrize("spent", [0.0, 150.0])
+def test_a_sweep_ends_in_time_also_in_several_commands(tmp_path: Path, spent: float) -> None:
+    now = [0.0]
+    budget = Budget(open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2).begun, 1000, 0.1, spent, None, lambda: 1,
+                    lambda: now[0])
+    assert spent + drive(budget, tmp_path, now, 0.5) == pytest.approx(360, rel=0.1)
+    assert budget.seconds == pytest.approx(360, rel=0.1)
+
+
+def test_without_hours_it_ends_after_so_many_trials(tmp_path: Path) -> None:
+    now = [0.0]
+    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2).begun
+    budget = Budget(begun, 12, 0.0, 0.0, 5.0, lambda: 1, lambda: now[0])
+    budget.schedule = begun.schedule()
+    left = budget.seconds_left()
+    took = drive(budget, tmp_path, now, 5.0)
+    assert left == pytest.approx(took, rel=0.25)
+    assert len(open_ledger(tmp_path / "ledger.jsonl").trials) == 12
+
+
+def training(labels: str = "0123", model: str = "yolov5s") -> list[Event]:
+    """A log of two commands of two workers each: 2 epochs in 10 s, and 1 epoch in 8 s, half of it on one worker."""
+    counts = SplitCounts(images=1, boxes=1, per_class=(1,), empty_file=0, no_file=0, images_left_out=0,
+                         rows_left_out=0, looked_for=(), digest=labels)
+    data, worker = DatasetEvent(names=("a",), splits={"train": counts, "val": counts}), WorkerEvent(
+        worker=0, node="a", pid=1)
+    recipe = RESOLVED.model_copy(update={"model": model}).model_dump(mode="json")
+    events = [run_log.run().model_copy(update={"recipe": recipe}), data, worker, run_log.start(num_workers=2),
+              run_log.end(4, "stopped", epoch=1), data, worker, run_log.start(4, epoch=2, num_workers=2),
+              run_log.start(5, epoch=2, num_workers=1), run_log.end(6, "done", epoch=2)]
+    times = [0, 0, 1, 2, 11, 100, 100, 101, 104, 108]
+    return [event.model_copy(update={"time": float(time)}) for event, time in zip(events, times, strict=True)]
+
+
+def test_the_time_of_a_slot_is_that_of_its_workers() -> None:
+    assert trained_spans(training(), workers=2) == [(2, 10.0), (1, 6.0)]
+    assert trained_spans(training(), workers=1) == [(2, 19.0), (1, 11.0)]
+
+
+@pytest.mark.parametrize(("labels", "model", "found"), [
+    ("0123", "yolov5s", 16.0 / 3), ("4567", "yolov5s", None), ("0123", "yolov5n", None)])
+def test_the_time_of_an_epoch_is_known_from_trainings_of_the_same_model_and_data(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: str, model: str, found: float | None) -> None:
+    log = EventLog(tmp_path / "trial0" / "events.jsonl")
+    log.close()
+    monkeypatch.setattr("ray_yolo.tune.budget.read_events", lambda path: training(labels, model))
+    recipe: Recipe = RESOLVED.model_copy(update={"model": "/somewhere/yolov5s"})
+    assert recorded_epoch_seconds([tmp_path], recipe, "0123", 2) == found
+    assert recorded_epoch_seconds([], recipe, "0123", 2) is None
+
+
+def test_a_start_says_what_it_will_do(tmp_path: Path) -> None:
+    begun = open_ledger(tmp_path / "ledger.jsonl").begun
+    text = "\n".join(describe(begun, 12, 0.0, 2, 2.0))
+    assert "genes: lr0, augment.close_mosaic, optimizer.name" in text
+    assert "ladder: 3 -> 9 epochs" in text
+    assert "slots: 2 trials at a time (3 virtual ones)" in text
+    assert "for 12 trials" in text
+    assert "not known before the first trial" in describe(begun, 12, 0.0, 2, None)[-1]
+    assert describe(begun, 100_000, 8.0, 2, 2.0)[-1] == "time: about 8:00:00 on this cluster"

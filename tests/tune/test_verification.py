@@ -1,0 +1,39 @@
+"""`verify` of sweeps: decisions are computed again, and two sweeps are compared line by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_yolo import cli
+from tests.support.schedules import run_sweep
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> list[str]:
+    """Two executions of one sweep, on other slots."""
+    for name, slots in (("one", 1), ("two", 3)):
+        run_sweep(tmp_path / name / "ledger.jsonl", 9, slots=slots, order=slots)
+    return [str(tmp_path / "one"), str(tmp_path / "two")]
+
+
+def test_two_executions_of_a_sweep_are_equal(sweeps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.verify(sweeps) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["ledger.jsonl", "ok"], ["ledgers", "ok"]]
+
+
+def test_other_weights_show_by_their_digests(sweeps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(sweeps[1]) / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"weights":"1-3-3"', '"weights":"other"'))
+    assert cli.verify(sweeps[1:]) == 0  # no decision follows from a digest
+    assert cli.verify(sweeps) == 3
+    assert "weights='other') in the second" in capsys.readouterr().out
+
+
+def test_a_decision_that_does_not_follow_is_reported(sweeps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(sweeps[0]) / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"why":"audit"', '"why":"best"', 1))
+    assert cli.verify(sweeps[:1]) == 3
+    assert "follows from the lines before" in capsys.readouterr().out
