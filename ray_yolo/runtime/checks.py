@@ -21,7 +21,7 @@ from ray_yolo.runtime.preflight import cluster_asked_for
 from ray_yolo.sinks.mlflow_client import tracking_uri
 
 LIBRARIES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pydantic", "opencv-python-headless", "opencv-python",
-             "pillow", "matplotlib", "tensorboard", "onnx", "onnxruntime", "optuna", "safetensors", "obstore")
+             "pillow", "matplotlib", "tensorboard", "onnx", "onnxruntime", "safetensors", "obstore")
 
 
 def describe(placement: Placement) -> tuple[list[str], list[str]]:
