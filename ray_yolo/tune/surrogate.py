@@ -22,7 +22,7 @@ REFIT = 5  # rows between two fits
 STEPS = 40  # of a fit
 MOST = 200  # observations
 CANDIDATES = 400
-SOFT = 0.1  # share of the best fitness that is added before the logarithm
+SOFT = 0.2  # share of the best fitness that is added before the logarithm
 ADDITIVE = 4.0  # prior sum of the axes' weights, beside a Matern part of weight 1
 ROUNDS = 3
 

@@ -107,5 +107,6 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
 def time_to_close(work: Sequence[float], slots: int, land: Landscape) -> float:
     """Seconds to the end of a sweep whose exploration is closed now; stages cannot overlap."""
     running, competing, claiming = work
-    stages = [math.ceil(stage / land.epochs / slots - 1e-9) * land.epochs for stage in (competing, claiming)]
-    return (running / slots + sum(stages)) * land.epoch_seconds + START_SECONDS * len(work)
+    rounds = [math.ceil(stage / land.epochs / slots - 1e-9) for stage in (competing, claiming)]
+    return ((running / slots + sum(rounds) * land.epochs) * land.epoch_seconds
+            + START_SECONDS * (1 + math.ceil(running / land.epochs) + sum(rounds)))
