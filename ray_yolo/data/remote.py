@@ -102,8 +102,9 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     except InputError as error:  # in the description, known to the user by its address
         raise DatasetError(str(error).replace(str(top / _PARTIAL), folder)) from None
     except OSError as error:
-        advice = f"; see that {top} can be written to" if error.errno else ""
-        raise DatasetError(f"data: {address}: {error}{advice}") from None
+        advice = f"{top} can be written to" if error.errno else "the environment's credentials may list and read it"
+        text = str(error) if ";" in str(error) else f"{error}; see that {advice}"  # a store may say what to do
+        raise DatasetError(f"data: {address}: {text}") from None
     return DatasetSnapshot(address, current, str(top / current))
 
 

@@ -27,7 +27,7 @@ TRAIN_FLAGS = frozenset([
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
     "--keep-checkpoints", "--nosave", "--noplots", "--timeout-seconds",
-    "--stall-seconds", "--register", "--registered-name", "--callbacks", "--bucket",
+    "--stall-seconds", "--stop-after", "--register", "--registered-name", "--callbacks", "--bucket",
     "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
@@ -37,7 +37,7 @@ TRAIN_FLAGS = frozenset([
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
     "--allow-empty", "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
-    "--classes", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
+    "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
     "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])

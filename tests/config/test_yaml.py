@@ -93,8 +93,8 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "list": ("- a\n- b", "1: the file must consist of `key: value` lines"),
     "word": ("\nhello", "2: the file must consist of `key: value` lines"),
     "two documents": ("a: 1\n---\nb: 2", "2: a second document starts here; a file has one"),
-    "latin-1": (b"a: 1\nname: caf\xe9", "2: not UTF-8; save the file as UTF-8"),
-    "utf-16": ("epochs: 3".encode("utf-16"), "1: not UTF-8; save the file as UTF-8"),
+    "latin-1": (b"a: 1\nname: caf\xe9", "2: not UTF-8; save the file as UTF-8, or give a YAML file"),
+    "utf-16": ("epochs: 3".encode("utf-16"), "1: not UTF-8; save the file as UTF-8, or give a YAML file"),
     "nul": (b"a: 1\nb: \x00", "2: not YAML: control character '\\x00'; is this a text file?"),
     "escape": (b"a: \x1b[31m", "1: not YAML: control character '\\x1b'; is this a text file?"),
 }
