@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, plain, save
+from ray_yolo.tune.schedule import spearman
 from ray_yolo.tune.trials import Trial
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle
 
 
 def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
-    """Draw evolve.png, progress.png and lineage.png of a sweep."""
+    """Draw evolve.png, progress.png, lineage.png, importance.png and parallel.png of a sweep."""
     finished = [trial for trial in trials if trial.fitness is not None]
     fitness = [trial.fitness for trial in finished if trial.fitness is not None]
     numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
@@ -33,6 +34,11 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
     plot_genes(numeric, fitness, [trial.epochs for trial in finished], folder / "evolve.png")
     plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
                   [trial.epochs for trial in trials], folder / "progress.png")
+    longest = max((trial.epochs for trial in finished), default=0)
+    whole = [trial for trial in finished if trial.epochs == longest]
+    moved = {name: [float(trial.genes[name]) for trial in whole] for name in numeric}
+    plot_importance(moved, [trial.fitness or 0.0 for trial in whole], folder / "importance.png")
+    plot_parallel(moved, [trial.fitness or 0.0 for trial in whole], folder / "parallel.png")
     fitness_of = {trial.number: trial.fitness for trial in finished}
     plot_lineage({trial.number: [n for n in trial.ancestors if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")
@@ -64,6 +70,36 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
             axes.set_title(f"{at[best]:.4g}", fontsize=8, color=COLOURS[1], loc="right")
     for axes in panels[::COLUMNS]:
         axes.set_ylabel("Fitness", fontsize=9, color=INK)
+    return save(figure, path)
+
+
+def plot_importance(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
+    """How much the order of trials by each gene agrees with that by fitness: the rank correlation, the largest first.
+
+    It shows monotonic effects of single genes, among trials that were trained equally long.
+    """
+    shares = {name: spearman(values, fitness) for name, values in genes.items() if len(values) > 2}
+    names = sorted(shares, key=lambda name: abs(shares[name]))
+    figure = new_figure(8, 1.5 + 0.28 * len(names))
+    axes = dress(figure.add_subplot(), title="Genes and fitness", x="Rank correlation with fitness")
+    axes.barh([plain(name, 28) for name in names], [shares[name] for name in names], color=COLOURS[0], height=0.6)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set_xlim(-1, 1)
+    return save(figure, path)
+
+
+def plot_parallel(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
+    """Each trial as a line over its genes, each scaled to the values that were tried; better trials are darker."""
+    names = [name for name, values in genes.items() if len(set(values)) > 1]
+    figure = new_figure(max(8.0, 0.8 * len(names)), 4.5)
+    axes = dress(figure.add_subplot(), title="Genes of the trials", y="Value, lowest to highest")
+    scaled = np.array([(np.asarray(genes[name]) - min(genes[name])) / np.ptp(genes[name]) for name in names])
+    order = np.argsort(fitness)
+    for place, trial in enumerate(order if names else []):
+        is_best = place == len(order) - 1
+        axes.plot(range(len(names)), scaled[:, trial], linewidth=2.0 if is_best else 0.9,
+                  color=COLOURS[1] if is_best else COLOURS[0], alpha=1.0 if is_best else 0.1 + 0.5 * place / len(order))
+    axes.set_xticks(range(len(names)), [plain(name, 28) for name in names], rotation=60, ha="right", fontsize=8)
     return save(figure, path)
 
 

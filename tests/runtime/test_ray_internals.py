@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -92,3 +93,15 @@ def test_a_cluster_answers_each_query(ray_session: None) -> None:
     while not ray_internals.is_removed(group):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_tune_keeps_so_many_processes_of_paused_trials() -> None:
+    from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
+    from ray.tune.utils.object_cache import _ObjectCache
+
+    assert "self._actor_cache = _ObjectCache(" in inspect.getsource(TuneController.__init__)
+    cache = _ObjectCache()
+    controller = TrialRunnerWrapper(cast(Any, SimpleNamespace(_actor_cache=cache)), trial_executor=None)
+    ray_internals.keep_trial_processes(controller, SimpleNamespace(placement_group_factory="its resources"), 3)
+    assert [cache.cache_object("its resources", number) for number in range(4)] == [True, True, True, False]
+    assert list(cache.flush_cached_objects()) == []
