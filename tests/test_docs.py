@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
-OTHERS = {"--address", "--head", "--working-dir",  # Ray's, then pip's, MLflow's, TensorBoard's
+OTHERS = {"--address", "--head", "--working-dir", "--record-durations",  # Ray's, then pip's, MLflow's, TensorBoard's
           "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs
 COMMAND = re.compile(r"^(?:    )?(?:python -m ray_yolo\.|ray_yolo )(\w+) (.*)$", re.MULTILINE)

@@ -119,13 +119,15 @@ def fit_surrogate(observations: Sequence[Observation], levels: int) -> Surrogate
 
 def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, running: Sequence[Observation],
                   rng: np.random.Generator) -> Genes:
-    """The genes of the highest expected improvement on the best of `tops` (places), among these and others near them.
+    """The genes of the highest expected improvement on `tops` (places) and running trials, among places near `tops`.
 
     Running trials are believed to show what is expected.
     """
     best = process.predict(tops)[0].max()
     if running:
-        process = process.believe(np.array([row.place for row in running]), np.array([row.level for row in running]))
+        places = np.array([row.place for row in running])
+        best = max(best, process.predict(places)[0].max())
+        process = process.believe(places, np.array([row.level for row in running]))
     pool, size = tops[rng.integers(len(tops), size=CANDIDATES)], 0.4
     for _ in range(ROUNDS):
         pool = _neighbours(genes, pool, size, rng)
