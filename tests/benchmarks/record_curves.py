@@ -1,4 +1,4 @@
-"""Record the table that `evolve_simulation.py` replays: small trainings of our own, one row each.
+"""Record the table that `search_landscapes.py` replays: small trainings of our own, one row each.
 
     python -m tests.benchmarks.record_curves --table tests/benchmarks/yolo_curves.json
 

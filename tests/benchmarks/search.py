@@ -11,7 +11,7 @@ others choose the best number of their longest trainings. Most start at the defa
     random+asha   random draws, ASHA (first rung a ninth, one in four continues)
     optuna        Optuna's multivariate TPE (constant liar) and its HyperbandPruner
     cmaes         CMA-ES of the package `cmaes`, whole trainings
-    gp            a plain Gaussian process (Matern 5/2, expected improvement), whole trainings
+    gp            our Gaussian process alone: eight random draws, then its choices, whole trainings
     dehb          differential evolution and Hyperband of the package `dehb`
     evolution     the evolution of YOLOv5 and Ultralytics: one child of the best five after the other, whole trainings
     tune+asha     Ultralytics with Ray Tune: random draws, ASHA (first rung a tenth, one in three continues)
@@ -159,7 +159,7 @@ class CmaEs(Whole):
 
 
 class PlainProcess(Whole):
-    """A Gaussian process over whole trainings after eight random ones."""
+    """Our Gaussian process over whole trainings, after eight random ones."""
 
     def __init__(self, land: Landscape, seed: int) -> None:
         super().__init__(land)
