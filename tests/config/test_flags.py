@@ -37,7 +37,8 @@ TRAIN_FLAGS = frozenset([
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
     "--allow-empty", "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
-    "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
+    "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--num-workers",
+    "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
     "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])

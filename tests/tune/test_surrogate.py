@@ -54,7 +54,6 @@ def test_it_knows_where_whole_trainings_are_good():
     assert 0.01 < surrogate.noise < 0.1
 
 
-@pytest.mark.xfail(reason="with one running trial at the place of the best, the same place is proposed again")
 def test_it_avoids_what_failed_and_what_is_running():
     rng = np.random.default_rng(1)
     seen = list(observations(20, rng))
