@@ -273,7 +273,7 @@ MUTATIONS = (
         "(self._epochs * self._batches - self._batch)",
         "sinks/test_report.py",
     ),
-    Mutation("tune/searcher.py", "reduction_factor=reduction", "reduction_factor=4", "tune/test_searcher.py"),
+    Mutation("tune/schedule.py", "LEAST_CORRELATION = 0.55", "LEAST_CORRELATION = -2.0", "tune/test_schedule.py"),
     # plots
     Mutation(
         "plots/metrics.py",
@@ -297,10 +297,8 @@ MUTATIONS = (
     Mutation(
         "config/sections.py", "for name, weight in self if weight]", "for name, weight in self]", "tune/test_search.py"
     ),
-    Mutation(
-        "tune/search.py", '"grace_epochs", 0) or math.ceil(', '"grace_epochs", 0) or math.floor(', "tune/test_search.py"
-    ),
-    Mutation("tune/files.py", 'trial.state == "finished"]', "trial.has_ended]", "tune/test_files.py"),
+    Mutation("tune/schedule.py", "math.floor(warmup) + 1", "math.floor(warmup)", "tune/test_schedule.py"),
+    Mutation("tune/files.py", "for trial in trials if trial.fitness is not None]", "for trial in trials]", "tune/test_files.py"),
 )
 
 
