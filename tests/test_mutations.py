@@ -298,7 +298,7 @@ MUTATIONS = (
         "config/sections.py", "for name, weight in self if weight]", "for name, weight in self]", "tune/test_search.py"
     ),
     Mutation("tune/schedule.py", "math.floor(warmup) + 1", "math.floor(warmup)", "tune/test_schedule.py"),
-    Mutation("tune/files.py", "for trial in trials if trial.fitness is not None]", "for trial in trials]", "tune/test_files.py"),
+    Mutation("tune/files.py", "in trials if trial.fitness is not None]", "in trials]", "tune/test_files.py"),
 )
 
 
