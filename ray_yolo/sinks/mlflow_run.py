@@ -73,9 +73,9 @@ class Delivery:
         Raises:
             Exception: any that MLflow raises. A repeated call asks the server again what has arrived.
         """
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-
         client, self._client = self._client or self._open(plan), None  # kept only if all of the following succeeds
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag  # after its settings
+
         run_id, held, tags = self._run_id, self._held, _tags(plan)
         if plan.end_ms is None and self._status != plan.status:
             client.update_run(run_id, status=plan.status)
