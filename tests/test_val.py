@@ -34,7 +34,7 @@ def test_a_dry_run_prints_everything_and_validates_nothing(
         calls: list[ValConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--dry-run"]) == 0
     output = capsys.readouterr().out
-    assert "\nweights: best.pt                          # --weights\n" in output
+    assert output.startswith("weights: best.pt                          # --weights\n")
     assert "\nimgsz: 320                                # default; decided at the start\n" in output
     assert calls == []
 

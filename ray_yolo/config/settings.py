@@ -248,10 +248,12 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> st
 
 
 def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
-    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. The values
-    are those of `decided`, which has all open settings resolved. Passwords in URLs are masked."""
+    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. What has no
+    default comes first. The values are those of `decided`, which has all open settings resolved. Passwords in URLs are
+    masked."""
     lines, requested, resolved = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
-    for path, field in config_fields(type(config)).items():
+    needed = {name for name, info in type(config).model_fields.items() if info.is_required()}
+    for path, field in sorted(config_fields(type(config)).items(), key=lambda item: item[0] not in needed):
         before, value = (functools.reduce(dict.__getitem__, field.keys, tree) for tree in (requested, resolved))
         origin = origins[path] if value == before else f"{origins[path]}; decided at the start"
         lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origin}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -182,9 +183,9 @@ class SweepCallback(Callback):
             if self._drops:
                 self._drop(rows)
 
+    @abstractmethod
     def fail(self, name: str, reason: str) -> None:
         """Record a failure for good."""
-        raise NotImplementedError
 
     def check_room(self) -> None:
         """Check, after the last trial, that the cluster had capacity for all of them.
