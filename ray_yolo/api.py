@@ -156,7 +156,7 @@ class YOLO:
         return export(self._config(ExportConfig, settings, "export"))
 
     def tune(self, **settings: Any) -> SearchResult:
-        """Search the recipe by trainings of this model on Ray; by default `space="evolve"` and `trials=300`."""
+        """Search the recipe by trainings of this model on Ray; by default `space="ladder"` and 300 trials."""
         from ray_yolo.tune.tuner import search
 
         return search(self._config(TuneConfig, settings))

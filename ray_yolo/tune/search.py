@@ -34,8 +34,8 @@ class SweepConfig(ConfigModel):
 
     space: str = "ladder"
     """Genes and how to search them: a YAML file, or a shipped one (evolve, ladder, pbt, quick)."""
-    trials: int = Field(0, ge=0, le=100_000)
-    """Total number of trials; 0: as many as fit into --hours, or 300 without it."""
+    trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | Literal["auto"] = "auto"
+    """Total number of trials, 1 or more; auto: as many as fit into --hours, or 300 without it."""
     hours: float = Field(0.0, ge=0.0)
     """Hours until the sweep ends, its confirmation included, over all its starts; 0: no limit."""
     workers_per_trial: int = Field(1, ge=1, le=4096)
@@ -50,11 +50,12 @@ class SweepConfig(ConfigModel):
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files: their genes are tried first."""
 
-
     @property
     def most_trials(self) -> int:
         """The number of trials at which exploration ends."""
-        return self.trials or (MOST_TRIALS if self.hours else DEFAULT_TRIALS)
+        if self.trials != "auto":
+            return self.trials
+        return MOST_TRIALS if self.hours else DEFAULT_TRIALS
 
 
 class TuneConfig(ConfigModel):
