@@ -911,6 +911,7 @@ def test_at_most_the_interval_between_checkpoints_is_repeated(
     assert len(steps(first)) + len(steps(second)) <= len(steps(uninterrupted)) + 2
 
 
+@pytest.mark.smoke
 def test_other_numbers_of_workers_continue_with_the_same_bits(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     spec = make_spec(tmp_path, **EXACT)
     train(Collectives(), spec, Placement(save_steps=1), die_at=4)
