@@ -99,8 +99,8 @@ class SinkRunner:
         self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
         threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True).start()
 
-    def finish(self, deadline: float = math.inf) -> None:
-        """Complete the sink after the log is complete. Errors become warnings.
+    def finish(self, deadline: float = math.inf) -> bool:
+        """Complete the sink after the log is complete. Errors become warnings. Returns whether it was in time.
 
         Args:
             deadline: by `time.monotonic`, if the sink can be completed elsewhere.
@@ -116,6 +116,7 @@ class SinkRunner:
             message = f"{self._sink.name}: {reason_of(error)}"
         if message and (complete or not self._warned):
             self._warn(message)
+        return complete
 
     def _await_last_update(self, deadline: float) -> bool:
         """Whether the last update succeeds in time; if not, the thread ends when it can."""
@@ -162,16 +163,18 @@ class Sinks:
     def __init__(self, log: Path, sinks: Sequence[Sink], warn: Warn, *, interactive: bool = False) -> None:
         self._runners = [SinkRunner(sink, log, warn, interactive=interactive) for sink in sinks]
 
-    def finish(self, flush: Callable[[], None] = lambda: None) -> None:
-        """Complete every sink. The log must be complete, except for warnings that finishing itself adds.
+    def finish(self, flush: Callable[[], None] = lambda: None) -> bool:
+        """Complete every sink. The log must be complete, except for warnings that finishing itself adds. Returns
+        whether all were in time.
 
         Args:
             flush: writes those warnings, so that the sinks that follow receive them.
         """
-        deadline = time.monotonic() + _PROMPT_SECONDS
+        deadline, in_time = time.monotonic() + _PROMPT_SECONDS, True
         for runner in self._runners:
-            runner.finish(deadline)
+            in_time &= runner.finish(deadline)
             flush()
+        return in_time
 
 
 def without_classes(event: Event) -> Event:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import json
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent, DatasetEvent, EndEvent, EpochEvent, RunEvent, StartEvent, StepEvent
@@ -161,11 +162,15 @@ class Mlflow(Sink):
     At the end it may take as long as the server replies at least every 10 s; every 60 s for an sqlite database, which
     may have to be created first. At a prompt it takes 2 s, and the rest is pending.
 
+    Without Ray this thread shares Python's lock with training: MLflow's import and its database made a first epoch of a
+    second take eleven. So it starts `delay_seconds` after the first step; a shorter training delivers at its end.
+
     Args:
         is_drawing: whether the plot process still draws at the end. Then it delivers the files afterwards.
     """
 
     name, interval_seconds, prompt_seconds = "MLflow", 1.0, 2.0
+    delay_seconds: ClassVar[float] = 20.0
     needs = (RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
@@ -179,6 +184,7 @@ class Mlflow(Sink):
         self._is_drawing = is_drawing
         self._delivery = self._other = Delivery(run_dir, uri)
         self._pending = pending_runs(run_dir, uri)
+        self._began = math.inf  # `time.monotonic` of the first step
 
     def answered_at(self) -> float:
         """`time.monotonic` of the server's last reply."""
@@ -186,7 +192,10 @@ class Mlflow(Sink):
 
     def update(self, last: bool = False) -> None:
         """Deliver the news of this run, then each pending run once. The last time deliver the files, too."""
-        if not (self.is_training or last):
+        now = time.monotonic()
+        if self.is_training:
+            self._began = min(self._began, now)
+        if now - self._began < self.delay_seconds and not last:
             return
         if self.is_stale or last:
             if plan := plan_run(self.history, self._parent_run_id, self._tags):
@@ -206,7 +215,7 @@ class Mlflow(Sink):
 
     def abandon(self) -> str:
         """Leave a note on the pending delivery."""
-        self._note_rest("MLflow does not have everything yet. To deliver the rest")
+        self._note_rest("MLflow gets the rest in the background. If it does not")
         return ""
 
     def _note_rest(self, message: str) -> None:

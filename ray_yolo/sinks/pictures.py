@@ -35,8 +35,7 @@ from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, follow, surviving
 from ray_yolo.sinks.base import Sink, without_classes
-from ray_yolo.sinks.mlflow_run import deliver_pending
-from ray_yolo.sinks.tensorboard import complete
+from ray_yolo.sinks.completion import complete_records, start_detached
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
@@ -151,17 +150,10 @@ class PlotSink(Sink):
 
 
 def start_process() -> tuple[Connection, subprocess.Popen[bytes] | None]:
-    """Start a process that runs `follow_training`, and return the pipe to it. Ctrl-C and a hang-up do not reach it.
-
-    multiprocessing would import the main module of its parent: a user's script would train again.
-    """
+    """Start a process that runs `follow_training`, and return the pipe to it."""
     parent_end, child_end = Pipe()
     with child_end:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(child_end.fileno())], pass_fds=[child_end.fileno()],
-            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "",
-                 "OMP_NUM_THREADS": "1"})
+        process = start_detached(__name__, str(child_end.fileno()), pass_fds=[child_end.fileno()])
     _set_priority(process.pid, "SCHED_IDLE", 19)  # from here: its imports would take seconds from training
     return parent_end, process
 
@@ -196,11 +188,7 @@ def follow_training(pipe: Connection) -> None:
         pipe.recv()
         pipe.send(plots.failed)
         pipe.recv()  # until the driver closes the pipe
-    if (run_dir / "finished").exists():
-        with suppress(Exception):  # no terminal is left: it stays pending
-            complete(run_dir)
-            if uri:
-                deliver_pending(run_dir, uri)
+    complete_records(run_dir, uri)
 
 
 class PlotWorker:

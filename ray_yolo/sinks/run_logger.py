@@ -36,6 +36,7 @@ from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, start_recorder
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.base import Sinks
+from ray_yolo.sinks.completion import start_completion
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, system_metrics_enabled
@@ -71,9 +72,9 @@ class RunLogger:
             print("the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
                   f"{run.folder}", file=stream)
         uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
-        plots = [] if placement.noplots else [PlotSink(run.folder, spec, self.warn, uri)]
-        mlflow = [Mlflow(run.folder, uri, **link, is_drawing=lambda: any(sink.is_abandoned for sink in plots))
-                  ] if uri else []
+        self._uri, self._is_interactive = uri, sys.stdout.isatty()
+        self._plots = plots = [] if placement.noplots else [PlotSink(run.folder, spec, self.warn, uri)]
+        mlflow = [Mlflow(run.folder, uri, **link, is_drawing=self._is_drawing)] if uri else []
         system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and system_metrics_enabled(os.environ) else []
         # MLflow uploads the files of the sinks before it, and the console prints their warnings.
         self._sinks = Sinks(log, [
@@ -82,7 +83,7 @@ class RunLogger:
             *([Registry(run.folder, uri, placement.registered_name)] if placement.registered_name else []),
             Console(run.folder, stream, notes=lambda: [note for sink in mlflow for note in sink.notes]),
             *([UploadSink(run.remote)] if run.remote else []),
-        ], self.warn, interactive=sys.stdout.isatty())
+        ], self.warn, interactive=self._is_interactive)
         splits = {"train": spec.train, "val": spec.val}  # emitted after the console has started
         self.emit(DatasetEvent(names=spec.names, splits={name: survey(index)
                                                         for name, index in splits.items()}))
@@ -112,8 +113,14 @@ class RunLogger:
         if best and saved and saved.epoch < best.epoch:
             self.warn(f"weights/best.pt is of epoch {saved.epoch + 1}: the best weights, of epoch {best.epoch + 1}, "
                       "could not be written")
-        self._sinks.finish(self.recorder.flush)
+        in_time = self._sinks.finish(self.recorder.flush)
+        if self._is_interactive and not in_time and not self._is_drawing():
+            start_completion(self._run_dir, self._uri)
         self.recorder.close()
+
+    def _is_drawing(self) -> bool:
+        """Whether the plot process still draws at the end. It completes the records after the last pictures."""
+        return any(sink.is_abandoned for sink in self._plots)
 
 
 def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:

@@ -12,8 +12,9 @@ from ray_yolo import sync
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.folders import lock_file
+from ray_yolo.sinks.completion import complete_records, start_completion
 from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, note_pending, pending_runs, read_pending
-from ray_yolo.sinks.mlflow_run import synchronise
+from ray_yolo.sinks.mlflow_run import Delivery, Mlflow, synchronise
 from tests.support import run_log
 from tests.support.tracking import Tracking
 
@@ -58,6 +59,33 @@ def test_what_a_server_has_not_got_is_noted_without_secrets_until_it_has(tmp_pat
     assert Tracking(run, AWAY, lambda _: None, tags={"a": "b"}).finish(patience_seconds=0.5) is not None
     assert read_pending(run, AWAY) == {"uri": "http://***@127.0.0.1:1", "parent_run_id": None, "tags": {"a": "b"}}
     assert "s3cr3t" not in (run / OWED_FILE).read_text()
+
+
+def test_mlflow_waits_before_it_takes_time_from_a_training_that_may_be_short(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(Delivery, "deliver", lambda self, plan, *, with_files: calls.append(with_files))
+    mlflow = Mlflow(tmp_path, AWAY)
+    for event in (run_log.run(), *STORY):
+        mlflow.event(event)
+    mlflow.update()
+    assert calls == []  # the first step was reported just now
+    mlflow.delay_seconds = 0.0  # type: ignore[misc]
+    mlflow.update()
+    mlflow.update(last=True)
+    assert calls == [False, True]
+
+
+def test_after_a_prompt_a_process_delivers_what_is_pending_of_a_finished_run(
+        tmp_path: Path, uri: str, client: MlflowClient) -> None:
+    unfinished, run = begin(tmp_path / "exp", finished=False), begin(tmp_path / "exp2")
+    for folder in (unfinished, run):
+        note_pending(folder, uri, parent_run_id=None, tags={})
+    complete_records(unfinished, uri)
+    assert delivered(client, unfinished) == []
+    start_completion(run, uri).wait(120)
+    assert len(delivered(client, run)) == 1
+    assert read_pending(run, uri) is None
 
 
 def test_notes_on_one_delivery_add_up(tmp_path: Path) -> None:

@@ -194,8 +194,8 @@ def test_what_the_driver_left_pending_is_delivered_after_the_pictures(
         spec: TrainSpec, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     delivered: list[tuple[Path, str]] = []
     completed: list[Path] = []
-    monkeypatch.setattr(pictures_module, "deliver_pending", lambda *run: delivered.append(run))
-    monkeypatch.setattr(pictures_module, "complete", completed.append)
+    monkeypatch.setattr("ray_yolo.sinks.completion.deliver_pending", lambda *run: delivered.append(run))
+    monkeypatch.setattr("ray_yolo.sinks.completion.complete", completed.append)
     for finished in (False, True):
         if finished:
             (spec.run_dir / "finished").touch()

@@ -36,7 +36,7 @@ from ray_yolo.runtime.workers.rendezvous import answer, own_address
 from ray_yolo.runtime.workers.worker import note_sigterm
 
 _POLL_SECONDS = 1.0
-_END_SECONDS = 15.0  # for Ray to end after training has
+_END_SECONDS = 2.0  # for Ray to end after training has: everything is saved, and a user waits at the prompt
 
 
 class InPlaceConfig(TorchConfig):
