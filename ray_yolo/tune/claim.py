@@ -16,9 +16,9 @@ DOUBT = 1.5  # so many times the deviation that the exploration states is expect
 class Claim(BaseModel, frozen=True):
     """Better than the default by `gain` +- `margin` (90 %) over `pairs` pairs, in units of fitness; or not better.
 
-    `ahead`: the candidate has the higher mean over the pairs, and a positive gain: it is the winner. `detectable` is the
-    true gain that so many pairs would have shown in half of all sweeps. Numbers are rounded: the last bits of another
-    processor shall not matter.
+    `ahead`: the candidate has the higher mean over the pairs and a positive gain, so it is the winner. `detectable` is
+    the true gain that so many pairs would have shown in half of all sweeps. Numbers are rounded, since their last bits
+    depend on the processor.
     """
 
     better: bool
@@ -40,9 +40,9 @@ def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[f
           expected: tuple[float, float] | None = None) -> Claim:
     """The claim from the fitness of the candidate and the default on the same fresh seeds, in the same order.
 
-    It is better if the mean difference of the pairs is significant (one-sided, 5 %), and so is the gain: the mean of that
-    difference and of what the exploration `expected` (mean and standard deviation), weighted by 1 / variance. The
-    candidate was chosen for its expectation, so it is likely too high: one deviation, times `DOUBT`, is subtracted.
+    It is better if the mean difference of the pairs is significant (one-sided, 5 %), and so is the gain: the mean of
+    that difference and of what the exploration `expected` (mean, standard deviation), weighted by 1 / variance. The
+    candidate was chosen for its expectation, which is therefore too high: `DOUBT` deviations are subtracted.
 
     Noise is a share of the fitness, the same for both: it is estimated from all trainings, and beforehand from the
     measured one and the exploration's `noise` (0: unknown). `more` are trainings of the default on other seeds.
