@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -79,23 +80,28 @@ class Surrogate:
     def __init__(self, observations: Sequence[Observation], levels: int, settings: Settings) -> None:
         self._points, self._levels, self._values, self.offset, self.scale, self._best = _prepare(observations, levels)
         self._settings, self._top = settings, levels - 1
-        kernel = _kernel(self._points, self._levels, self._points, self._levels, settings)
-        kernel += noise_covariance(self._points, self._levels, settings.noise)
+        self._condition()
+        self.signal = float((self._half @ self._half + 2.0) / (len(self._values) + 2.0))
+
+    def _condition(self) -> None:
+        kernel = _kernel(self._points, self._levels, self._points, self._levels, self._settings)
+        kernel += noise_covariance(self._points, self._levels, self._settings.noise)
         self._factor = np.linalg.inv(np.linalg.cholesky(kernel))
         self._half = self._factor @ self._values
-        self.signal = float((self._half @ self._half + 2.0) / (len(self._values) + 2.0))
+
+    def _cross(self, points: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        return self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
 
     def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of whole trainings, without noise, in standardised units."""
-        cross = self._factor @ _kernel(self._points, self._levels, points, np.full(len(points), self._top),
-                                       self._settings)
+        cross = self._cross(points, np.full(len(points), self._top))
         prior = 1 + _features(points)**2 @ np.tile(self._settings.weights, 2)
         return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
 
     def gain(self, place: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
         """By how much whole trainings at a place exceed those at another: mean and standard deviation, in fitness."""
         points, levels = np.array([place, other]), np.full(2, self._top)
-        cross = self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
+        cross = self._cross(points, levels)
         covariance = self.signal * (_kernel(points, levels, points, levels, self._settings) - cross.T @ cross)
         shifted = np.exp(self._half @ cross * self.scale + self.offset) * self._best  # fitness + SOFT x best
         slope = shifted * self.scale * [1, -1]
@@ -108,16 +114,10 @@ class Surrogate:
 
     def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
         """The process after these trainings, each with the fitness that is expected."""
-        other = object.__new__(Surrogate)
-        other.__dict__.update(self.__dict__)
-        cross = self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
-        expected = self._half @ cross
+        other = copy(self)
+        other._values = np.r_[self._values, self._half @ self._cross(points, levels)]
         other._points, other._levels = np.vstack([self._points, points]), np.r_[self._levels, levels]
-        other._values = np.r_[self._values, expected]
-        kernel = _kernel(other._points, other._levels, other._points, other._levels, self._settings)
-        kernel += noise_covariance(other._points, other._levels, self._settings.noise)
-        other._factor = np.linalg.inv(np.linalg.cholesky(kernel))
-        other._half = other._factor @ other._values
+        other._condition()
         return other
 
 
