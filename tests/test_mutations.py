@@ -298,6 +298,12 @@ MUTATIONS = (
         "config/sections.py", "for name, weight in self if weight]", "for name, weight in self]", "tune/test_search.py"
     ),
     Mutation("tune/schedule.py", "math.floor(warmup) + 1", "math.floor(warmup)", "tune/test_schedule.py"),
+    Mutation("tune/schedule.py", "SHARE = 3 ", "SHARE = 2 ", "tune/test_schedule.py"),
+    Mutation("tune/schedule.py", "wins = claim.ahead or", "wins = claim.better or", "tune/test_schedule.py"),
+    Mutation("tune/claim.py", "ahead=min(shown, gain) > 0", "ahead=gain > 0", "tune/test_claim.py"),
+    Mutation("tune/claim.py", "low, trust = expected[0] - deviation", "low, trust = expected[0]", "tune/test_claim.py"),
+    Mutation("tune/surrogate.py", "SHARED = 0.7", "SHARED = 0.0", "tune/test_surrogate.py"),
+    Mutation("tune/surrogate.py", "return nearest(gene, float(", "return (float(", "tune/test_space.py"),
     Mutation("tune/files.py", "in trials if trial.fitness is not None]", "in trials]", "tune/test_files.py"),
 )
 

@@ -8,17 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel
 
-NOISE, CORRELATION = 0.08, 0.0  # of one training, as a share of its fitness; between two recipes on one seed
+NOISE, CORRELATION = 0.1, 0.0  # of one training, as a share of its fitness; between two recipes on one seed
 PRIOR_FREEDOM = 3.0  # so many trainings is the noise that is known beforehand worth
+DOUBT = 1.5  # so many times the deviation that the exploration states is expected
 
 
 class Claim(BaseModel, frozen=True):
     """Better than the default by `gain` +- `margin` (90 %) over `pairs` pairs, in units of fitness; or not better.
 
-    `detectable` is the true gain that so many pairs would have shown in half of all sweeps.
+    `ahead`: the candidate has the higher mean over the pairs and a positive gain, so it is the winner. `detectable` is
+    the true gain that so many pairs would have shown in half of all sweeps. Numbers are rounded, since their last bits
+    depend on the processor.
     """
 
     better: bool
+    ahead: bool = False
     gain: float = 0.0
     margin: float = 0.0
     pairs: int = 0
@@ -32,25 +36,43 @@ class Claim(BaseModel, frozen=True):
         return f"not better than the default; {self.pairs} pairs could have shown {self.detectable:.2g}"
 
 
-def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[float] = (), noise: float = 0.0
-          ) -> Claim:
+def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[float] = (), noise: float = 0.0,
+          expected: tuple[float, float] | None = None) -> Claim:
     """The claim from the fitness of the candidate and the default on the same fresh seeds, in the same order.
+
+    It is better if the mean difference of the pairs is significant (one-sided, 5 %), and so is the gain: the mean of
+    that difference and of what the exploration `expected` (mean, standard deviation), weighted by 1 / variance. The
+    candidate was chosen for its expectation, which is therefore too high: `DOUBT` deviations are subtracted.
 
     Noise is a share of the fitness, the same for both: it is estimated from all trainings, and beforehand from the
     measured one and the exploration's `noise` (0: unknown). `more` are trainings of the default on other seeds.
     """
     pairs = len(candidate)
-    if not pairs or min(*candidate, *default) <= 0:
+    if not pairs or max(*candidate, *default) <= 0:
         return Claim(better=False)
-    ours, theirs, repeats = np.array(candidate), np.array(default), np.array([*default, *more])
-    squares = sum(float(((runs / runs.mean() - 1) ** 2).sum()) for runs in (ours, repeats))
-    freedom = PRIOR_FREEDOM + len(ours) - 1 + len(repeats) - 1
-    prior = math.sqrt(NOISE * noise) if noise else NOISE
-    noise = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
-    left, right = float(ours.mean()), float(theirs.mean())
-    spread = noise * math.sqrt(left**2 + right**2 - 2 * CORRELATION * left * right)
-    gain, margin = left - right, student(freedom) * spread / math.sqrt(pairs)
-    return Claim(better=gain > margin, gain=gain, margin=margin, pairs=pairs, detectable=margin)
+    ours, theirs = float(np.mean(candidate)), float(np.mean(default))
+    share, freedom = _noise(candidate, [*default, *more], noise)
+    error = share * math.sqrt((ours**2 + theirs**2 - 2 * CORRELATION * ours * theirs) / pairs)
+    shown, detectable = ours - theirs, student(freedom) * error
+    gain, margin = shown, detectable
+    if expected:
+        deviation = DOUBT * expected[1]
+        low, trust = expected[0] - deviation, deviation**2 / (deviation**2 + error**2)
+        gain, margin = low + trust * (shown - low), math.sqrt(trust) * margin
+    return Claim(better=shown > detectable and gain > margin, ahead=min(shown, gain) > 0, gain=_rounded(gain),
+                 margin=_rounded(margin), pairs=pairs, detectable=_rounded(detectable))
+
+
+def _noise(candidate: Sequence[float], default: Sequence[float], prior: float) -> tuple[float, float]:
+    """Noise of a training as a share of its fitness, and the degrees of freedom of this estimate."""
+    groups = [np.array(runs) / np.mean(runs) - 1 for runs in (candidate, default) if max(runs) > 0]
+    freedom = PRIOR_FREEDOM + sum(len(group) - 1 for group in groups)
+    before = math.sqrt(NOISE * prior) if prior else NOISE
+    return math.sqrt((PRIOR_FREEDOM * before**2 + sum(float(group @ group) for group in groups)) / freedom), freedom
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def student(freedom: float) -> float:

@@ -141,7 +141,7 @@ def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: Claimed | 
     lines = [f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}",
              f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}",
              f"repeat it:     {replay_command(recipe, best.lineage)}"]
-    return "\n".join([*lines, *([f"claim: trial {claim.winner} is {claim.claim}"] if claim else [])])
+    return "\n".join([*lines, *([f"claim: {claim}"] if claim else [])])
 
 
 def describe_sweep(folder: Path) -> list[str]:
@@ -159,7 +159,7 @@ def describe_sweep(folder: Path) -> list[str]:
     lines = [f"{location(folder)}: {state}; {summary_line(trials)}"]
     lines += [f"  {'  '.join(row)}" for row in table_rows(trials)] * any(trial.epochs for trial in trials)
     if claim := claim_of(ledger):
-        lines.append(f"claim: trial {claim.winner} is {claim.claim}")
+        lines.append(f"claim: {claim}")
     lines += [result_line(trial) for trial in trials if trial.state == "failed"]
     for trial in trials:
         run_dir = folder / "trials" / trial.folder_name

@@ -70,7 +70,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: Claimed | 
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
     if trained.changes:
         values["changes"] = [change.model_dump() for change in trained.changes]
-    claimed = f"# trial {claim.winner}: {claim.claim}\n" if claim else ""
+    claimed = f"# {claim}\n" if claim else ""
     return (f"# Best of {len(trials)} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} "
             f"epochs\n{claimed}# {metrics}\n# {replay_command(recipe, best.lineage)}\n{to_yaml(values)}")
 

@@ -80,7 +80,7 @@ def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status, claim
                       if trial.state in ("running", "paused") and status != "RUNNING"),
         folders=tuple(trial.folder_name for trial in trials),
         listed=tuple(trial.number for trial in listed), table=_table(listed),
-        claim=f"trial {claim.winner} is {claim.claim}" if claim else "", gain=claim.claim.gain if claim else None,
+        claim=str(claim) if claim else "", gain=claim.claim.gain if claim else None,
         registered_name=config.placement.registered_name)
 
 

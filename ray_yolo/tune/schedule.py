@@ -161,10 +161,16 @@ class Chosen(Line):
 
 
 class Claimed(Line):
-    """The end: the winner, which is the default (0) unless another was shown to be better."""
+    """The end: the winner, which is the default (0) unless another is ahead of it, and what may be said."""
 
     winner: int
     claim: Claim
+
+    def __str__(self) -> str:
+        if not self.winner:
+            return f"{self.claim}; the default (trial 0) is kept"
+        reason = f"for its expected gain of {self.claim.gain:.2g}" if self.claim.pairs else "because the default failed"
+        return f"trial {self.winner} is {self.claim}" + f"; it is kept {reason}" * (not self.claim.better)
 
 
 LINES: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in (
@@ -251,7 +257,7 @@ class _Closing:
     default: list[int]  # seeds on which the default is still to be trained
     tasks: list[tuple[int, int]] = field(default_factory=list)  # (trial, seed) still to be scheduled
     finalists: tuple[int, ...] | None = None
-    noise: float = 0.0  # of the exploration's trainings, as the process sees it
+    process: Surrogate | None = None  # of the exploration's trainings
     chosen: int | None = None
     over: Over | None = None
 
@@ -528,9 +534,8 @@ class Schedule:
         elif track.running:
             track.slots[slot] = min(line.end for line in track.running.values())
         elif closing.finalists is None:
-            process = self._process(track)
-            closing.noise = process.noise if process else 0.0
-            closing.finalists = self._finalists(track, process)[:closing.plan.finalists]
+            closing.process = self._process(track)
+            closing.finalists = self._finalists(track, closing.process)[:closing.plan.finalists]
             self._emit(Finalists(trials=closing.finalists))
             if len(closing.finalists) > 1:
                 closing.tasks = [(trial, self._seed + 1) for trial in closing.finalists]
@@ -568,9 +573,11 @@ class Schedule:
         pairs = [(self._on_seed(chosen, seed), self._on_seed(0, seed)) for seed in self._claim_seeds(closing)]
         whole = [(left, right) for left, right in pairs if left is not None and right is not None]
         others = [self._on_seed(0, seed) for seed in range(self._seed, self._claim_seeds(closing)[0])]
+        process = closing.process
         claim = judge([left for left, _ in whole], [right for _, right in whole],
-                      [fitness for fitness in others if fitness is not None], closing.noise)
-        wins = claim.better or 0 in closing.track.failed
+                      [fitness for fitness in others if fitness is not None], process.noise if process else 0.0,
+                      process.gain(self._place(chosen), self._place(0)) if process else None)
+        wins = claim.ahead or 0 in closing.track.failed
         return Over(chosen if wins else 0, claim, chosen)
 
     def _on_seed(self, trial: int, seed: int) -> float | None:

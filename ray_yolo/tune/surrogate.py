@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,6 +26,7 @@ CANDIDATES = 400
 SOFT = 0.2  # share of the best fitness that is added before the logarithm
 ADDITIVE = 4.0  # prior sum of the axes' weights, beside a Matern part of weight 1
 ROUNDS = 3
+SHARED = 0.7  # correlation of the noise of two rungs of one training
 
 
 class Observation(NamedTuple):
@@ -76,38 +78,46 @@ class Surrogate:
     """A fitted process, in units of the standardised fitness of whole trainings."""
 
     def __init__(self, observations: Sequence[Observation], levels: int, settings: Settings) -> None:
-        self._points, self._levels, self._values, self.offset, self.scale = _prepare(observations, levels)
+        self._points, self._levels, self._values, self.offset, self.scale, self._best = _prepare(observations, levels)
         self._settings, self._top = settings, levels - 1
-        kernel = _kernel(self._points, self._levels, self._points, self._levels, settings)
-        kernel[np.diag_indices_from(kernel)] += settings.noise[self._levels]
+        self._condition()
+        self.signal = float((self._half @ self._half + 2.0) / (len(self._values) + 2.0))
+
+    def _condition(self) -> None:
+        kernel = _kernel(self._points, self._levels, self._points, self._levels, self._settings)
+        kernel += noise_covariance(self._points, self._levels, self._settings.noise)
         self._factor = np.linalg.inv(np.linalg.cholesky(kernel))
         self._half = self._factor @ self._values
-        self.signal = float((self._half @ self._half + 2.0) / (len(self._values) + 2.0))
+
+    def _cross(self, points: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        return self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
 
     def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of whole trainings, without noise, in standardised units."""
-        cross = self._factor @ _kernel(self._points, self._levels, points, np.full(len(points), self._top),
-                                       self._settings)
+        cross = self._cross(points, np.full(len(points), self._top))
         prior = 1 + _features(points)**2 @ np.tile(self._settings.weights, 2)
         return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
 
+    def gain(self, place: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+        """By how much whole trainings at a place exceed those at another: mean and standard deviation, in fitness."""
+        points, levels = np.array([place, other]), np.full(2, self._top)
+        cross = self._cross(points, levels)
+        covariance = self.signal * (_kernel(points, levels, points, levels, self._settings) - cross.T @ cross)
+        shifted = np.exp(self._half @ cross * self.scale + self.offset) * self._best  # fitness + SOFT x best
+        slope = shifted * self.scale * [1, -1]
+        return float(shifted[0] - shifted[1]), math.sqrt(max(float(slope @ covariance @ slope), 0.0))
+
     @property
     def noise(self) -> float:
-        """Standard deviation of a whole training's fitness as a share of it, as the fit sees it."""
-        return float(np.sqrt(self._settings.noise[self._top] * self.signal)) * self.scale
+        """Standard deviation of the best fitness of a whole training as a share of it, as the fit sees it."""
+        return float(np.sqrt(self._settings.noise[self._top] * self.signal)) * self.scale * (1 + SOFT)
 
     def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
         """The process after these trainings, each with the fitness that is expected."""
-        other = object.__new__(Surrogate)
-        other.__dict__.update(self.__dict__)
-        cross = self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
-        expected = self._half @ cross
+        other = copy(self)
+        other._values = np.r_[self._values, self._half @ self._cross(points, levels)]
         other._points, other._levels = np.vstack([self._points, points]), np.r_[self._levels, levels]
-        other._values = np.r_[self._values, expected]
-        kernel = _kernel(other._points, other._levels, other._points, other._levels, self._settings)
-        kernel[np.diag_indices_from(kernel)] += self._settings.noise[other._levels]
-        other._factor = np.linalg.inv(np.linalg.cholesky(kernel))
-        other._half = other._factor @ other._values
+        other._condition()
         return other
 
 
@@ -157,8 +167,11 @@ def _neighbours(genes: Sequence[Gene], origins: np.ndarray, size: float, rng: np
 
 
 def _prepare(observations: Sequence[Observation], levels: int
-             ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
-    """Points, levels, and values: scaled to whole trainings by trials that have both, and standardised."""
+             ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float, float]:
+    """Points, levels, and values: scaled to whole trainings by trials that have both, and standardised.
+
+    With the offset and the scale of the logarithms, and the best fitness.
+    """
     points = np.array([row.place for row in observations])
     level = np.array([row.level for row in observations])
     values = np.array([np.nan if row.fitness is None else row.fitness for row in observations])
@@ -172,9 +185,10 @@ def _prepare(observations: Sequence[Observation], levels: int
         factors[lower] = factors[lower + 1] * ahead
     values = values * factors[level]
     values = np.where(np.isnan(values), np.nanmin(values) if np.isfinite(values).any() else 0.0, values)
-    values = np.log(np.maximum(values, 0.0) / max(values.max(), 1e-9) + SOFT)  # losses of genes multiply
+    best = max(float(values.max()), 1e-9)
+    values = np.log(np.maximum(values, 0.0) / best + SOFT)  # losses of genes multiply
     offset, scale = float(values.mean()), float(values.std()) or 1.0
-    return points, level, (values - offset) / scale, offset, scale
+    return points, level, (values - offset) / scale, offset, scale, best
 
 
 def _kernel(left: np.ndarray, left_levels: np.ndarray, right: np.ndarray, right_levels: np.ndarray,
@@ -183,6 +197,14 @@ def _kernel(left: np.ndarray, left_levels: np.ndarray, right: np.ndarray, right_
     apart = np.abs(left_levels[:, None] - right_levels[None])
     additive = (_features(left) * np.tile(settings.weights, 2)) @ _features(right).T
     return (additive + (1 + distance + distance**2 / 3) * np.exp(-distance)) * settings.correlation**apart
+
+
+def noise_covariance(points: np.ndarray, levels: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Covariance of the noise: a training's rungs share most of it."""
+    deviation = np.sqrt(variance)[levels]
+    shared = SHARED * (points[:, None] == points[None]).all(axis=2)
+    np.fill_diagonal(shared, 1.0)
+    return shared * np.outer(deviation, deviation)
 
 
 def _features(points: np.ndarray) -> np.ndarray:
@@ -197,7 +219,7 @@ def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
     """The parameters of the highest posterior density, by resilient propagation from the priors' centres."""
-    points, level, values, _, _ = _prepare(observations, levels)
+    points, level, values, *_ = _prepare(observations, levels)
     axes, count = points.shape[1], len(values)
     centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADDITIVE / axes)),
                    np.full(levels, math.log(0.1)), -2.0]
@@ -213,7 +235,8 @@ def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
         fade = np.exp(-rate * apart)
         decay = np.exp(-distance) * fade
         kernel = (features * np.tile(weights, 2)) @ features.T * fade + (1 + distance + distance**2 / 3) * decay
-        inverse = np.linalg.inv(kernel + np.diag(noise[level] + 1e-6))
+        variance = noise_covariance(points, level, noise)
+        inverse = np.linalg.inv(kernel + variance + 1e-6 * np.eye(count))
         alpha = inverse @ values
         signal = (values @ alpha + 2.0) / (count + 2.0)
         outer = np.outer(alpha, alpha) / signal - inverse
@@ -221,7 +244,7 @@ def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
         slope = np.empty_like(theta)
         slope[:axes] = (pull.sum(1) @ scaled**2 - ((pull @ scaled) * scaled).sum(0))
         slope[axes:2 * axes] = 0.5 * weights * (((outer * fade) @ features) * features).sum(0).reshape(2, axes).sum(0)
-        slope[2 * axes:-1] = [0.5 * noise[n] * np.diag(outer)[level == n].sum() for n in range(levels)]
+        slope[2 * axes:-1] = [0.5 * (outer * variance)[level == n].sum() for n in range(levels)]
         slope[-1] = -0.5 * rate * (outer * kernel * apart).sum()
         slope -= (theta - centre) / width**2
         same = slope * before

@@ -144,6 +144,17 @@ def test_the_last_line_is_the_claim(tmp_path):
     assert len(closing_message(tmp_path, Recipe(), measured(4)).splitlines()) == 3
 
 
+@pytest.mark.parametrize(("winner", "claim", "text"), [
+    (0, Claim(better=False, gain=-0.01, margin=0.1, pairs=2, detectable=0.1),
+     "not better than the default; 2 pairs could have shown 0.1; the default (trial 0) is kept"),
+    (4, Claim(better=False, gain=0.02, margin=0.05, pairs=2, detectable=0.1),
+     "trial 4 is not better than the default; 2 pairs could have shown 0.1; it is kept for its expected gain of 0.02"),
+    (4, Claim(better=False),
+     "trial 4 is not compared with the default: no pair of trainings finished; it is kept because the default failed")])
+def test_without_significance_it_says_which_one_is_kept_and_why(winner, claim, text):
+    assert str(Claimed(winner=winner, claim=claim)) == text
+
+
 @pytest.mark.parametrize("kind", [io.TextIOWrapper, type("TTY", (io.TextIOWrapper,), {"isatty": lambda self: True})])
 def test_letters_that_the_console_does_not_have_do_no_harm(kind):
     raw = io.BytesIO()

@@ -82,7 +82,8 @@ class TestBest:
         claim = Claimed(winner=0, claim=Claim(better=False, gain=0.01, margin=0.1, pairs=3, detectable=0.1))
         text = format_hyp_evolve(BASE, TRIALS, claim)
         assert text.startswith("# Best of 5 trials: trial 0, fitness 0.3 after 3 epochs\n"
-                               "# trial 0: not better than the default; 3 pairs could have shown 0.1\n")
+                               "# not better than the default; 3 pairs could have shown 0.1; "
+                               "the default (trial 0) is kept\n")
 
     def test_hyp_evolve_gives_the_best_recipe_back(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)

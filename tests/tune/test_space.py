@@ -1,6 +1,7 @@
 """Search spaces: what may be written, what it becomes, and the message of each mistake."""
 
 import functools
+import math
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
+from ray_yolo.tune.schedule import Counted, Outcome, Over, Proposed, Schedule, Task
 from ray_yolo.tune.search import Ladder, SweepConfig
-from ray_yolo.tune.space import ENTANGLED, load_space, read_space
+from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space
 from ray_yolo.tune.trials import overlay, recipe_value, train_command
 
 SPACES = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
@@ -147,14 +149,14 @@ def makes_recipe(base, path, value):
 
 
 @st.composite
-def accepted_spaces(draw):
+def accepted_spaces(draw, algorithms=("evolve", "random", "grid", "gp")):
     """A recipe and a space that is accepted for it."""
     base = draw(st.sampled_from(BASES))
     # what is checked together comes together
     paths = draw(st.lists(st.one_of(st.sampled_from(sorted(config_fields(Recipe))), st.sampled_from(ENTANGLED)),
                           min_size=1, max_size=4, unique=True))
     data = {path: draw(entries(base, path)) for path in paths}
-    algorithm = draw(st.sampled_from(["evolve", "random", "grid", "gp"]))
+    algorithm = draw(st.sampled_from(algorithms))
     parent = draw(st.sampled_from(["single", "mean"]))
     try:
         return base, read_space({"search": {"algorithm": algorithm, "parent": parent}, **data}, base).space
@@ -173,6 +175,29 @@ def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
         recipe = overlay(resolved, genes)
         rows.append(TrialRow(number, genes, (number * 7 % 11) / 10, number % 3))
     assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(accepted_spaces(["gp"]), st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 11))
+def test_every_trial_of_the_default_algorithm_is_a_valid_recipe_whose_fitness_compares_with_the_others(
+        accepted, seed, slots, fails_each):
+    base, space = accepted
+    resolved, lines = resolve(base, 1, gpu=False), []
+    schedule = Schedule(space, seed, (3, 9), slots, write=lines.append)
+    tasks = []
+    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), Over):
+        if isinstance(reply, Task):
+            tasks.append(reply)
+            continue
+        task = tasks.pop()
+        fitness = (task.trial * 7 + task.seed + task.until) % 11 / 10
+        schedule.finish(task, Outcome(reason="diverged") if task.trial % fails_each == 1 else Outcome(fitness=fitness))
+    for genes in schedule.genes:
+        recipe = overlay(resolved, genes)
+        assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
+        assert not [name for name in (*NOT_SEARCHED, "objective") if getattr(recipe, name) != getattr(resolved, name)]
+    assert {line.how for line in lines if isinstance(line, Proposed)} == {"start", "random", "evolve", "gp"}
+    assert all(math.isfinite(line.fitness) for line in lines if isinstance(line, Counted))
 
 
 class TestValues:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.tune.evolution import Gene, draw
-from ray_yolo.tune.surrogate import Observation, decode, encode, fit_surrogate, propose_place
+from ray_yolo.tune.surrogate import Observation, decode, encode, fit_surrogate, noise_covariance, propose_place
 
 GENES = (Gene("a", low=0.001, high=1.0, log=True), Gene("b", "int", low=1, high=9), Gene("c", low=-1.0, high=1.0),
          Gene("d", "choice", values=("x", "y", "z")), Gene("e", low=2.0, high=2.0))
@@ -52,6 +52,22 @@ def test_it_knows_where_whole_trainings_are_good():
     expected = surrogate.predict(np.array([encode(GENES, genes) for genes in others]))[0]
     assert np.corrcoef(expected, [value(genes) for genes in others])[0, 1] > 0.9
     assert 0.01 < surrogate.noise < 0.1
+
+
+def test_the_gain_of_one_place_over_another_and_its_deviation():
+    surrogate = fit_surrogate(list(observations(40, np.random.default_rng(0))), 2)
+    good, poor = ({"a": a, "b": 5, "c": c, "d": "x", "e": 2.0} for a, c in ((0.1, 0.0), (0.01, 0.6)))
+    gain, deviation = surrogate.gain(encode(GENES, good), encode(GENES, poor))
+    assert gain == pytest.approx(value(good) - value(poor), abs=0.1)
+    assert 0 < deviation < 0.1
+    assert surrogate.gain(encode(GENES, poor), encode(GENES, good)) == pytest.approx((-gain, deviation))
+    assert surrogate.gain(encode(GENES, good), encode(GENES, good)) == pytest.approx((0, 0), abs=1e-6)
+
+
+def test_the_rungs_of_one_training_share_their_noise():
+    points, levels = np.array([[0.2], [0.2], [0.5]]), np.array([0, 1, 1])
+    covariance = [[0.04, 0.042, 0], [0.042, 0.09, 0], [0, 0, 0.09]]  # deviations 0.2 and 0.3, 0.7 in common
+    assert noise_covariance(points, levels, np.array([0.04, 0.09])) == pytest.approx(np.array(covariance))
 
 
 def test_it_avoids_what_failed_and_what_is_running():
