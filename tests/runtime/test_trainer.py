@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -50,9 +51,12 @@ from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.runtime.workers import torch_trainer, worker
 from ray_yolo.runtime.workers.worker import train_worker
+from ray_yolo.sinks.mlflow_client import read_pending
+from ray_yolo.sinks.mlflow_run import Mlflow
 from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.jobs import make_config, make_dataset, make_spec
+from tests.support.terminal import Terminal
 
 EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 
@@ -99,6 +103,20 @@ def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(uninterr
     found = validate(ValConfig.model_validate({"weights": str(uninterrupted.last), "placement": {
         "num_workers": 0, "project": str(uninterrupted.run_dir / "val")}}), quiet=True)
     assert found.metrics == uninterrupted.metrics
+
+
+@pytest.mark.parametrize("at_prompt", [True, False])
+def test_at_a_prompt_what_a_sink_could_not_complete_is_left_to_a_process(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_prompt: bool) -> None:
+    started: list[tuple[Path, str | None]] = []
+    monkeypatch.setattr("ray_yolo.sinks.run_logger.start_completion", lambda *run: started.append(run))
+    monkeypatch.setattr("sys.stdout", Terminal() if at_prompt else io.StringIO())
+    monkeypatch.setattr(Mlflow, "prompt_seconds", 0.0)
+    monkeypatch.setattr(Mlflow, "update", lambda self, last=False: time.sleep(0.3))
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    result = fit(make_config(tmp_path, 0, {"mlflow_uri": uri}, epochs=1), quiet=True)
+    assert started == [(result.run_dir, uri)] * at_prompt
+    assert (read_pending(result.run_dir, uri) is not None) == at_prompt
 
 
 def test_weights_that_cannot_be_made_slim_are_a_warning_and_complete(
