@@ -115,7 +115,8 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
     sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
-        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link) as run_logger:
+        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
+                       writer=queue.recorder if queue else None) as run_logger:
             run_logger.emit(resources.event)
             if local:
                 with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):

@@ -16,19 +16,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import ray.exceptions
 import ray.tune
+from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, follow, read_events, surviving
 from ray_yolo.runs.folders import is_held, project_folder
-from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.recorder import STOP_REQUEST, Recorder, start_recorder
 from ray_yolo.runs.run_dir import download_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
@@ -41,6 +42,7 @@ from ray_yolo.tune.trials import Origin, overlay, train_command
 
 POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
+_RELEASE_SECONDS = 0.05  # between two looks at a lock
 
 
 def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
@@ -63,7 +65,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     if outcome is None:
         try:
             fit(run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
-                queue=PoolShare(queue, config["end"]))
+                queue=PoolShare(queue, config["end"], _recorder()))
         except KeyboardInterrupt:
             raise TrainingError("it was stopped") from None
         except Exception as error:
@@ -102,6 +104,12 @@ def _prepare_process(payload: Mapping[str, Any]) -> None:
     os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     if payload["cache"]:
         os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
+
+
+@cache
+def _recorder() -> ActorHandle[Recorder]:
+    """Writes the logs of all trainings of this process: to start an actor takes seconds."""
+    return start_recorder()
 
 
 def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
@@ -175,7 +183,7 @@ def _wait_until_released(folder: Path) -> None:
     """Wait until the process that trained this trial before has ended; a paused one takes a moment."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while is_held(folder) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_RELEASE_SECONDS)
 
 
 def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
@@ -185,7 +193,8 @@ def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: Queu
 
     def run() -> None:
         try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=PoolShare(queue))
+            fit(config, quiet=True, link=link, command=train_command(config.recipe),
+                queue=PoolShare(queue, recorder=_recorder()))
             outcome.set_result(None)
         except KeyboardInterrupt:  # stopped on request: nothing waits for the outcome
             return
@@ -205,7 +214,7 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
     (folder / STOP_REQUEST).touch()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS / 10)
+        time.sleep(_RELEASE_SECONDS)
     (folder / STOP_REQUEST).unlink(missing_ok=True)
 
 

@@ -46,7 +46,7 @@ from ray_yolo.runtime.preflight import (
     read_dataset,
     resolve_recipe,
 )
-from ray_yolo.runtime.ray_internals import on_node
+from ray_yolo.runtime.ray_internals import expect_no_result_files, on_node
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.report import settings_line
@@ -411,6 +411,7 @@ class _Execution:
                 name=f"{self.folder.name}-{os.getpid()}", storage_path=str(self.folder / "ray"), verbose=0,
                 callbacks=[callback],
                 failure_config=ray.tune.FailureConfig(max_failures=self.config.placement.max_failures)))
+        expect_no_result_files()
         run_in_background(tune.fit)
         callback.check_room()
 
