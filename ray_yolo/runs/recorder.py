@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ray_yolo.core.events import Event
+from ray_yolo.core.system import undo_niceness
 from ray_yolo.runs.event_log import EventLog
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Recorder:
     """The actor: the event log of one run after another, and the state of the stop request beside each."""
 
     def __init__(self) -> None:
+        undo_niceness()  # workers wait for it when they start and end
         self._logs: dict[str, EventLog | None] = {}  # by path; None: it is closed
 
     def open(self, path: str) -> None:

@@ -31,7 +31,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
-from ray_yolo.runs.folders import lasting_folder, storage_folder
+from ray_yolo.runs.folders import lasting_folder, storage_folder, was_abandoned
 from ray_yolo.runs.recorder import LocalRecorder, Recorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
@@ -142,15 +142,17 @@ def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
 def finalize_abandoned_run(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
     """Complete the sinks of a training whose driver was killed and does not continue, as by a sweep's scheduler.
 
-    A training that has ended by itself, or never started, stays as it is.
+    A training whose driver has ended by itself, or that never started, stays as it is.
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    if not events or isinstance(last_of(events, StartEvent, EndEvent), EndEvent):
+    has_ended = isinstance(last_of(events, StartEvent, EndEvent), EndEvent)
+    if not events or (has_ended and not was_abandoned(run_dir)):
         return
     recorder = LocalRecorder(str(log))
-    recorder.emit(_end_event(log, "stopped", "stopped early"))
-    recorder.flush()
+    if not has_ended:
+        recorder.emit(_end_event(log, "stopped", "stopped early"))
+        recorder.flush()
     Sinks(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
                 *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
           lambda text: recorder.emit(WarningEvent(message=text))).finish()

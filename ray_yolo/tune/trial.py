@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from ray.actor import ActorHandle
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event
+from ray_yolo.core.system import undo_niceness
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, follow, read_events, surviving
 from ray_yolo.runs.folders import is_held, project_folder
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder, start_recorder
@@ -43,6 +45,8 @@ from ray_yolo.tune.trials import Origin, overlay, train_command
 POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 _RELEASE_SECONDS = 0.05  # between two looks at a lock
+
+_earlier: list[Future[Any]] = []  # the last training of this process, whose records may not be complete yet
 
 
 def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
@@ -64,8 +68,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     trains = outcome is None
     if outcome is None:
         try:
-            fit(run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
-                queue=PoolShare(queue, config["end"], _recorder()))
+            _train(run_config, payload["link"], PoolShare(queue, config["end"], _recorder()))
         except KeyboardInterrupt:
             raise TrainingError("it was stopped") from None
         except Exception as error:
@@ -101,9 +104,23 @@ def read_outcome(folder: Path, until: int) -> Outcome | None:
 
 
 def _prepare_process(payload: Mapping[str, Any]) -> None:
+    undo_niceness()  # else the workers take the processor, and a slot waits for its next task
     os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     if payload["cache"]:
         os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
+
+
+def _train(config: RunConfig, link: Mapping[str, Any], share: PoolShare) -> None:
+    """Train until log and weights are complete. A thread completes the other records while the next task begins."""
+    trained: Future[Any] = Future()
+    work = partial(fit, config, quiet=True, link=link, command=train_command(config.recipe), queue=share,
+                   trained=partial(trained.set_result, None))
+    training: Future[Any] = run_in_thread(work, "training")
+    wait([trained, training], return_when=FIRST_COMPLETED)
+    if not trained.done():
+        training.result()
+    wait(_earlier)
+    _earlier[:] = [training]
 
 
 @cache
@@ -180,7 +197,7 @@ def _renamed(config: RunConfig, name: str) -> RunConfig:
 
 
 def _wait_until_released(folder: Path) -> None:
-    """Wait until the process that trained this trial before has ended; a paused one takes a moment."""
+    """Wait until the records of this trial's last training are complete."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while is_held(folder) and time.monotonic() < deadline:
         time.sleep(_RELEASE_SECONDS)

@@ -32,7 +32,7 @@ from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.runs.folders import project_folder, storage_folder
+from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
@@ -378,7 +378,8 @@ class _Execution:
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
                                 lambda: self.slots_now() + _ahead(self.config, self.space, self.slots_now()))
         scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
-                                    self.slots + _ahead(self.config, self.space, self.slots))
+                                    self.slots + _ahead(self.config, self.space, self.slots),
+                                    lambda name: not is_held(self.trials / name))
         callback = LadderCallback(ledger, self.display, dispatcher, scheduler, drops=not self.sweep.keep_weights,
                                   each_step=self.each_step)
         dispatcher.advance()
