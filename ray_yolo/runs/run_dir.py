@@ -103,8 +103,9 @@ class Run:
         """Release the run for other processes."""
         if self.remote:
             self.remote.release()
-        with suppress(OSError):
-            self.lock.truncate(0)  # see `was_abandoned`
+        if not self.lock.closed:
+            with suppress(OSError):
+                self.lock.truncate(0)  # see `was_abandoned`
         self.lock.close()
 
 

@@ -58,7 +58,7 @@ from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
-from ray_yolo.tune.ledger import Begun, Ledger, Sweep, known_outcomes, read_ledger, read_trials
+from ray_yolo.tune.ledger import Begun, Ledger, Sweep, folders_elsewhere, known_outcomes, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Line, Outcome, Task, address, longest_warmup, rungs_of
@@ -428,7 +428,9 @@ class _Execution:
             reasons = sorted({trial.reason for trial in trials if trial.reason})
             raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
         write_sweep_files(folder, ledger.recipe, trials, claim)
-        keep_best(folder, best)
+        if not keep_best(folder, [self.trials / best.folder_name, *self._runs_elsewhere(best)]):
+            self.display.say("warning: weights/best.pt: the sweep that trained it has dropped its weights; the command "
+                             "below trains them again")
         if not config.sweep.keep_weights:
             kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
             beaten = [path for path in self.trials.iterdir() if path.name not in kept]
@@ -441,6 +443,13 @@ class _Execution:
         self.run.finish()
         self.display.say(closing_message(folder, ledger.recipe, best, claim))
         return SearchResult(folder, trials, best, claim.claim if claim else None)
+
+
+    def _runs_elsewhere(self, trial: Trial) -> list[Path]:
+        """The runs of a trial in other sweeps."""
+        begun = self.ledger.begun
+        key = address(begun.recipe, trial.genes, begun.recipe.seed), trial.epochs
+        return folders_elsewhere(self.folder.parent, begun.identity["data set"], self.ledger.path, key)
 
 
 def _trial_name(trial: Any) -> str:

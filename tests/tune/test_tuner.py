@@ -23,7 +23,7 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, verify
+from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
 from ray_yolo.tune.schedule import Claimed, Counted, Failed, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import trial_config
@@ -184,8 +184,13 @@ def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
     assert parent.info.status == "FINISHED"
     points = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_metric_history(parent.info.run_id, "fitness")
     assert sorted({point.step for point in points}) == [0, 1]
+    [best] = [row for row in read_trials(lines).values() if row.number == lines[-1].winner]
+    weights = folder / "trials" / best.folder_name / "weights"
+    weights.mkdir(parents=True)
+    (weights / "best.pt").write_text("its")
     tune(2, name="again")  # its trainings were done by the other sweep
     assert not (tmp_path / "runs/evolve/again/tasks").exists()
+    assert (tmp_path / "runs/evolve/again/weights/best.pt").read_text() == "its"
     again = read_ledger(tmp_path / "runs/evolve/again/ledger.jsonl")
     assert [line for line in again if isinstance(line, Counted)] == sorted(
         (line for line in lines if isinstance(line, Counted)), key=lambda line: line.trial + 9 * line.seed)
