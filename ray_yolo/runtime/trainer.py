@@ -133,8 +133,10 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
                 raise KeyboardInterrupt
             if not summary.paused:
                 run.download_result()
-                _complete_weights(run.folder, summary.step, run_logger.warn)
+                check_weights(run.folder, summary.step)
             trained()
+            if not summary.paused:
+                _slim_weights(run.folder, run_logger.warn)
         if not summary.paused:
             run.finish()  # last: until then the same command finds the run again after a crash
         callbacks.result = result = _result(run, summary)
@@ -246,9 +248,8 @@ def _ray_metrics(run: Run, local: bool) -> list[Sink]:
     return [RayMetrics(run.folder)]
 
 
-def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Verify the final weights and drop what only training needs from them."""
-    check_weights(run_dir, step)
+def _slim_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
+    """Drop what only training needs from the final weights."""
     try:
         slim_weights(run_dir, TRAINED)
     except OSError as error:
