@@ -132,6 +132,7 @@ def thrice(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
 
 def kill_worker(trials: Path, draw: random.Random) -> None:
     """Kill one of the live workers of a sweep, between two pauses."""
+    wait_for_workers(trials, lambda present: present > 0)
     time.sleep(PAUSE_SECONDS)
     pids = {event.pid for log in trials.glob(f"*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))}
     os.kill(draw.choice(sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())), signal.SIGKILL)
@@ -139,7 +140,7 @@ def kill_worker(trials: Path, draw: random.Random) -> None:
 
 
 def waits(logs: Sequence[Sequence[Event]]) -> dict[str, list[float]]:
-    """Seconds from the end of a worker's task to the first step of its next one: quartiles, for new and resumed trials."""
+    """Quartiles of the seconds from the end of a worker's task to the first step of its next one, by kind of trial."""
     tasks: dict[int, list[tuple[float, float, str]]] = {}  # by worker: first step, end, kind
     for log in logs:
         kind = "new"
