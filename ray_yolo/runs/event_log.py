@@ -39,6 +39,7 @@ from ray_yolo.core.events import (
     StepEvent,
     parse_event,
 )
+from ray_yolo.core.files import sync
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import redact
 
@@ -64,12 +65,15 @@ class EventLog:
     A full or failing disk never stops the caller: lines wait in memory, one warning is logged, and every later
     `append` tries again.
 
+    Args:
+        durable: flush each line to the device before `append` returns.
+
     Raises:
         OSError: on construction only, if the log cannot be opened at all.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, durable: bool = False) -> None:
+        self.path, self._durable = Path(path), durable
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._pending: deque[bytes] = deque(maxlen=_MAX_PENDING)
@@ -77,6 +81,8 @@ class EventLog:
         self._file: int | None
         self._file, last_seq = _open_and_repair(self.path)
         self._next_seq = last_seq + 1
+        if durable:
+            sync(self.path.parent)
 
     def append(self, event: Event) -> int:
         """Write one event of a training and return its sequence number."""
@@ -107,6 +113,8 @@ class EventLog:
                 if os.write(self._file, self._pending[0]) < len(self._pending[0]):
                     raise OSError(0, "the disk accepted only a part of a line")
                 self._pending.popleft()
+            if self._durable:
+                os.fsync(self._file)
         except OSError as error:
             self._release()  # opening it again removes a line that was written in part
             if not self._warned:

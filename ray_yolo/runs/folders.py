@@ -163,3 +163,8 @@ def is_held(folder: Path) -> bool:
         return False
     with (folder / ".lock").open("a") as lock:
         return not lock_file(lock)
+
+
+def was_abandoned(folder: Path) -> bool:
+    """Whether the process that locked this run folder last has died without a release, which clears the file."""
+    return bool((folder / ".lock").exists() and (folder / ".lock").stat().st_size and not is_held(folder))

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ray_yolo.core.events import Event
+from ray_yolo.core.system import undo_niceness
 from ray_yolo.runs.event_log import EventLog
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
     from ray.actor import ActorHandle
 
 STOP_REQUEST = ".stop"
@@ -30,24 +32,37 @@ _logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The actor: an `EventLog`, and the state of the stop request beside it."""
+    """The actor: the event log of one run after another, and the state of the stop request beside each."""
 
-    def __init__(self, path: str) -> None:
-        self._log = EventLog(path)
-        self._request = Path(path).with_name(STOP_REQUEST)
-        self._request.unlink(missing_ok=True)  # of an earlier driver
+    def __init__(self) -> None:
+        undo_niceness()  # workers wait for it when they start and end
+        self._logs: dict[str, EventLog | None] = {}  # by path; None: it is closed
 
-    def emit(self, event: Event) -> None:
-        """Append one event."""
-        self._log.append(event)
+    def open(self, path: str) -> None:
+        """Open a log."""
+        self._logs[path] = EventLog(path)
+        Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # of an earlier driver
+
+    def emit(self, path: str, event: Event) -> None:
+        """Append one event. For a closed log it comes too late, and is lost."""
+        if path not in self._logs:  # this process replaces one that died
+            self._logs[path] = EventLog(path)
+        if log := self._logs[path]:
+            log.append(event)
+
+    def close(self, path: str) -> None:
+        """Close a log; another process may open it then."""
+        if log := self._logs.get(path):
+            log.close()
+        self._logs[path] = None
 
     def ready(self) -> bool:
         """True, once all events that the calling process sent before are written (or wait for the disk)."""
         return True
 
-    def stop_requested(self) -> bool:
-        """Whether the training must stop after a step."""
-        return self._request.exists()
+    def stop_requested(self, path: str) -> bool:
+        """Whether the training with this log must stop after a step."""
+        return Path(path).with_name(STOP_REQUEST).exists()
 
 
 class LocalRecorder:
@@ -85,19 +100,28 @@ class LocalRecorder:
 
 
 class RecorderClient:
-    """Sends a process's events to the actor. It has the methods of `LocalRecorder`."""
+    """Sends a process's events to the actor. It has the methods of `LocalRecorder`.
 
-    def __init__(self, actor: ActorHandle[Recorder]) -> None:
-        self.actor, self._warned = actor, False
+    Args:
+        path: of the log.
+        ends: the actor ends with this log.
+    """
+
+    def __init__(self, actor: ActorHandle[Recorder], path: str, *, ends: bool) -> None:
+        self.actor, self._path, self._ends, self._warned = actor, path, ends, False
 
     def emit(self, event: Event) -> None:
         """Send one event."""
         try:
-            self.actor.emit.remote(event)
+            self.actor.emit.remote(self._path, event)
         except Exception as error:  # Ray shut down, queue full, value that cannot be sent
             if not self._warned:
                 _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
             self._warned = True
+
+    def stop_requested(self) -> ObjectRef[bool]:
+        """The writer's reply, still to come: whether the training must stop after a step."""
+        return self.actor.stop_requested.remote(self._path)
 
     def wait(self, wait_seconds: float) -> None:
         """Wait until the writer replies. Training without a writer has no driver either, and is pointless.
@@ -118,22 +142,35 @@ class RecorderClient:
             self.wait(wait_seconds)
 
     def close(self, wait_seconds: float = 10.0) -> None:
-        """Write all events of this process, and end the writer."""
+        """Write all events of this process, and close the log."""
         import ray
 
         self.flush(wait_seconds)
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self.actor, no_restart=True)
+            if self._ends:
+                ray.kill(self.actor, no_restart=True)
+            else:
+                ray.get(self.actor.close.remote(self._path), timeout=wait_seconds)
 
 
-def start_recorder(path: str) -> RecorderClient:
-    """Start the writer of the log at an absolute path, on this node, without reserving a CPU.
+def open_log(path: str, actor: ActorHandle[Recorder] | None = None) -> RecorderClient:
+    """Have an actor write the log at an absolute path; by default one of its own, which ends with it.
+
+    Raises:
+        ray.exceptions.RayError: if the log cannot be opened.
+    """
+    import ray
+
+    recorder = RecorderClient(actor or start_recorder(), path, ends=actor is None)
+    ray.get(recorder.actor.open.remote(path), timeout=_START_SECONDS)
+    return recorder
+
+
+def start_recorder() -> ActorHandle[Recorder]:
+    """Start a writer of logs on this node, without reserving a CPU. It ends with this process.
 
     If its process dies, Ray restarts it and repeats the calls without a reply. An event may then be in the log twice;
     readers take one row for each epoch.
-
-    Raises:
-        ray.exceptions.RayActorError: if the log cannot be opened.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -142,6 +179,4 @@ def start_recorder(path: str) -> RecorderClient:
     actor = ray.remote(Recorder).options(
         num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS,
         scheduling_strategy=here)
-    recorder = RecorderClient(cast("ActorHandle[Recorder]", actor.remote(path)))
-    recorder.wait(_START_SECONDS)
-    return recorder
+    return cast("ActorHandle[Recorder]", actor.remote())

@@ -103,6 +103,9 @@ class Run:
         """Release the run for other processes."""
         if self.remote:
             self.remote.release()
+        if not self.lock.closed:
+            with suppress(OSError):
+                self.lock.truncate(0)  # see `was_abandoned`
         self.lock.close()
 
 

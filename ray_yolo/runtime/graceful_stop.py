@@ -99,7 +99,7 @@ def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> St
                 except ray.exceptions.ActorDiedError:
                     return True
             if answer is None and time.monotonic() >= due:
-                answer, due = recorder.actor.stop_requested.remote(), time.monotonic() + workers * _POLL_SECONDS
+                answer, due = recorder.stop_requested(), time.monotonic() + workers * _POLL_SECONDS
         return False
 
     return stop_requested

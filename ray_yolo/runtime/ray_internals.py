@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ DRIVER_ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the new output announces experiments even in silent mode
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display prints them
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # they copy the ledger, and leave a file of each trial open
     # Our searcher limits the number of pending trials. With Tune's limit of one, each trial waits for the start of the
     # previous process, and a starting process is dropped for one that another trial leaves: short trials get no third
     "TUNE_MAX_PENDING_TRIALS_PG": "200",
@@ -107,6 +109,11 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
 
 
 def _do_nothing(self: object, worker_group: object, backend_config: object) -> None: ...
+
+
+def expect_no_result_files() -> None:
+    """Keep Tune from warning at its end that the loggers which are switched off have written no files."""
+    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
 
 
 def keep_trial_processes(tune_controller: Any, trial: Any, number: int) -> None:

@@ -65,7 +65,8 @@ class TrainResult:
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
-        command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None) -> TrainResult:
+        command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
+        trained: Callable[[], None] = lambda: None) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
@@ -73,6 +74,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
         command: recorded as the command of this training.
         queue: of a standing worker pool; None: start workers for this training.
+        trained: called when log and weights are complete, before the records that follow from them.
 
     Raises:
         InputError: for all user errors, before any cluster work (exit 2).
@@ -99,7 +101,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 resources = replace(resources, reasons=(workers_reason, *resources.reasons))
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
-            result = _train(run, spec, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue)
+            result = _train(run, spec, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue,
+                            trained=trained)
     finally:
         if run:
             run.release()
@@ -107,7 +110,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
-           link: Mapping[str, Any], queue: PoolShare | None) -> TrainResult:
+           link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
     """Train a run to its end, with its sinks."""
     placement, local = resources.placement, resources.placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
@@ -115,7 +118,8 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
     sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
-        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link) as run_logger:
+        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
+                       writer=queue.recorder if queue else None) as run_logger:
             run_logger.emit(resources.event)
             if local:
                 with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
@@ -129,7 +133,10 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
                 raise KeyboardInterrupt
             if not summary.paused:
                 run.download_result()
-                _complete_weights(run.folder, summary.step, run_logger.warn)
+                check_weights(run.folder, summary.step)
+            trained()
+            if not summary.paused:
+                _slim_weights(run.folder, run_logger.warn)
         if not summary.paused:
             run.finish()  # last: until then the same command finds the run again after a crash
         callbacks.result = result = _result(run, summary)
@@ -241,9 +248,8 @@ def _ray_metrics(run: Run, local: bool) -> list[Sink]:
     return [RayMetrics(run.folder)]
 
 
-def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Verify the final weights and drop what only training needs from them."""
-    check_weights(run_dir, step)
+def _slim_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
+    """Drop what only training needs from the final weights."""
     try:
         slim_weights(run_dir, TRAINED)
     except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ray_yolo.checkpoints.local import steps_of_weights
 from ray_yolo.config.placement import Placement
@@ -31,8 +31,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
-from ray_yolo.runs.folders import lasting_folder, storage_folder
-from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, start_recorder
+from ray_yolo.runs.folders import lasting_folder, storage_folder, was_abandoned
+from ray_yolo.runs.recorder import LocalRecorder, Recorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.base import Sinks
@@ -46,6 +46,9 @@ from ray_yolo.sinks.results_csv import ResultsCsv, write_options
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
 from ray_yolo.sinks.upload import UploadSink
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
 
 class RunLogger:
     """Context manager of a training: `recorder` and `emit` write its log; the exit logs its end and finishes all sinks.
@@ -54,13 +57,14 @@ class RunLogger:
         local: write from a thread of this process instead of from a Ray actor.
         quiet: print nothing.
         link: `parent_run_id` and `tags` of the MLflow run.
+        writer: an actor that writes one log after another; None: start one for this log.
     """
 
     def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
-                 link: Mapping[str, Any]) -> None:
+                 link: Mapping[str, Any], writer: ActorHandle[Recorder] | None = None) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
-        self.recorder: LocalRecorder | RecorderClient = (LocalRecorder if local else start_recorder)(str(log))
+        self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
         self.emit = self.recorder.emit
         write_options(spec.recipe, placement, run.folder)
         past = [event for event in read_events(log) if isinstance(event, RunEvent)]
@@ -145,15 +149,17 @@ def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
 def finalize_abandoned_run(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
     """Complete the sinks of a training whose driver was killed and does not continue, as by a sweep's scheduler.
 
-    A training that has ended by itself, or never started, stays as it is.
+    A training whose driver has ended by itself, or that never started, stays as it is.
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    if not events or isinstance(last_of(events, StartEvent, EndEvent), EndEvent):
+    has_ended = isinstance(last_of(events, StartEvent, EndEvent), EndEvent)
+    if not events or (has_ended and not was_abandoned(run_dir)):
         return
     recorder = LocalRecorder(str(log))
-    recorder.emit(_end_event(log, "stopped", "stopped early"))
-    recorder.flush()
+    if not has_ended:
+        recorder.emit(_end_event(log, "stopped", "stopped early"))
+        recorder.flush()
     Sinks(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
                 *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
           lambda text: recorder.emit(WarningEvent(message=text))).finish()

@@ -98,25 +98,31 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
             store.delete(DETECTIONS_FILE)
 
 
-def keep_best(folder: Path, best: Trial) -> None:
-    """Copy the best trial's weights to weights/best.pt and weights/last.pt in the sweep's folder.
+def keep_best(folder: Path, runs: Iterable[Path]) -> bool:
+    """Copy weights/best.pt and weights/last.pt to the sweep's folder from the first of the best trial's runs that has
+    them. Returns whether there is one.
 
     Raises:
-        StorageError: if the store of the trial does not answer.
+        StorageError: if the store of a run does not answer.
     """
-    weights, run = folder / "weights", folder / "trials" / best.folder_name
-    weights.mkdir(exist_ok=True)
-    files = list((run / "weights").glob("[bl][ea]st.*"))
-    if address := address_of(run):  # another machine may have trained it
-        try:
-            entries = open_store(address).list("weights/")
-        except OSError as error:
-            raise StorageError(f"{address}: {error}; rerun the same command when storage answers") from None
-        copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in entries
-                  if entry.name in ("best.json", "last.json")]
-        files = [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
+    (folder / "weights").mkdir(exist_ok=True)
+    files = next(filter(None, map(_weights_of, runs)), [])
     for path in files:
-        shutil.copyfile(path, weights / path.name)
+        shutil.copyfile(path, folder / "weights" / path.name)
+    return bool(files)
+
+
+def _weights_of(run: Path) -> list[Path]:
+    """The files of best.pt and last.pt of a run; none if they were removed."""
+    if not (address := address_of(run)):
+        return list((run / "weights").glob("[bl][ea]st.*"))
+    try:  # another machine may have trained it
+        entries = open_store(address).list("weights/")
+    except OSError as error:
+        raise StorageError(f"{address}: {error}; rerun the same command when storage answers") from None
+    copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in entries
+              if entry.name in ("best.json", "last.json")]
+    return [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:

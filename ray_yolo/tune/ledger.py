@@ -34,7 +34,16 @@ from ray_yolo.tune.schedule import (
     address,
 )
 from ray_yolo.tune.search import Pbt, Search
-from ray_yolo.tune.trials import Origin, Segment, Trial, fork_trial, new_trial, overlay, replay_command
+from ray_yolo.tune.trials import (
+    Origin,
+    Segment,
+    Trial,
+    fork_trial,
+    new_trial,
+    overlay,
+    replay_command,
+    trial_folder,
+)
 
 if TYPE_CHECKING:
     from ray_yolo.runs.remote_run import RemoteRun
@@ -110,7 +119,7 @@ class Ledger:
         lines = read_ledger(self.path)
         if lines:
             _check_identity(self.path, begun_of(lines), _as_written(begun))
-        self._log = EventLog(self.path)
+        self._log = EventLog(self.path, durable=True)
         self.begun = begun_of(lines or [self._write(begun)])
         self.lines = lines[1:]
         """All lines but the first."""
@@ -219,25 +228,31 @@ def verify(lines: Sequence[Line]) -> list[str]:
 
 def known_outcomes(project: Path, labels: str, but: Path) -> dict[tuple[str, int], Outcome]:
     """The results of all other sweeps of a project on the same labels, by address and epochs."""
-    known: dict[tuple[str, int], Outcome] = {}
+    return {key: Outcome.model_validate(line.model_dump(exclude={"trial", "seed", "epochs"}))
+            for key, _, line in _counted_elsewhere(project, labels, but)}
+
+
+def folders_elsewhere(project: Path, labels: str, but: Path, key: tuple[str, int]) -> list[Path]:
+    """The run folders of a training, by its address and epochs, in all other sweeps of a project."""
+    return [folder for other, folder, _ in _counted_elsewhere(project, labels, but) if other == key]
+
+
+def _counted_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[tuple[str, int], Path, Counted]]:
+    """The results of all other sweeps of a project on the same labels: address and epochs, run folder, and line."""
     for path in sorted(project.glob(f"*/{LEDGER_FILE}")):
         try:
             lines = read_ledger(path) if path != but else []
         except InputError:
             continue
-        if lines and begun_of(lines).identity["data set"] == labels:
-            known |= dict(_outcomes(lines))
-    return known
-
-
-def _outcomes(lines: Sequence[Line]) -> Iterator[tuple[tuple[str, int], Outcome]]:
-    begun, genes = begun_of(lines), {line.trial: line.genes for line in lines if isinstance(line, Proposed)}
-    if isinstance(begun.search.scheduler, Pbt):
-        return
-    for line in lines:
-        if isinstance(line, Counted):
-            outcome = Outcome.model_validate(line.model_dump(exclude={"trial", "seed", "epochs"}))
-            yield (address(begun.recipe, genes[line.trial], line.seed), line.epochs), outcome
+        if not lines or begun_of(lines).identity["data set"] != labels or isinstance(
+                (begun := begun_of(lines)).search.scheduler, Pbt):
+            continue
+        genes = {line.trial: line.genes for line in lines if isinstance(line, Proposed)}
+        for line in lines:
+            if isinstance(line, Counted):
+                folder = trial_folder(line.trial, seed=None if line.seed == begun.recipe.seed else line.seed)
+                key = address(begun.recipe, genes[line.trial], line.seed), line.epochs
+                yield key, path.parent / "trials" / folder, line
 
 
 def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:

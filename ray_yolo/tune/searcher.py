@@ -19,6 +19,7 @@ from ray.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialSch
 from ray.tune.search import Searcher
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
+from ray_yolo.runs.folders import is_held
 from ray_yolo.runtime.ray_internals import keep_trial_processes
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.dispatch import Dispatcher
@@ -55,11 +56,13 @@ class LadderScheduler(FIFOScheduler):
         measure: takes the work of a task, and the seconds of its slot.
         cost: work of one epoch with some genes.
         slots: trial processes to keep while their trials pause.
+        is_complete: whether the records of a trial are, so that its process may end.
     """
 
     def __init__(self, dispatcher: Dispatcher, measure: Callable[[float, float], None], cost: Callable[[Genes], float],
-                 slots: int) -> None:
+                 slots: int, is_complete: Callable[[str], bool] = lambda name: True) -> None:
         super().__init__()
+        self._is_complete = is_complete
         self._dispatcher, self._measure, self._cost, self._slots = dispatcher, measure, cost, slots
         self.paused: dict[str, TuneTrial] = {}
         self.closed = False
@@ -83,8 +86,9 @@ class LadderScheduler(FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: TuneController) -> TuneTrial | None:
         """The paused trial whose next task is needed first. At the end of the sweep all of them are stopped."""
         if self.closed or self._dispatcher.over:
-            for trial in [trial for trial in self.paused.values() if trial.status == TuneTrial.PAUSED]:
-                tune_controller.stop_trial(self.paused.pop(str(trial)))
+            for name, trial in list(self.paused.items()):
+                if trial.status == TuneTrial.PAUSED and self._is_complete(name):
+                    tune_controller.stop_trial(self.paused.pop(name))
             return None
         task = self._dispatcher.take(
             lambda name: name in self.paused and self.paused[name].status == TuneTrial.PAUSED)
@@ -202,9 +206,10 @@ class SweepCallback(Callback):
         whole = [row for row in rows if row.state == "finished"]
         kept = {0, *(row.number for row in best_trials(whole, FINALISTS))}
         for row in rows:
-            if row.has_ended and row.number not in kept | self._dropped:
+            folder = self._ledger.path.parent / "trials" / row.folder_name
+            if row.has_ended and row.number not in kept | self._dropped and not is_held(folder):
                 self._dropped.add(row.number)
-                self._remover.submit(drop_weights, self._ledger.path.parent / "trials" / row.folder_name)
+                self._remover.submit(drop_weights, folder)
 
     __getstate__ = _no_state
 

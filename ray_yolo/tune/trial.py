@@ -14,21 +14,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import ray.exceptions
 import ray.tune
+from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event
+from ray_yolo.core.system import undo_niceness
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, follow, read_events, surviving
 from ray_yolo.runs.folders import is_held, project_folder
-from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.recorder import STOP_REQUEST, Recorder, start_recorder
 from ray_yolo.runs.run_dir import download_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
@@ -41,6 +44,9 @@ from ray_yolo.tune.trials import Origin, overlay, train_command
 
 POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
+_RELEASE_SECONDS = 0.05  # between two looks at a lock
+
+_earlier: list[Future[Any]] = []  # the last training of this process, whose records may not be complete yet
 
 
 def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
@@ -62,8 +68,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     trains = outcome is None
     if outcome is None:
         try:
-            fit(run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
-                queue=PoolShare(queue, config["end"]))
+            _train(run_config, payload["link"], PoolShare(queue, config["end"], _recorder()))
         except KeyboardInterrupt:
             raise TrainingError("it was stopped") from None
         except Exception as error:
@@ -99,9 +104,29 @@ def read_outcome(folder: Path, until: int) -> Outcome | None:
 
 
 def _prepare_process(payload: Mapping[str, Any]) -> None:
+    undo_niceness()  # else the workers take the processor, and a slot waits for its next task
     os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     if payload["cache"]:
         os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
+
+
+def _train(config: RunConfig, link: Mapping[str, Any], share: PoolShare) -> None:
+    """Train until log and weights are complete. A thread completes the other records while the next task begins."""
+    trained: Future[Any] = Future()
+    work = partial(fit, config, quiet=True, link=link, command=train_command(config.recipe), queue=share,
+                   trained=partial(trained.set_result, None))
+    training: Future[Any] = run_in_thread(work, "training")
+    wait([trained, training], return_when=FIRST_COMPLETED)
+    if not trained.done():
+        training.result()
+    wait(_earlier)
+    _earlier[:] = [training]
+
+
+@cache
+def _recorder() -> ActorHandle[Recorder]:
+    """Writes the logs of all trainings of this process: to start an actor takes seconds."""
+    return start_recorder()
 
 
 def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
@@ -172,10 +197,10 @@ def _renamed(config: RunConfig, name: str) -> RunConfig:
 
 
 def _wait_until_released(folder: Path) -> None:
-    """Wait until the process that trained this trial before has ended; a paused one takes a moment."""
+    """Wait until the records of this trial's last training are complete."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while is_held(folder) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_RELEASE_SECONDS)
 
 
 def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
@@ -185,7 +210,8 @@ def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: Queu
 
     def run() -> None:
         try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=PoolShare(queue))
+            fit(config, quiet=True, link=link, command=train_command(config.recipe),
+                queue=PoolShare(queue, recorder=_recorder()))
             outcome.set_result(None)
         except KeyboardInterrupt:  # stopped on request: nothing waits for the outcome
             return
@@ -205,7 +231,7 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
     (folder / STOP_REQUEST).touch()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS / 10)
+        time.sleep(_RELEASE_SECONDS)
     (folder / STOP_REQUEST).unlink(missing_ok=True)
 
 

@@ -32,7 +32,7 @@ from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.runs.folders import project_folder, storage_folder
+from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
@@ -46,7 +46,7 @@ from ray_yolo.runtime.preflight import (
     read_dataset,
     resolve_recipe,
 )
-from ray_yolo.runtime.ray_internals import on_node
+from ray_yolo.runtime.ray_internals import expect_no_result_files, on_node
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.report import settings_line
@@ -58,7 +58,7 @@ from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
-from ray_yolo.tune.ledger import Begun, Ledger, Sweep, known_outcomes, read_ledger, read_trials
+from ray_yolo.tune.ledger import Begun, Ledger, Sweep, folders_elsewhere, known_outcomes, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Line, Outcome, Task, address, longest_warmup, rungs_of
@@ -378,7 +378,8 @@ class _Execution:
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
                                 lambda: self.slots_now() + _ahead(self.config, self.space, self.slots_now()))
         scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
-                                    self.slots + _ahead(self.config, self.space, self.slots))
+                                    self.slots + _ahead(self.config, self.space, self.slots),
+                                    lambda name: not is_held(self.trials / name))
         callback = LadderCallback(ledger, self.display, dispatcher, scheduler, drops=not self.sweep.keep_weights,
                                   each_step=self.each_step)
         dispatcher.advance()
@@ -411,6 +412,7 @@ class _Execution:
                 name=f"{self.folder.name}-{os.getpid()}", storage_path=str(self.folder / "ray"), verbose=0,
                 callbacks=[callback],
                 failure_config=ray.tune.FailureConfig(max_failures=self.config.placement.max_failures)))
+        expect_no_result_files()
         run_in_background(tune.fit)
         callback.check_room()
 
@@ -426,7 +428,9 @@ class _Execution:
             reasons = sorted({trial.reason for trial in trials if trial.reason})
             raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
         write_sweep_files(folder, ledger.recipe, trials, claim)
-        keep_best(folder, best)
+        if not keep_best(folder, [self.trials / best.folder_name, *self._runs_elsewhere(best)]):
+            self.display.say("warning: weights/best.pt: the sweep that trained it has dropped its weights; the command "
+                             "below trains them again")
         if not config.sweep.keep_weights:
             kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
             beaten = [path for path in self.trials.iterdir() if path.name not in kept]
@@ -439,6 +443,13 @@ class _Execution:
         self.run.finish()
         self.display.say(closing_message(folder, ledger.recipe, best, claim))
         return SearchResult(folder, trials, best, claim.claim if claim else None)
+
+
+    def _runs_elsewhere(self, trial: Trial) -> list[Path]:
+        """The runs of a trial in other sweeps."""
+        begun = self.ledger.begun
+        key = address(begun.recipe, trial.genes, begun.recipe.seed), trial.epochs
+        return folders_elsewhere(self.folder.parent, begun.identity["data set"], self.ledger.path, key)
 
 
 def _trial_name(trial: Any) -> str:

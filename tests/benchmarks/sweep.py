@@ -1,6 +1,6 @@
 """The share of time in which the slots of a sweep train: trials one after another on a standing worker pool.
 
-    python tests/benchmarks/run.py sweep [--trials 12] [--epochs 60] [--slots 2] [--churn]
+    python tests/benchmarks/run.py sweep [--trials 12] [--epochs 60] [--slots 2] [--churn | --thrice]
 
 Trials of the tiny model on one worker each. A slot trains from a trial's `start` event to its `end`, or to the last
 step before the next `start` if its workers changed. The rest, until the last end, is start-up and waiting. The sweep is
@@ -8,6 +8,9 @@ warm when the first slot starts its second trial: until then its processes start
 
 With `--churn` a second node of as many slots is drained, removed and added again, and three workers are killed. The
 rows must equal those of an uninterrupted sweep.
+
+With `--thrice` a ladder runs three times: on one worker, on two, and on two to four. In the third run three workers and
+the driver are killed. The ledgers, with the digests of all weights, must be equal. The figures are of the second.
 """
 
 from __future__ import annotations
@@ -24,17 +27,20 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import ray
 
 from ray_yolo.core.events import EndEvent, Event, StartEvent, StepEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.cluster import own_token
+from ray_yolo.tune.verification import compare_sweeps
 from tests.benchmarks.harness import machine
 from tests.support.faults import drain, ray_nodes
 from tests.support.run_log import only
-from tests.support.sweeps import assert_equal_rows, pool_sweep, wait_for_workers
+from tests.support.sweeps import SPACE, assert_equal_rows, command, make_sweep, pool_sweep, start, wait_for_workers
 
 PAUSE_SECONDS = 12.0  # between two interruptions
+LADDER = "search: {algorithm: evolve, scheduler: ladder}\n" + SPACE
 
 Rooms = list[tuple[float, int]]  # (time, number of slots from then on)
 
@@ -46,15 +52,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--churn", action="store_true")
+    parser.add_argument("--thrice", action="store_true")
     given = parser.parse_args(argv)
+    run = churned if given.churn else thrice if given.thrice else uninterrupted
     with tempfile.TemporaryDirectory() as folder:
-        sweep, rooms = (churned if given.churn else uninterrupted)(Path(folder), given)
+        sweep, rooms = run(Path(folder), given)
         logs = [read_events(log) for log in sorted(sweep.glob(f"trials/*/{EVENTS_FILE}"))]
     spans = [span for log in logs for span in worker_spans(log)]
     starts = sorted(min(event.time for event in only(StartEvent, log)) for log in logs)
     begin, warm, end = starts[0], starts[rooms[0][1]], max(span[1] for span in spans)
     print(json.dumps({
-        "id": "sweep, churned" if given.churn else "sweep", "busy": busy(spans, begin, end, rooms),
+        "id": f"sweep, {run.__name__}", "waits": waits(logs), "busy": busy(spans, begin, end, rooms),
         "busy after warm-up": busy(spans, warm, end, rooms), "seconds": round(end - begin, 1),
         "warm-up": round(warm - begin, 1), "starts": [round(start - begin, 1) for start in starts],
         "slots": [(round(since - begin, 1), slots) for since, slots in rooms], "machine": machine()}))
@@ -74,29 +82,89 @@ def churned(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
     """A sweep whose second node is removed and added, and whose workers are killed."""
     trials, draw = folder / "churned" / "runs" / "evolve" / "exp" / "trials", random.Random(0)
 
-    def kill() -> None:
-        time.sleep(PAUSE_SECONDS)
-        pids = {event.pid for log in trials.glob(f"*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))}
-        os.kill(draw.choice(sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())), signal.SIGKILL)
-        time.sleep(PAUSE_SECONDS)
-
     with ray_nodes(given.slots) as nodes, ThreadPoolExecutor(1) as pool:
         reference = pool.submit(pool_sweep, folder / "uninterrupted", trials=given.trials, epochs=given.epochs).result()
         node, rooms = nodes.add_node(num_cpus=given.slots), [(0.0, 2 * given.slots)]
         found = pool.submit(pool_sweep, folder / "churned", trials=given.trials, epochs=given.epochs)
         wait_for_workers(trials, lambda present: present == 2 * given.slots)
-        kill()
+        kill_worker(trials, draw)
         drain(node.node_id)
         rooms.append((time.time(), given.slots))
         wait_for_workers(trials, lambda present: present == given.slots)
         nodes.remove_node(node)
-        kill()
+        kill_worker(trials, draw)
         nodes.add_node(num_cpus=given.slots)
         rooms.append((time.time(), 2 * given.slots))
-        kill()
+        kill_worker(trials, draw)
         assert not found.done(), "the sweep ended before all interruptions: increase --trials"
         assert_equal_rows(found.result(), reference)
         return found.result(), rooms
+
+
+def thrice(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
+    """The same sweep on one worker, on two, and on two to four with kills; the second one."""
+    sweeps = []
+    for name, cpus in (("one", 1), ("two", 2), ("killed", 2)):
+        (folder / name).mkdir()
+        config = make_sweep(folder / name, LADDER, recipe={"epochs": given.epochs, "noval": False},
+                            trials=given.trials, virtual_slots=4)
+        argv = command(config, folder / name)
+        sweeps.append(folder / name / "runs" / "evolve" / "exp")
+        with ray_nodes(cpus) as nodes:
+            process = start(argv, folder / name)
+            if name == "killed":
+                draw = random.Random(0)
+                wait_for_workers(sweeps[-1] / "trials", lambda present: present == 2)
+                kill_worker(sweeps[-1] / "trials", draw)
+                nodes.add_node(num_cpus=2)
+                kill_worker(sweeps[-1] / "trials", draw)
+                process.kill()
+                process.communicate()
+                process = start(argv, folder / name)
+                kill_worker(sweeps[-1] / "trials", draw)
+                assert process.poll() is None, "the sweep ended before all kills: increase --trials"
+            _, errors = process.communicate()
+            assert process.returncode == 0, errors.decode()
+    for sweep in sweeps[1:]:
+        assert [result.problem for result in compare_sweeps(sweeps[0], sweep)] == [None]
+    return sweeps[1], [(0.0, 2)]
+
+
+def kill_worker(trials: Path, draw: random.Random) -> None:
+    """Kill one of the live workers of a sweep, between two pauses."""
+    wait_for_workers(trials, lambda present: present > 0)
+    time.sleep(PAUSE_SECONDS)
+    pids = {event.pid for log in trials.glob(f"*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))}
+    os.kill(draw.choice(sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())), signal.SIGKILL)
+    time.sleep(PAUSE_SECONDS)
+
+
+def waits(logs: Sequence[Sequence[Event]]) -> dict[str, list[float]]:
+    """Quartiles of the seconds from the end of a worker's task to the first step of its next one, by kind of trial."""
+    tasks: dict[int, list[tuple[float, float, str]]] = {}  # by worker: first step, end, kind
+    for log in logs:
+        kind = "new"
+        for group in split_after(log, EndEvent):
+            workers, steps = only(WorkerEvent, group), only(StepEvent, group)
+            if workers and steps and isinstance(group[-1], EndEvent):
+                tasks.setdefault(workers[0].pid, []).append((steps[0].time, group[-1].time, kind))
+            kind = "resumed"
+    found: dict[str, list[float]] = {"new": [], "resumed": []}
+    for each in tasks.values():
+        for (_, end, _), (step, _, kind) in pairwise(sorted(each)):
+            found[kind].append(step - end)
+    return {kind: [round(float(np.quantile(seconds, share)), 2) for share in (0.25, 0.5, 0.75)]
+            for kind, seconds in found.items() if seconds}
+
+
+def split_after(log: Sequence[Event], kind: type[Event]) -> list[list[Event]]:
+    """The events in groups, each of which ends with an event of a kind, but for the last one."""
+    groups: list[list[Event]] = [[]]
+    for event in log:
+        groups[-1].append(event)
+        if isinstance(event, kind):
+            groups.append([])
+    return groups
 
 
 def worker_spans(log: Sequence[Event]) -> list[tuple[float, float, int]]:

@@ -4,7 +4,7 @@ import pytest
 
 from ray_yolo.core.events import StepEvent
 from ray_yolo.runs.event_log import read_events
-from ray_yolo.runs.recorder import LocalRecorder, start_recorder
+from ray_yolo.runs.recorder import LocalRecorder, open_log, start_recorder
 from tests.support import run_log
 
 
@@ -64,7 +64,7 @@ class TestWithRay:
     def test_workers_and_driver_write_one_log(self, path):
         import ray
 
-        recorder = start_recorder(path)
+        recorder = open_log(path)
 
         @ray.remote(num_cpus=0)
         def work(worker):
@@ -85,12 +85,12 @@ class TestWithRay:
         import ray
 
         free = ray.available_resources().get("CPU")
-        recorder = start_recorder(path)
+        recorder = open_log(path)
         assert ray.available_resources().get("CPU") == free
         recorder.close()
 
     def test_sending_to_a_dead_recorder_neither_raises_nor_waits(self, path):
-        recorder = start_recorder(path)
+        recorder = open_log(path)
         emit = recorder.emit
         recorder.close()
         began = time.monotonic()
@@ -104,7 +104,7 @@ class TestWithRay:
 
         import ray
 
-        recorder = start_recorder(path)
+        recorder = open_log(path)
         emit = recorder.emit
         emit(run_log.step(0))
         process = ray.get(recorder.actor.__ray_call__.remote(lambda _: os.getpid()))
@@ -114,10 +114,24 @@ class TestWithRay:
         recorder.close()
         assert [(event.seq, event.step) for event in read_events(path)] == [(0, 0), (1, 1)]
 
+    def test_one_process_writes_one_log_after_another_and_nothing_into_a_closed_one(self, tmp_path):
+        import ray
+
+        actor = start_recorder()
+        logs = [tmp_path / name / "events.jsonl" for name in ("a", "b", "a")]
+        for number, log in enumerate(logs):
+            recorder = open_log(str(log), actor)
+            recorder.emit(run_log.step(number))
+            recorder.close()
+            recorder.emit(run_log.step(99))  # of a worker that is late
+        recorder.flush()
+        assert [[event.step for event in read_events(log)] for log in logs[:2]] == [[0, 2], [1]]
+        ray.kill(actor)
+
     def test_a_value_that_cannot_be_sent_is_not_the_senders_trouble(self, path, caplog):
         import threading
 
-        recorder = start_recorder(path)
+        recorder = open_log(path)
         emit = recorder.emit
         emit(threading.Lock())
         emit(run_log.step(1))
@@ -129,5 +143,5 @@ class TestWithRay:
         import ray
 
         (tmp_path / "file").write_text("")
-        with pytest.raises(ray.exceptions.RayActorError):
-            start_recorder(str(tmp_path / "file" / "events.jsonl"))
+        with pytest.raises(ray.exceptions.RayError):
+            open_log(str(tmp_path / "file" / "events.jsonl"))

@@ -150,10 +150,11 @@ def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
 
 def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:
     (tmp_path / STOP_REQUEST).touch()
-    recorder = Recorder(str(tmp_path / "events.jsonl"))
-    assert not recorder.stop_requested()
+    recorder, log = Recorder(), str(tmp_path / "events.jsonl")
+    recorder.open(log)
+    assert not recorder.stop_requested(log)
     (tmp_path / STOP_REQUEST).touch()
-    assert recorder.stop_requested()
+    assert recorder.stop_requested(log)
 
 
 def test_it_gives_back_what_the_work_returns_or_raises() -> None:

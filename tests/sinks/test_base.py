@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import ClassResult, EndEvent, EpochEvent, Event, StartEvent, StepEvent, WarningEvent
-from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, measure_goodput
 from ray_yolo.runs.recorder import LocalRecorder
 from ray_yolo.runtime.prometheus import RayMetrics
 from ray_yolo.sinks.base import Sink, SinkRunner, Sinks
@@ -30,6 +30,7 @@ from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics
 from ray_yolo.sinks.pictures import PlotSink
 from ray_yolo.sinks.registry import Registry, log_model
 from ray_yolo.sinks.results_csv import ResultsCsv
+from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.sinks.tensorboard import TensorBoard
 from ray_yolo.sinks.upload import UploadSink
 from tests.support import run_log
@@ -471,3 +472,15 @@ def test_nothing_to_make_is_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     Sinks(tmp_path / EVENTS_FILE, [], pytest.fail).finish()
     assert threading.active_count() <= before  # one of an earlier test's may have ended by now
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_the_sinks_of_a_process_that_died_after_the_training_are_completed_by_another(
+        tmp_path: Path, died: bool) -> None:
+    log = EventLog(tmp_path / EVENTS_FILE)
+    for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
+        log.append(event)
+    log.close()
+    (tmp_path / ".lock").write_text("node7 42\n" if died else "")
+    finalize_abandoned_run(tmp_path, None, {})
+    assert (tmp_path / "results.csv").exists() == died

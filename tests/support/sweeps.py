@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from typing import Any
 import ray
 import torch
 
+from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.events import StepEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, surviving
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
@@ -41,6 +45,22 @@ def pool_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_fai
                         workers_per_trial=workers_per_trial, keep_weights=True)
     placement = config.placement.model_copy(update={"max_failures": max_failures})
     return search(config.model_copy(update={"placement": placement}), quiet=True).folder
+
+
+def command(config: TuneConfig, folder: Path) -> list[str]:
+    """The command line of a sweep that `make_sweep` made."""
+    placement = {"storage_path": str(folder), "project": "runs/evolve", "noplots": True,
+                 "mlflow_uri": config.placement.mlflow_uri}
+    (folder / "config.yaml").write_text(to_yaml({
+        "recipe": config.recipe.model_dump(mode="json"), "placement": placement,
+        "sweep": config.sweep.model_dump(mode="json")}))
+    return [sys.executable, "-m", "ray_yolo.tune", "--config", str(folder / "config.yaml")]
+
+
+def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a command on the Ray cluster of this process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def wait_for_workers(trials: Path, until: Callable[[int], bool], patience_seconds: float = 120.0) -> int:

@@ -14,6 +14,7 @@ from ray_yolo.tune.files import (
     drop_weights,
     format_evolve_csv,
     format_hyp_evolve,
+    keep_best,
     read_warm_start,
     write_sweep_files,
 )
@@ -68,6 +69,15 @@ class TestEvolveCsv:
 
 
 class TestBest:
+    def test_its_weights_come_from_the_first_of_its_runs_that_has_them(self, tmp_path):
+        runs = [tmp_path / name for name in ("dropped", "kept", "other")]
+        for run in runs[1:]:
+            (run / "weights").mkdir(parents=True)
+            (run / "weights" / "best.pt").write_text(run.name)
+        assert keep_best(tmp_path, runs)
+        assert (tmp_path / "weights" / "best.pt").read_text() == "kept"
+        assert not keep_best(tmp_path, runs[:1])
+
     def test_the_best_is_the_finished_trial_of_highest_fitness(self):
         assert best_trial(TRIALS).number == 1
         assert best_trial(TRIALS[2:3]) is None

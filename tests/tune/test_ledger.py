@@ -1,6 +1,7 @@
 """The ledger: one truth for a sweep, whatever dies and whenever."""
 
 import json
+import os
 import shlex
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from ray_yolo.tune.ledger import (
     Scheduled,
     Sweep,
     claim_of,
+    folders_elsewhere,
     known_outcomes,
     read_ledger,
     read_trials,
@@ -53,6 +55,13 @@ def propose(ledger, number, **genes):
 def count(ledger, number, epochs, fitness, seed=3):
     ledger.append(Counted(trial=number, seed=seed, epochs=epochs, fitness=fitness, metrics={"mAP50": fitness},
                           losses={"box": 0.1}, weights="ab"))
+
+
+def test_a_line_is_on_the_device_before_the_sweep_acts_on_it(path, monkeypatch):
+    ledger, flushed = open_ledger(path), []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_size))
+    propose(ledger, 0)
+    assert flushed == [path.stat().st_size]
 
 
 class TestRows:
@@ -170,6 +179,10 @@ class TestAddresses:
         for line in counted:
             outcome = known[address(RESOLVED, ledger.trials[line.trial].genes, line.seed), line.epochs]
             assert (outcome.fitness, outcome.weights) == (line.fitness, line.weights)
+        for seed, name in ((3, "trial0"), (4, "trial0-seed4")):
+            key = address(RESOLVED, ledger.trials[0].genes, seed), RUNGS[-1]
+            folders = folders_elsewhere(tmp_path, "0123", tmp_path / "two" / "ledger.jsonl", key)
+            assert folders == [tmp_path / "one" / "trials" / name]
 
     def test_other_labels_and_the_own_ledger_are_left_out(self, tmp_path):
         run_sweep(tmp_path / "one" / "ledger.jsonl", 2)

@@ -59,8 +59,9 @@ class Tune:
         self.ledger, self.draw, self.said = open_ledger(path), random.Random(order), io.StringIO()
         self.dispatcher = dispatcher_of(self.ledger, trials, slots)
         self.measured: list[tuple[float, float]] = []
+        self.incomplete: set[str] = set()  # run folders
         self.scheduler = LadderScheduler(self.dispatcher, lambda *pair: self.measured.append(pair), lambda genes: 2.0,
-                                         slots=5)
+                                         slots=5, is_complete=lambda name: name not in self.incomplete)
         self.searcher = TaskSearcher(self.dispatcher, self.scheduler)
         self.callback = LadderCallback(self.ledger, SweepDisplay(self.said), self.dispatcher, self.scheduler,
                                        drops=drops, each_step=lambda: None)
@@ -125,6 +126,20 @@ def test_tune_writes_the_ledger_of_the_schedule(
     assert len(tune.trials) == len({str(trial) for trial in tune.trials})  # a trial of Tune for each run folder
     assert tune.kept[0] == 5
     assert set(tune.kept[1:]) == {0}
+
+
+def test_the_process_of_a_trial_ends_after_its_records_are_complete(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = Tune(tmp_path / "ledger.jsonl", 3, monkeypatch)
+    tune.incomplete = {"trial0"}
+    while tune.dispatcher.over is None:
+        tune.run(1)
+    for _ in range(9):
+        tune.step()
+    assert [str(trial) for trial in tune.trials if trial.status != RayTrial.TERMINATED] == ["trial0"]
+    tune.incomplete.clear()
+    tune.step()
+    assert all(trial.status == RayTrial.TERMINATED for trial in tune.trials)
 
 
 @pytest.mark.parametrize("tasks", range(1, 20, 4))

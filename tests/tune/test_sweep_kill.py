@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shlex
 import signal
@@ -13,10 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import ray
 import torch
 
-from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.events import EpochEvent, StepEvent
 from ray_yolo.runs.event_log import read_events, read_lines
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
@@ -27,7 +24,7 @@ from ray_yolo.tune.tuner import search
 from ray_yolo.tune.verification import compare
 from tests.support import run_log
 from tests.support.checkpoints import newest
-from tests.support.sweeps import assert_cpus_return, make_sweep, tracked_runs, tracked_states
+from tests.support.sweeps import assert_cpus_return, command, make_sweep, start, tracked_runs, tracked_states
 
 TRIALS, KILLS = 5, 5
 EPOCHS = 8
@@ -36,21 +33,6 @@ RECIPE = {"epochs": EPOCHS, "noval": False, "batch_size": 8, "exact": True,  # l
           "optimizer": {"name": "AdamW", "lr0": 0.01, "nominal_batch": 8}, "augment": {"mosaic": 0.0, "scale": 0.1},
           "schedule": {"warmup_epochs": 0, "ema_ramp": 10}}
 PAUSE_SECONDS = 4.0  # a kill comes so long, or less, after the ledger has got some new events
-
-
-def command(config: TuneConfig, folder: Path) -> list[str]:
-    """The command line of a sweep that `make_sweep` made."""
-    placement = {"storage_path": str(folder), "project": "runs/evolve", "noplots": True,
-                 "mlflow_uri": config.placement.mlflow_uri}
-    (folder / "config.yaml").write_text(to_yaml({
-        "recipe": config.recipe.model_dump(mode="json"), "placement": placement,
-        "sweep": config.sweep.model_dump(mode="json")}))
-    return [sys.executable, "-m", "ray_yolo.tune", "--config", str(folder / "config.yaml")]
-
-
-def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def kill_later(process: subprocess.Popen[bytes], ledger: Path, num_events: int, pause_seconds: float) -> None:

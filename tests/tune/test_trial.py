@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,10 +39,12 @@ class Trained:
         self.reports: list[dict[str, Any]] = []
         self.error: Exception | None = None
         self.asked: list[RunConfig] = []
+        self.complete_records: Callable[[], object] = lambda: None
         monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
         monkeypatch.setattr(ray.tune, "get_checkpoint", lambda: None)
         monkeypatch.setattr(ray.tune, "report", self.reports.append)
         monkeypatch.setattr(trial, "fit", self.fit)
+        monkeypatch.setattr(trial, "_recorder", lambda: None)
         monkeypatch.setattr(trial, "_POLL_SECONDS", 0.01)
 
     def write(self, *epochs: int) -> None:
@@ -52,22 +55,24 @@ class Trained:
             log.append(run_log.checkpoint(epoch).model_copy(update={"digest": f"digest{epoch}"}))
         log.close()
 
-    def fit(self, config: RunConfig, **_: Any) -> None:
-        assert (threading.current_thread() is threading.main_thread()) == self.is_task
+    def fit(self, config: RunConfig, *, trained: Callable[[], None] = lambda: None, **_: Any) -> None:
+        assert threading.current_thread() is not threading.main_thread()
         self.asked.append(config)
         if self.error:
             raise self.error
         self.write(*range(self.begun + 1, (config.placement.stop_after or EPOCHS) + 1))
+        trained()
+        self.complete_records()
 
     def train(self, begun: int = 0) -> list[int | None]:
         """The epochs that are reported by a process that goes on after so many."""
-        self.begun, self.is_task = begun, False
+        self.begun = begun
         train_trial({"genes": GENES, "origin": None}, self.payload, None)
         return [report.get("epoch") for report in self.reports]
 
     def train_task(self, until: int, begun: int = 0) -> list[Outcome]:
         """The outcome that the task of a ladder reports."""
-        self.begun, self.is_task = begun, True
+        self.begun = begun
         train_task({"trial": "trial0", "genes": GENES, "seed": 7, "until": until, "end": 3.0}, self.payload, None)
         return [Outcome.model_validate_json(report["outcome"]) for report in self.reports]
 
@@ -179,6 +184,17 @@ class TestTask:
         with pytest.raises(TrainingError):
             trained.train_task(3)
         assert not [report for report in trained.reports if "outcome" in report]
+
+
+def test_an_outcome_is_reported_before_the_other_records_are_complete(trained: Trained) -> None:
+    """And the process has at most one training whose records are not."""
+    complete = threading.Event()
+    trained.complete_records = lambda: complete.wait(10)
+    assert [outcome.fitness for outcome in trained.train_task(3)] == [0.3]
+    assert not trial._earlier[0].done()
+    threading.Timer(0.05, complete.set).start()
+    trained.train_task(6, begun=3)
+    assert complete.is_set()
 
 
 def test_the_recipes_own_failure_is_reported_as_one(trained: Trained) -> None:

@@ -9,6 +9,8 @@ assigns workers to jobs. Workers and trials poll, so that a lost one is known by
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection
@@ -70,6 +72,7 @@ class _Job:
     ended: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     judged: bool = True  # failures were reported, and it was polled again after that
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -83,7 +86,7 @@ class _QueueWorker:
 
 
 class JobQueue:
-    """Assigns jobs to workers. No call blocks.
+    """Assigns jobs to workers. No call but `wait_for_news` waits.
 
     Args:
         clock: seconds.
@@ -119,6 +122,13 @@ class JobQueue:
             self._coordinators[job] = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
         return getattr(self._coordinators[job], method)(*arguments)
 
+    async def wait_for_news(self, job: str, seconds: float) -> JobStatus | str | None:
+        """`poll`, at the next failure or end of a worker's part in the job, or after so many seconds."""
+        if job in self._jobs and self._closed is None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._jobs[job].news.wait(), seconds)
+        return self.poll(job)
+
     def poll(self, job: str) -> JobStatus | str | None:
         """News for a job's trial; text: the queue is closed, and why; None: the job is unknown.
 
@@ -130,6 +140,7 @@ class JobQueue:
         if job not in self._jobs:
             return None
         state, now = self._jobs[job], self._clock()
+        state.news.clear()
         state.heard, state.judged = now, not state.failures
         failures, state.failures = tuple(state.failures), []
         over = state.summary and (now - state.ended > ENDING_SECONDS or not self._busy_at(job))
@@ -186,6 +197,8 @@ class JobQueue:
             self._jobs[job].summary, self._jobs[job].ended = result, self._clock()
         elif job in self._jobs and isinstance(result, Exception):
             self._fail(job, Failure(number, result))
+        if job in self._jobs:
+            self._jobs[job].news.set()
 
     def drain(self, uid: str) -> None:
         """Have a worker leave its job after the current step; another one takes its part."""
@@ -216,6 +229,8 @@ class JobQueue:
     def close(self, reason: str) -> None:
         """There is no more work; the reason is what trials get."""
         self._closed = reason
+        for job in self._jobs.values():
+            job.news.set()
 
     def _set_idle(self, uid: str, worker: PoolWorker) -> _QueueWorker:
         now = self._clock()
@@ -260,6 +275,7 @@ class JobQueue:
     def _fail(self, job: str, failure: Failure) -> None:
         self._jobs[job].failures.append(failure)
         self._jobs[job].judged = False
+        self._jobs[job].news.set()
 
     def _lose(self, uid: str) -> None:
         """A worker that is lost with a draining node is no failure of its job."""

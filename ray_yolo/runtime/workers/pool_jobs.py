@@ -24,6 +24,7 @@ from ray_yolo.core.events import Summary
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.membership import Activity
+from ray_yolo.runs.recorder import Recorder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.failures import FailurePolicy, PoolFailurePolicy
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, JobStatus, PoolWorker
@@ -32,7 +33,7 @@ from ray_yolo.runtime.workers.rendezvous import answer, start_here
 from ray_yolo.runtime.workers.worker import note_sigterm, received_sigterm, train_job
 
 _ACQUIRE_SECONDS = 0.1  # between two requests of an idle worker
-_STATUS_SECONDS = 0.5  # between two polls of a trial: the next one waits for workers, not for this one's end
+_STATUS_SECONDS = 0.5  # until a trial is answered that there is no news of its job
 _HEARTBEAT_SECONDS = 1.0
 _END_SECONDS = 10.0  # for the pool to end by itself once there is no more work
 
@@ -44,6 +45,7 @@ class PoolShare(NamedTuple):
 
     queue: QueueHandle
     priority: float = 0.0
+    recorder: ActorHandle[Recorder] | None = None  # writes the logs of one training after another
 
 
 # The driver's side
@@ -122,7 +124,7 @@ def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpe
     reference = [ray.put(payload)]  # in a list: the queue itself does not load it
     try:
         while True:
-            status: JobStatus | str | None = answer(queue.poll.remote(job))
+            status: JobStatus | str | None = answer(queue.wait_for_news.remote(job, _STATUS_SECONDS))
             if isinstance(status, str):
                 raise ResourcesError(status)
             if status is None:
@@ -134,7 +136,6 @@ def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpe
                 policy.decide(failed, others_continue=len(failed) < wanted)
             elif status.summary:
                 return status.summary
-            time.sleep(_STATUS_SECONDS)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             answer(queue.cancel.remote(job))

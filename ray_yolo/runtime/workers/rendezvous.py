@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Progress
-from ray_yolo.core.system import Process, own_process
+from ray_yolo.core.system import Process, own_process, undo_niceness
 from ray_yolo.engine.collectives import (
     LOOPBACK,
     abort_process_group,
@@ -56,6 +56,7 @@ def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
     def initialise(self: Any, *arguments: Any) -> None:
+        undo_niceness()  # all workers wait for it
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         cast(Any, kind).__init__(self, *arguments, restarted=restarted)
 

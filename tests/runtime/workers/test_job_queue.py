@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ray_yolo.core.errors import ConfigError
@@ -266,3 +268,19 @@ def test_the_most_urgent_job_gets_workers_and_helpers_first() -> None:
     assert desk.acquire("c") == [None]
     desk.pass_by(4, "ab", "12")
     assert desk.acquire("c") == [("2", 1)]
+
+
+def test_a_trial_learns_of_the_end_of_its_job_when_it_ends() -> None:
+    desk = Desk()
+    desk.submit("0", wanted=1)
+    desk.acquire("a")
+
+    async def end_while_it_waits() -> None:
+        waiting = asyncio.create_task(desk.queue.wait_for_news("0", 60.0))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        desk.end("a")
+        assert await asyncio.wait_for(waiting, 1.0) == JobStatus(ENDED, ())
+        assert await desk.queue.wait_for_news("0", 0.01) == JobStatus(ENDED, ())
+
+    asyncio.run(end_while_it_waits())
