@@ -274,7 +274,8 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         assert len(error.splitlines()) == 1
         assert what in error
         assert advice in error
-        made = [path for path in sorted(folder.rglob("*")) if path not in before and "cache" not in path.parts]
+        made = [path for path in sorted(folder.rglob("*"))
+                if path not in before and {"cache", "__pycache__"}.isdisjoint(path.parts)]
         assert made == []
 
     return refused

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ray_yolo.core.events import Event
 from ray_yolo.core.system import undo_niceness
@@ -63,6 +63,10 @@ class Recorder:
     def stop_requested(self, path: str) -> bool:
         """Whether the training with this log must stop after a step."""
         return Path(path).with_name(STOP_REQUEST).exists()
+
+
+if TYPE_CHECKING:
+    RecorderHandle: TypeAlias = ActorHandle[Recorder]
 
 
 class LocalRecorder:

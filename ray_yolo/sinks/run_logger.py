@@ -32,7 +32,7 @@ from ray_yolo.data.index import survey
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder, was_abandoned
-from ray_yolo.runs.recorder import LocalRecorder, Recorder, RecorderClient, open_log
+from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.base import Sinks
@@ -47,7 +47,7 @@ from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
 from ray_yolo.sinks.upload import UploadSink
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+    from ray_yolo.runs.recorder import RecorderHandle
 
 
 class RunLogger:
@@ -61,7 +61,7 @@ class RunLogger:
     """
 
     def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
-                 link: Mapping[str, Any], writer: ActorHandle[Recorder] | None = None) -> None:
+                 link: Mapping[str, Any], writer: RecorderHandle | None = None) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
         self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
