@@ -73,7 +73,7 @@ def exists(name: str) -> bool:
 
 def cpu_seconds() -> float:
     """What this process, its ended children and its fork server's have used. Ray's processes are not among them."""
-    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # None until it is used
+    server = forkserver._forkserver._forkserver_pid  # None until it is used
     try:
         fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -43,6 +43,7 @@ def complete_records(run_dir: Path, uri: str | None) -> None:
     if (run_dir / "finished").exists():
         with suppress(Exception):
             complete(run_dir)
+        with suppress(Exception):
             if uri:
                 deliver_pending(run_dir, uri)
 

@@ -444,7 +444,6 @@ class _Execution:
         self.display.say(closing_message(folder, ledger.recipe, best, claim))
         return SearchResult(folder, trials, best, claim.claim if claim else None)
 
-
     def _runs_elsewhere(self, trial: Trial) -> list[Path]:
         """The runs of a trial in other sweeps."""
         begun = self.ledger.begun

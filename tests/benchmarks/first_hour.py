@@ -39,6 +39,7 @@ Taken = dict[str, tuple[float, float]]  # seconds by the clock and of the proces
 TRAIN = ("-m", "ray_yolo.train", "--model", "yolov5n")
 SHORT = (*TRAIN, "--data", "shapes", "--imgsz", "64", "--epochs", "1")
 PROGRAMS = Path(sys.executable).parent
+HEAD_SECONDS = 60.0  # until `ray start` takes jobs; a refusal lasts, as by a token that is missing
 REFUSED = {"wrong flag": (*SHORT, "--bathc-size", "16"), "wrong data": (*SHORT, "--data", "nowhere.yaml")}
 MARKS = {"first step": StepEvent, "last epoch": EpochEvent, "end": EndEvent}
 
@@ -174,8 +175,10 @@ def ray_head(*, needed: bool, settings: Sequence[str] = ()) -> Iterator[tuple[st
                 assert process.poll() is None, Path(said.name).read_text()
                 time.sleep(0.1)
             dashboard = f"http://127.0.0.1:{ports[1]}"
-            while subprocess.run([f"{PROGRAMS}/ray", "job", "submit", "--address", dashboard,
-                                  "--", "true"], capture_output=True).returncode:
+            deadline = time.monotonic() + HEAD_SECONDS
+            while (job := subprocess.run([f"{PROGRAMS}/ray", "job", "submit", "--address", dashboard, "--", "true"],
+                                         capture_output=True, text=True)).returncode:
+                assert time.monotonic() < deadline, job.stderr
                 time.sleep(1)
             yield f"127.0.0.1:{ports[0]}", dashboard, [process.pid]
         finally:

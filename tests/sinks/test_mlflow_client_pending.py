@@ -70,7 +70,7 @@ def test_mlflow_waits_before_it_takes_time_from_a_training_that_may_be_short(
         mlflow.event(event)
     mlflow.update()
     assert calls == []  # the first step was reported just now
-    mlflow.delay_seconds = 0.0  # type: ignore[misc]
+    monkeypatch.setattr(Mlflow, "delay_seconds", 0.0)
     mlflow.update()
     mlflow.update(last=True)
     assert calls == [False, True]

@@ -193,7 +193,7 @@ def test_without_a_coordinator_all_stop_and_restart_where_one_has_to_leave(
         monkeypatch.setattr(torch_trainer, name, instead)
     notified: list[str] = []
     policy = policy_of(tmp_path)
-    policy.notify = notified.append  # type: ignore[method-assign]
+    monkeypatch.setattr(policy, "notify", notified.append)
     result = torch_trainer.run_torch_trainer(print, {"recorder": None}, Placement(num_workers=(1, 2)), 0.0, policy)
     assert result == ENDED
     assert requested[0] is drains
