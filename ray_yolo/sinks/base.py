@@ -38,8 +38,9 @@ class Sink:
     """Types of the events that `history` keeps."""
     patience_seconds: float = 10.0
     """Time limit of the last update, since `answered_at`."""
-    prompt_seconds: ClassVar[float] = math.inf
-    """Total time limit of the last update where a user waits at a prompt. The rest is completed elsewhere."""
+    prompt_seconds: float = math.inf
+    """Total time limit of the last update where a user waits at a prompt; 0: there is none. The rest is completed
+    elsewhere."""
 
     def __init__(self) -> None:
         self.history: list[Event] = []
@@ -94,7 +95,7 @@ class SinkRunner:
 
     def __init__(self, sink: Sink, log: Path, warn: Warn, *, interactive: bool = False) -> None:
         self._sink, self._events, self._warn = sink, follow(log), warn
-        self._time_limit = sink.prompt_seconds if interactive else math.inf
+        self._interactive = interactive
         self._warned = False
         self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
         threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True).start()
@@ -106,7 +107,8 @@ class SinkRunner:
             deadline: by `time.monotonic`, if the sink can be completed elsewhere.
         """
         message = ""
-        complete = self._await_last_update(deadline if self._time_limit < math.inf else math.inf)
+        time_limit = self._sink.prompt_seconds if self._interactive else math.inf
+        complete = self._await_last_update(time_limit, deadline if time_limit < math.inf else math.inf)
         try:
             if complete:
                 self._sink.finish()
@@ -118,13 +120,16 @@ class SinkRunner:
             self._warn(message)
         return complete
 
-    def _await_last_update(self, deadline: float) -> bool:
+    def _await_last_update(self, time_limit: float, deadline: float) -> bool:
         """Whether the last update succeeds in time; if not, the thread ends when it can."""
+        if not time_limit:
+            self._abandoned.set()
+            return False
         start = time.monotonic()
         self._finishing.set()
         while not self._done.wait(0.02):
             now = time.monotonic()
-            is_late = now > min(start + self._time_limit, deadline)
+            is_late = now > min(start + time_limit, deadline)
             is_late |= now - max(start, self._sink.answered_at()) > self._sink.patience_seconds
             if self._abandoned.is_set() or is_late:
                 self._abandoned.set()

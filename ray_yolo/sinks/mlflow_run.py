@@ -160,16 +160,16 @@ class Mlflow(Sink):
     """The MLflow run of a training. It also makes the pending deliveries of the project's finished runs.
 
     At the end it may take as long as the server replies at least every 10 s; every 60 s for an sqlite database, which
-    may have to be created first. At a prompt it takes 2 s, and the rest is pending.
+    may have to be created first. At a prompt it takes 2 s, or none if it has not started, and the rest is pending.
 
     Without Ray this thread shares Python's lock with training: MLflow's import and its database made a first epoch of a
-    second take eleven. So it starts `delay_seconds` after the first step; a shorter training delivers at its end.
+    second take eleven. So it starts `delay_seconds` after the first step; a shorter training delivers after its end.
 
     Args:
         is_drawing: whether the plot process still draws at the end. Then it delivers the files afterwards.
     """
 
-    name, interval_seconds, prompt_seconds = "MLflow", 1.0, 2.0
+    name, interval_seconds = "MLflow", 1.0
     delay_seconds: ClassVar[float] = 20.0
     needs = (RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
 
@@ -177,6 +177,7 @@ class Mlflow(Sink):
                  tags: Mapping[str, str] | None = None,
                  is_drawing: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
+        self.prompt_seconds = 0.0
         self.notes: list[str] = []
         """For the user at the end: how to deliver the rest."""
         self.patience_seconds = 10.0 if uri.startswith("http") else 60.0
@@ -197,6 +198,7 @@ class Mlflow(Sink):
             self._began = min(self._began, now)
         if now - self._began < self.delay_seconds and not last:
             return
+        self.prompt_seconds = 2.0
         if self.is_stale or last:
             if plan := plan_run(self.history, self._parent_run_id, self._tags):
                 self._delivery.deliver(plan, with_files=last and not self._is_drawing())

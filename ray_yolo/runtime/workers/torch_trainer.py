@@ -28,15 +28,15 @@ from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.collectives import BACKENDS, use_interface
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.recorder import STOP_REQUEST
-from ray_yolo.runtime.cluster import held_by, leave_notice, resources_of, stop_workers, worker_environment
+from ray_yolo.runtime.cluster import free, held_by, leave_notice, resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, error_line, run_gracefully, saved_step
 from ray_yolo.runtime.workers.rendezvous import answer, own_address
 from ray_yolo.runtime.workers.worker import note_sigterm
 
-_POLL_SECONDS = 1.0
-_END_SECONDS = 2.0  # for Ray to end after training has: everything is saved, and a user waits at the prompt
+_POLL_SECONDS = 0.5
+_END_SECONDS = 0.5  # for Ray to end after training has: everything is saved, and a user waits at the prompt
 
 
 class InPlaceConfig(TorchConfig):
@@ -170,7 +170,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
             continue
         if outcome := outcome_of(coordinator):
             if not wait([result], _END_SECONDS).done:
-                stop_workers(policy.run_dir)
+                free(held_by(policy.run_dir))
             return outcome
         draining = _drain_nodes(coordinator, draining, policy.notify)
     if draining and coordinator is None:
