@@ -1,7 +1,8 @@
 """The order of a sweep's trainings: a state machine on a virtual clock, driven by outcomes in any real order.
 
-The unit of virtual time is one epoch of the base recipe. A number of virtual slots train. At each time, the slot that
-is free first takes the next decision: it continues a paused trial to its next rung, or trains a new proposal. A result
+The unit of virtual time is one epoch of the base recipe. A number of virtual slots train; they begin one after another,
+so that equal trainings do not end together and the next one waits for a single result. At each time, the slot that is
+free first takes the next decision: it continues a paused trial to its next rung, or trains a new proposal. A result
 counts when its virtual time has come. So every line of the ledger follows from space, seed, slots and outcomes, and two
 executions at other speeds write equal ledgers.
 
@@ -137,7 +138,6 @@ class Dropped(Line):
     epochs: int
     correlation: float
     pairs: int
-    closing: bool = False
 
 
 class Closed(Line):
@@ -278,7 +278,7 @@ class Schedule:
                  cost: Callable[[Genes], float] = lambda genes: 1.0, write: Callable[[Line], None] = lambda line: None
                  ) -> None:
         self._space, self._seed, self._rungs, self._cost, self._write = space, seed, tuple(rungs), cost, write
-        self._explored = _Track([0.0] * virtual_slots)
+        self._explored = _Track([slot * self._rungs[0] / virtual_slots for slot in range(virtual_slots)])
         self._closing: _Closing | None = None
         self.genes: list[Genes] = []
         """Genes of each trial."""
@@ -425,15 +425,15 @@ class Schedule:
         return True
 
     def _drop(self, track: _Track, trial: int, epochs: int) -> None:
-        """Drop the rung below if audits show that its order says little about this one."""
+        """Drop the rung below if audits show that its order says little about this one. Once exploration is closed, it
+        stays: all that pause there would be trained on, and the sweep would end late."""
         below = [rung for rung in self._rungs if rung < epochs and rung not in track.dropped]
-        if not below or not is_audited(trial):
+        if self._closing or not below or not is_audited(trial):
             return
         pairs = [(results[below[-1]], results[epochs]) for number, results in track.results.items()
                  if is_audited(number) and below[-1] in results and epochs in results]
         if len(pairs) >= AUDITS_FIRST and (correlation := spearman(*zip(*pairs, strict=True))) < LEAST_CORRELATION:
-            self._emit(Dropped(epochs=below[-1], correlation=correlation, pairs=len(pairs),
-                               closing=self._closing is not None))
+            self._emit(Dropped(epochs=below[-1], correlation=correlation, pairs=len(pairs)))
             track.dropped = (*track.dropped, below[-1])
 
     def _next_rung(self, track: _Track, trained: int) -> int:

@@ -21,6 +21,7 @@ from ray_yolo.tune.schedule import (
     Schedule,
     Scheduled,
     Task,
+    Waiting,
     is_audited,
     rungs_of,
     spearman,
@@ -173,6 +174,27 @@ def test_a_rung_that_says_little_is_dropped_and_the_paused_go_on():
     assert {line.until for line in later} == {9}
     trained = {line.trial for line in lines if isinstance(line, Scheduled) and line.until == 9}
     assert trained == set(range(20))
+
+
+def test_no_rung_is_dropped_once_exploration_is_closed():
+    """All the trials that pause there would be trained on, at an end that was promised."""
+    def crossing(task):
+        return Outcome(fitness=task.genes["a"] if task.until == 3 else 1 - task.genes["a"])
+
+    lines = sweep(8, slots=4, train=crossing)  # the last audit counts after the end of exploration
+    assert sum(isinstance(line, Counted) and line.epochs == 9 and line.seed == 0 for line in lines) >= 8
+    assert not any(isinstance(line, Dropped) for line in lines)
+
+
+def test_the_next_of_equal_trainings_waits_for_one_result_alone():
+    """Slots begin one after another, so that no training waits for all others to end."""
+    schedule = Schedule(SPACE, 0, RUNGS, 4)
+    first = [schedule.next() for _ in range(4)]
+    assert isinstance(schedule.next(), Waiting)
+    for task in first:
+        schedule.finish(task, train(task))
+        assert isinstance(schedule.next(), Task)
+        assert isinstance(schedule.next(), Waiting)
 
 
 def test_fresh_seeds_are_trained_in_pairs():

@@ -246,8 +246,7 @@ class Coordinator:
             self._form()
         if (worker := self._workers.get(uid)) is None:
             return "left" if uid in self._departed else "unknown"
-        if worker.draining and not worker.quorum and any(
-                state.member and number for state, number in self._states.items()):
+        if worker.draining and not worker.quorum and self._can_do_without(worker):
             self.leave(uid)
             return "left"
         return worker.quorum if worker.since is None else None
@@ -432,15 +431,23 @@ class Coordinator:
             self._broken = True
         self.leave(uid)
 
+    def _can_do_without(self, newcomer: _Worker) -> bool:
+        """Whether other workers train without a newcomer, or will."""
+        states = [state for state, number in self._states.items() if number]
+        staying = any(state.waits and state.alive and not state.draining for state in states)
+        return any(state.member for state in states) or (staying and newcomer.registration.progress is None)
+
     def _is_ready(self, now: float) -> bool:
-        """Whether the next generation can form."""
+        """Whether the next generation can form. Draining workers count only where no other waits."""
         counts = {state: number for state, number in self._states.items() if number}
         waiting = sum(number for state, number in counts.items() if state.waits and state.alive)
+        staying = sum(number for state, number in counts.items()
+                      if state.waits and state.alive and not state.draining)
         if now < self._quiet_until or not waiting or any(state[:2] == (True, False) and state.alive
                                                          for state in counts):
             return False
         wanted = 1 if self._number else self._wanted  # a restart from a checkpoint waits for no further workers
-        return (any(state.member and state.waits for state in counts) or waiting >= wanted
+        return (any(state.member and state.waits for state in counts) or (staying or waiting) >= wanted
                 or now - self._first_waiting_at > SETTLE_SECONDS)
 
     def _form(self) -> None:

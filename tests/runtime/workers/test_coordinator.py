@@ -74,6 +74,37 @@ def test_the_first_generation_does_not_wait_for_ever() -> None:
     assert desk.members("ab") == [0, 1]
 
 
+def test_the_first_generation_is_not_made_of_workers_that_leave() -> None:
+    """A pool recalls helpers that have not begun: counted among those wanted, they left one worker to start alone."""
+    desk = Desk(2)
+    desk.register("ab", None)
+    desk.coordinator.drain("a")
+    assert desk.members("b") == [None]
+    assert desk.coordinator.quorum("a") == "left"
+    desk.register("c", None)
+    assert desk.members("bc") == [0, 1]
+
+
+def test_workers_that_leave_start_where_no_other_comes() -> None:
+    desk = Desk(2)
+    desk.register("a", None)
+    desk.coordinator.drain("a")
+    assert desk.members("a") == [None]
+    desk.register("b", None)
+    desk.coordinator.drain("b")
+    assert desk.members("ab") == [0, 1]
+
+
+def test_the_only_one_with_a_state_does_not_leave_before_it_is_taken_over() -> None:
+    desk = started("ab")
+    desk.coordinator.leave("b")
+    desk.register("c", None)
+    desk.coordinator.drain("a")
+    desk.register("a", 3)
+    assert desk.members("ac") == [0, 1]
+    assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 0, True)
+
+
 def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_has_its_number() -> None:
     desk = started()
     desk.coordinator.drain("b")

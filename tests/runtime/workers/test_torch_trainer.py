@@ -152,13 +152,14 @@ class Trainer:
 def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's controller waits for it; the coordinator's outcome counts, and the workers' resources are freed."""
-    stopped: list[Path] = []
+    freed: list[str] = []
     monkeypatch.setattr(torch_trainer, "_END_SECONDS", 0.1)
     monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(torch_trainer, "stop_workers", stopped.append)
+    monkeypatch.setattr(torch_trainer, "free", freed.extend)
+    EventLog(tmp_path / EVENTS_FILE).append(PlacementEvent(group="ab"))
     trainer = Trainer()
     assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path)) is ENDED
-    assert stopped == [tmp_path]
+    assert freed == ["ab"]
     trainer.free.set()
 
 
