@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     batch = {"images": drawn["images"], "targets": drawn["targets"]}
     step = parts.plan.steps(0)[0]
     cluster.own_token()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
     def train() -> None:
         for number in range(given.steps):

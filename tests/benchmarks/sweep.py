@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
 def uninterrupted(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
     """An uninterrupted sweep. Returns its folder, and the slots over time."""
     own_token()
-    ray.init(num_cpus=given.slots, log_to_driver=False, include_dashboard=False)
+    ray.init(address="local", num_cpus=given.slots, log_to_driver=False, include_dashboard=False)
     try:
         return pool_sweep(folder / "sweep", trials=given.trials, epochs=given.epochs), [(0.0, given.slots)]
     finally:
