@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -39,6 +40,7 @@ from ray_yolo.tune.trials import (
     Segment,
     Trial,
     fork_trial,
+    network_name,
     new_trial,
     overlay,
     replay_command,
@@ -61,6 +63,7 @@ class Begun(Line):
     recipe: Recipe  # the base of all trials, resolved
     rungs: tuple[int, ...]  # epochs at which trials pause; the last one is the whole training
     virtual_slots: int
+    latencies: Mapping[str, float] = {}  # milliseconds per image of each network, if the search has a limit
 
     def schedule(self, **options: Any) -> Schedule:
         """The schedule of this sweep; the options are its `write`."""
@@ -70,6 +73,13 @@ class Begun(Line):
         """Virtual time of an epoch with these genes: pixels x images, 1 for the base recipe."""
         ours, base = overlay(self.recipe, genes), self.recipe
         return (ours.imgsz / base.imgsz) ** 2 * ours.fraction / base.fraction
+
+    def exceeds_limit(self, genes: Genes) -> str:
+        """Why genes are not trained; '': their network is fast enough."""
+        limit, network = self.search.limit, network_name(overlay(self.recipe, genes))
+        if limit is None or (time := self.latencies[network]) <= limit.latency_ms:
+            return ""
+        return f"{network} takes {time:.3g} ms an image, over the limit of {limit.latency_ms:g}"
 
 
 class Exploited(Line):
@@ -100,9 +110,10 @@ class Ledger:
     Args:
         path: the file; created if it does not exist.
         sweep: what is searched.
-        resolved: the base recipe with every open setting decided. Used by the first start only, as the next two.
+        resolved: the base recipe with every open setting decided. Used by the first start only, as the next three.
         rungs: epochs at which trials pause.
         virtual_slots: trainings at the same virtual time.
+        latencies: milliseconds per image of each network, if the search has a limit.
         stored: the sweep's folder in a store, if it is in one: each line is uploaded before it takes effect.
 
     Raises:
@@ -110,12 +121,14 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe, rungs: Sequence[int] = (),
-                 virtual_slots: int = 1, stored: RemoteRun | None = None) -> None:
+                 virtual_slots: int = 1, stored: RemoteRun | None = None,
+                 latencies: Mapping[str, float] = MappingProxyType({})) -> None:
         self.path, self.stored = Path(path), stored
         self._lock = threading.RLock()
         begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe)},
                       space=sweep.space, search=sweep.search, recipe=resolved,
-                      rungs=tuple(rungs) or (resolved.epochs,), virtual_slots=virtual_slots)
+                      rungs=tuple(rungs) or (resolved.epochs,), virtual_slots=virtual_slots,
+                      latencies=dict(latencies))
         lines = read_ledger(self.path)
         if lines:
             _check_identity(self.path, begun_of(lines), _as_written(begun))

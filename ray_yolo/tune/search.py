@@ -92,6 +92,13 @@ class Pbt(ConfigModel):
     """Probability that a gene is drawn again instead of being moved."""
 
 
+class Limit(ConfigModel):
+    """What a trial's network must not exceed; others are not trained."""
+
+    latency_ms: float = Field(gt=0.0)
+    """Milliseconds for one image on one worker, in fp32, suppression included."""
+
+
 SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder, "pbt": Pbt}
 
 
@@ -117,6 +124,8 @@ class Search(ConfigModel):
     """Rule that pauses or exchanges trials: a name, or a name with its settings."""
     objective: dict[str, float] = Field(default={"mAP50": 0.1, "mAP50-95": 0.9})
     """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""
+    limit: Limit | None = None
+    """Limit on the networks that are trained."""
 
     @field_validator("objective")
     @classmethod
@@ -131,8 +140,8 @@ class Search(ConfigModel):
         """Check that the base recipe fits the search.
 
         Raises:
-            ConfigError: if the recipe has another objective, validates too seldom for the scheduler, or has changes
-                of its own under population based training.
+            ConfigError: if the recipe has another objective, validates too seldom for the scheduler, or if there are
+                changes of its own or a limit under population based training.
         """
         if recipe.objective not in (Recipe().objective, self.recipe_objective):
             raise ConfigError("objective: a sweep and its trials maximise the search.objective of the space; write it "
@@ -140,6 +149,9 @@ class Search(ConfigModel):
         if recipe.noval and self.scheduler.name != "none":
             raise ConfigError(f"noval: the scheduler {self.scheduler.name} judges trials by the validation of every "
                               "epoch; leave --noval out, or use scheduler: none")
+        if self.limit and self.scheduler.name == "pbt":
+            raise ConfigError("search.limit: a population shares one network; leave the limit out, or use another "
+                              "scheduler")
         if recipe.changes and self.scheduler.name == "pbt":
             raise ConfigError("changes: population based training changes the recipe itself; leave --changes out, or "
                               "use another scheduler")

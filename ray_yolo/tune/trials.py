@@ -144,6 +144,11 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
     return Recipe.model_validate(tree)
 
 
+def network_name(recipe: Recipe) -> str:
+    """The name of a recipe's network, which decides the time for an image."""
+    return f"{recipe.model} at {recipe.imgsz} px"
+
+
 def trained_recipe(recipe: Recipe, lineage: Sequence[Segment]) -> Recipe:
     """The recipe of weights with this lineage, in a sweep over `recipe`."""
     first, *later = lineage

@@ -29,6 +29,7 @@ import ray.tune
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core.errors import ConfigError, TrainingError
+from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores
 from ray_yolo.data.index_cache import cache_folder
@@ -58,6 +59,7 @@ from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
+from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Begun, Ledger, Sweep, folders_elsewhere, known_outcomes, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
@@ -140,16 +142,33 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
             print(f"warning: {warning}", file=sys.stderr)
         resolved = resolve_recipe(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
+        is_new = run is None or not (run.folder / LEDGER_FILE).exists()
+        latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
         sweep = Sweep(space.space, space.search, config.recipe, train.digest)
         ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, _rungs(config, space, resolved, train),
-                        _virtual_slots(config, space, slots), run.remote)
+                        _virtual_slots(config, space, slots), run.remote, latencies)
         execution = _Execution(config, space, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout)
         return execution.run_to_end()
     finally:
         if run:
             run.release()
+
+
+def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:
+    """Milliseconds per image of each network of a space with a limit, on one worker."""
+    if space.search.limit is None:
+        return {}
+    alone = config.placement.model_copy(update={"num_workers": 1})
+    found: dict[str, float]
+    [found] = cluster.run_on_every_worker(
+        measure, (networks(space.space, config.recipe), len(train.names), gpus), alone, gpus)
+    if (fastest := min(found.values())) > space.search.limit.latency_ms:
+        raise ConfigError(f"search.limit.latency_ms: the fastest network of the space takes {fastest:.3g} ms an image "
+                          f"here, over the limit of {space.search.limit.latency_ms:g}; raise it, or search smaller "
+                          "models or image sizes")
+    return found
 
 
 def dry_run(config: TuneConfig) -> TuneConfig:
@@ -299,6 +318,8 @@ class _Execution:
         for line in [] if self.is_population else describe(
                 ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
             say(line)
+        for network, time_per_image in sorted(ledger.begun.latencies.items(), key=lambda each: each[1]):
+            say(f"{network}: {time_per_image:.3g} ms an image")
         all_random = self.space.search.random_warning(self.sweep.most_trials, len(self.space.space.starts))
         for warning in filter(None, (*self.space.warnings, all_random)):
             say(f"warning: {warning}")
@@ -369,6 +390,8 @@ class _Execution:
             ledger.append(line)
 
         def look_up(task: Task) -> Outcome | None:
+            if reason := ledger.begun.exceeds_limit(task.genes):
+                return Outcome(reason=reason)
             return known.get((address(ledger.recipe, task.genes, task.seed), task.until)) if known else None
 
         budget.schedule = schedule = ledger.begun.schedule(write=write)
@@ -428,6 +451,9 @@ class _Execution:
             reasons = sorted({trial.reason for trial in trials if trial.reason})
             raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
         write_sweep_files(folder, ledger.recipe, trials, claim)
+        front = pareto(trials, ledger.recipe, ledger.begun.latencies, ledger.begun.rungs[-1])
+        if front:
+            atomic_write(folder / "pareto.csv", format_pareto(front), durable=False)
         if not keep_best(folder, [self.trials / best.folder_name, *self._runs_elsewhere(best)]):
             self.display.say("warning: weights/best.pt: the sweep that trained it has dropped its weights; the command "
                              "below trains them again")
@@ -442,6 +468,9 @@ class _Execution:
         self.note_time()
         self.run.finish()
         self.display.say(closing_message(folder, ledger.recipe, best, claim))
+        for row in front:
+            self.display.say(f"{row.milliseconds:.3g} ms an image: fitness {row.fitness:.5g} (trial {row.trial}, "
+                             f"{row.network})")
         return SearchResult(folder, trials, best, claim.claim if claim else None)
 
     def _runs_elsewhere(self, trial: Trial) -> list[Path]:

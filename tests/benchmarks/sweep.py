@@ -132,11 +132,25 @@ def thrice(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
 
 def kill_worker(trials: Path, draw: random.Random) -> None:
     """Kill one of the live workers of a sweep, between two pauses."""
-    wait_for_workers(trials, lambda present: present > 0)
     time.sleep(PAUSE_SECONDS)
+    while not (pids := live_workers(trials)):  # after a driver was killed, its workers end and others start
+        time.sleep(0.5)
+    os.kill(draw.choice(pids), signal.SIGKILL)
+    time.sleep(PAUSE_SECONDS)
+
+
+def live_workers(trials: Path) -> list[int]:
+    """The processes of a sweep's workers."""
     pids = {event.pid for log in trials.glob(f"*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))}
-    os.kill(draw.choice(sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())), signal.SIGKILL)
-    time.sleep(PAUSE_SECONDS)
+    return sorted(pid for pid in pids if is_of_ray(pid))
+
+
+def is_of_ray(pid: int) -> bool:
+    """Whether a process is one of Ray's: numbers are used again."""
+    try:
+        return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def waits(logs: Sequence[Sequence[Event]]) -> dict[str, list[float]]:
