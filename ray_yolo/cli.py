@@ -81,7 +81,7 @@ VAL = Command(
 
 PREDICT = Command(
     prog="python -m ray_yolo.predict",
-    description="Detect in pictures and videos. The detections do not depend on the number of workers.",
+    description="Detect in images and videos. The detections do not depend on the number of workers.",
     model=PredictConfig,
     paths=(
         "weights", "source", "imgsz", "confidence", "iou", "max_detections", "agnostic_nms", "classes", "precision",
@@ -188,7 +188,7 @@ def val(argv: Sequence[str] | None = None) -> int:
 
 
 def predict(argv: Sequence[str] | None = None) -> int:
-    """Detect in pictures and videos."""
+    """Detect in images and videos."""
     parsed = parse_predict(argv)
     from ray_yolo.runtime import predictor
 

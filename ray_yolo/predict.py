@@ -1,4 +1,4 @@
-"""`python -m ray_yolo.predict`: detects in pictures and videos."""
+"""`python -m ray_yolo.predict`: detects in images and videos."""
 
 from ray_yolo.cli import predict as main
 from ray_yolo.cli import run

@@ -106,7 +106,7 @@ class PredictPlacement(ResultsPlacement):
     project: str = "runs/detect"
     """Folder of predictions."""
     nosave: bool = False
-    """Do not write pictures and videos with boxes."""
+    """Do not write images and videos with boxes."""
 
 
 class PredictConfig(DetectConfig, LabelFiles):

@@ -200,9 +200,9 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
               images: Images | None = None) -> Resources:
     """The placement with all open settings resolved.
 
-    cpus_per_worker becomes the most that all workers can have at once, at least 1, limited by their share of GPUs, by
-    half of a shared node without GPUs, and by `threads`; workers (loader processes) the number that keeps the rest
-    busy; cache ram if the images fit.
+    `cpus_per_worker` becomes the most that all workers can have at once, at least 1. Their share of GPUs, half of a
+    shared node without GPUs, and `threads` limit it. `workers` becomes the number of loader processes that keep the
+    rest busy, and `cache` becomes `ram` if the images fit.
 
     Args:
         gpus: of each worker.

@@ -52,6 +52,6 @@ def redact(text: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an exception's message, without secrets; foreign exceptions with their type."""
+    """The first line of an exception's message, without secrets; exceptions of other packages with their type."""
     kind = "" if isinstance(error, RayYoloError) else f"{type(error).__name__}: "
     return redact(f"{kind}{error}".splitlines()[0][:_LONGEST_REASON])

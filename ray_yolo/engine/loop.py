@@ -104,8 +104,9 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
 def launch_steps(components: TrainComponents, progress: Progress, poll_controls: PollControls) -> Iterator[Launched]:
     """The remaining steps of an epoch. The caller finishes each before it asks for the next one. Collective.
 
-    A GPU runs asynchronously. There a step is yielded after the forward and backward pass of the next one, which change
-    no weights, are queued behind it: the host waits for finished work only, and the device never waits for the host.
+    A GPU runs asynchronously. There a step is yielded only after the next step's forward and backward pass are queued
+    behind it; these change no weights. So the host waits for finished work only, and the device never waits for the
+    host.
     A step launched before a peer was lost is yielded too, because the device may have completed it.
     """
     batches, pending = iter(components.loader), None
@@ -206,8 +207,8 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
                         number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
-    Each worker sends its rows behind a header of its flags and of whether its process group was aborted before its
-    gradients had arrived: it may then have passed on garbage.
+    Each worker sends a header, then its rows. The header has its flags, and whether its process group was aborted
+    before all gradients arrived; its rows may then be garbage.
 
     Args:
         rows: the loss terms of each of this worker's microbatches.

@@ -81,8 +81,8 @@ class Plan:
     def shard(self, step: Step, worker: int, num_workers: int) -> list[Microbatch]:
         """The microbatches that a worker forwards in a step: whole and consecutive ones.
 
-        Under sync_bn every worker has a stride of every microbatch's images (maybe none), so that its part of a short
-        batch is never larger than its part of a full one.
+        Under sync_bn, each worker takes every n-th image of every microbatch, possibly none. Its part of a short batch
+        is thus never larger than that of a full one.
         """
         _, size = resolved_batch(self.recipe)
         numbers, part = range(self.microbatches(step)), slice(worker, None, num_workers)

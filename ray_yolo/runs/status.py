@@ -75,7 +75,7 @@ class Startup(Frozen):
     seconds: float
     """Time in this phase."""
     waits_for: str = ""
-    """Resources, and who holds them."""
+    """Resources, and the jobs that hold them."""
 
 
 def write_startup(run_dir: Path, phase: str, seconds: float, waits_for: str) -> None:

@@ -64,7 +64,7 @@ class StartupStatus:
 
         Args:
             num_workers: of the start; 0: training runs in this process.
-            describe_wait: the resources that workers wait for, and who holds them; '': they do not wait.
+            describe_wait: the resources that workers wait for, and the jobs that hold them; '': they do not wait.
         """
         self.run_dir, looked_at = run_dir, self._clock()
         log, started = follow(run_dir / EVENTS_FILE), set[int]()

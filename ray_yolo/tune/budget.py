@@ -45,8 +45,8 @@ def phase_seconds(work: float, epochs: int, slots: int, epoch_seconds: float) ->
 
 
 def forecast(begun: Begun, trials: int) -> Forecast:
-    """What a sweep of so many trials trains, if the order at a rung is that at the end: the schedule is played through,
-    and the work of each trial beyond the `PLAYED`-th is that of the mean trial of the second half."""
+    """Forecast of a sweep: its schedule is simulated with equal orders at all rungs. Beyond `PLAYED` trials, each one
+    counts as the mean trial of the second half."""
     if trials <= PLAYED:
         exploration = _explored(begun, trials)
     else:

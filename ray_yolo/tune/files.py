@@ -84,7 +84,7 @@ def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Se
 
 
 def drop_weights(folder: str | os.PathLike[str]) -> None:
-    """Remove checkpoints, weights and detections from the run folder of a beaten trial: its command trains it again.
+    """Remove checkpoints, weights and detections of a trial that cannot win; its command trains it again.
 
     An error of a store is ignored: the end of the sweep tries again.
     """

@@ -177,7 +177,7 @@ def read_pointer(checkpoint: ray.tune.Checkpoint) -> Origin:
         return Origin(**json.loads((Path(folder) / POINTER_FILE).read_text()))
 
 
-def is_bad_luck(error: BaseException) -> bool:
+def is_external_failure(error: BaseException) -> bool:
     """Whether the recipe is not the cause of a failure: no capacity, no storage, or a lost process or node."""
     return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
 
@@ -247,7 +247,7 @@ def _failure(error: BaseException) -> str:
         TrainingError: if it is not, after a report, so that Tune starts the trial again.
     """
     text = f"{type(error).__name__}: {error}".splitlines()[0]
-    if not is_bad_luck(error):
+    if not is_external_failure(error):
         return text
     ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
     raise TrainingError(text) from error

@@ -459,9 +459,9 @@ class _Execution:
                              "below trains them again")
         if not config.sweep.keep_weights:
             kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
-            beaten = [path for path in self.trials.iterdir() if path.name not in kept]
+            others = [path for path in self.trials.iterdir() if path.name not in kept]
             with ThreadPoolExecutor() as pool:  # a store needs a moment for each
-                list(pool.map(drop_weights, beaten))
+                list(pool.map(drop_weights, others))
         draw_plots(folder, trials, best)
         if self.parent:
             self.track("FINISHED")

@@ -20,7 +20,7 @@ from ray_yolo.runs.event_log import EventLog
 from ray_yolo.tune import trial
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trial import is_bad_luck, read_outcome, task_config, train_task, train_trial
+from ray_yolo.tune.trial import is_external_failure, read_outcome, task_config, train_task, train_trial
 from tests.support import run_log
 
 EPOCHS = 6
@@ -214,7 +214,7 @@ def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
     assert [report["lacking"] for report in trained.reports] == [lacking]
 
 
-@pytest.mark.parametrize(("error", "luck"), [
+@pytest.mark.parametrize(("error", "external"), [
     (ResourcesError("no room"), True),
     (LostWorkersError("worker 1 has died; given up after 3 restarts"), True),
     (ray.exceptions.NodeDiedError("gone"), True),
@@ -223,5 +223,6 @@ def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
     (TrainingError("worker 0: OutOfMemoryError: CUDA out of memory"), False),
     (ConfigError("lr0"), False),
     (ZeroDivisionError("a defect"), False)])
-def test_what_ray_says_of_a_worker_is_bad_luck_and_what_a_worker_says_is_not(error: Exception, luck: bool) -> None:
-    assert is_bad_luck(error) == luck
+def test_what_ray_says_of_a_worker_is_an_external_failure_and_what_a_worker_says_is_not(
+        error: Exception, external: bool) -> None:
+    assert is_external_failure(error) == external

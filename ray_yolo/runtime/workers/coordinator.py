@@ -345,8 +345,8 @@ class Coordinator:
         return tuple(sorted(statuses))
 
     def describe_stall(self) -> str | None:
-        """A text about a stall, once for each step: the worker that the others wait for; or that all wait for one
-        another beyond the limit, and form a new group.
+        """A warning about a stall, once for each step. It names the hung worker, or says that all workers wait for one
+        another and regroup.
         """
         view = self._view()
         if self._ended or view.size < 2:
