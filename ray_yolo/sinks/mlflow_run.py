@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent, DatasetEvent, EndEvent, EpochEvent, RunEvent, StartEvent, StepEvent
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _DELIVERED_TAG = "ray_yolo.delivered"
 _LABELS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # MLflow's limits
+DELAY_SECONDS = 20.0  # after the first step
 _MONITOR_SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
 
@@ -163,21 +164,21 @@ class Mlflow(Sink):
     may have to be created first. At a prompt it takes 2 s, or none if it has not started, and the rest is pending.
 
     Without Ray this thread shares Python's lock with training: MLflow's import and its database made a first epoch of a
-    second take eleven. So it starts `delay_seconds` after the first step; a shorter training delivers after its end.
+    second take eleven. So it starts some seconds after the first step; a shorter training delivers after its end.
 
     Args:
         is_drawing: whether the plot process still draws at the end. Then it delivers the files afterwards.
+        delay_seconds: from the first step until it starts.
     """
 
     name, interval_seconds = "MLflow", 1.0
-    delay_seconds: ClassVar[float] = 20.0
     needs = (RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
                  tags: Mapping[str, str] | None = None,
-                 is_drawing: Callable[[], bool] = lambda: False) -> None:
+                 is_drawing: Callable[[], bool] = lambda: False, delay_seconds: float = DELAY_SECONDS) -> None:
         super().__init__()
-        self.prompt_seconds = 0.0
+        self.prompt_seconds, self._delay = 0.0, delay_seconds
         self.notes: list[str] = []
         """For the user at the end: how to deliver the rest."""
         self.patience_seconds = 10.0 if uri.startswith("http") else 60.0
@@ -196,7 +197,7 @@ class Mlflow(Sink):
         now = time.monotonic()
         if self.is_training:
             self._began = min(self._began, now)
-        if now - self._began < self.delay_seconds and not last:
+        if now - self._began < self._delay and not last:
             return
         self.prompt_seconds = 2.0
         if self.is_stale or last:

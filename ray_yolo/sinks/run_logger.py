@@ -39,7 +39,7 @@ from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.completion import start_completion
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
-from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, system_metrics_enabled
+from ray_yolo.sinks.mlflow_run import DELAY_SECONDS, Mlflow, SystemMetrics, system_metrics_enabled
 from ray_yolo.sinks.pictures import PlotSink
 from ray_yolo.sinks.registry import Registry
 from ray_yolo.sinks.results_csv import ResultsCsv, write_options
@@ -78,7 +78,8 @@ class RunLogger:
         uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
         self._uri, self._is_interactive = uri, sys.stdout.isatty()
         self._plots = plots = [] if placement.noplots else [PlotSink(run.folder, spec, self.warn, uri)]
-        mlflow = [Mlflow(run.folder, uri, **link, is_drawing=self._is_drawing)] if uri else []
+        delay = 0.0 if writer else DELAY_SECONDS  # the process of a sweep's trials has MLflow from the first trial on
+        mlflow = [Mlflow(run.folder, uri, **link, is_drawing=self._is_drawing, delay_seconds=delay)] if uri else []
         system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and system_metrics_enabled(os.environ) else []
         # MLflow uploads the files of the sinks before it, and the console prints their warnings.
         self._sinks = Sinks(log, [

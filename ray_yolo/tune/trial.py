@@ -69,7 +69,9 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     if outcome is None:
         try:
             _train(run_config, payload["link"], PoolShare(queue, config["end"], _recorder()))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the driver is about to end this process, and Tune would start the trial again
+            wait(_earlier)
+            time.sleep(_PATIENCE_SECONDS)
             raise TrainingError("it was stopped") from None
         except Exception as error:
             outcome = Outcome(reason=_failure(error))

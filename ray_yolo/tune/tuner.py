@@ -78,6 +78,7 @@ from ray_yolo.tune.space import TuneSpace, combinations, load_space
 from ray_yolo.tune.trial import train_task, train_trial
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
+RECORD_SECONDS = 10.0  # for stopped trials to complete their records
 NOTE_SECONDS, TRACK_SECONDS = 5.0, 10.0  # between two notes of the time, and two updates of MLflow
 SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
@@ -378,7 +379,14 @@ class _Execution:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
                 request_stop(list(self.trials.iterdir()), self.display.say)
+                self._await_records()
                 raise
+
+    def _await_records(self) -> None:
+        """Wait until the trials' processes have completed their records; the next start completes the others."""
+        deadline = time.monotonic() + RECORD_SECONDS
+        while any(map(is_held, self.trials.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""

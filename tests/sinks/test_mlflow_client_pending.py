@@ -65,15 +65,15 @@ def test_mlflow_waits_before_it_takes_time_from_a_training_that_may_be_short(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(Delivery, "deliver", lambda self, plan, *, with_files: calls.append(with_files))
-    mlflow = Mlflow(tmp_path, AWAY)
-    for event in (run_log.run(), *STORY):
-        mlflow.event(event)
-    mlflow.update()
+    delayed, prompt = Mlflow(tmp_path, AWAY), Mlflow(tmp_path, AWAY, delay_seconds=0.0)
+    for mlflow in (delayed, prompt):
+        for event in (run_log.run(), *STORY):
+            mlflow.event(event)
+    delayed.update()
     assert calls == []  # the first step was reported just now
-    monkeypatch.setattr(Mlflow, "delay_seconds", 0.0)
-    mlflow.update()
-    mlflow.update(last=True)
-    assert calls == [False, True]
+    delayed.update(last=True)
+    prompt.update()
+    assert calls == [True, False]
 
 
 def test_after_a_prompt_a_process_delivers_what_is_pending_of_a_finished_run(
