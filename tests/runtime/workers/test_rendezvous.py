@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.workers import rendezvous, worker
@@ -220,3 +222,42 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     payload = {"coordinator": SimpleNamespace(drain=SimpleNamespace(remote=drain))}
     assert worker._train_until_sigterm(payload, Placement(num_workers=2), 1) is None
     assert len(set(drained)) == 1
+
+
+@pytest.mark.parametrize("sigterm", [False, True])
+@pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
+def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
+        monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any) -> None:
+    """They restart from the step that they have saved. With a coordinator this worker leaves alone."""
+    received, stops = SimpleQueue[int](), list[bool]()
+    if sigterm:
+        received.put(signal.SIGTERM)
+
+    def run_session(*arguments: Any) -> None:
+        stops.append(arguments[-1]())
+
+    nothing = SimpleNamespace(emit=lambda event: None, wait=lambda seconds: None, flush=lambda: None)
+    for name, instead in (("_sigterms", received), ("run_session", run_session), ("from_payload", lambda spec: spec),
+                          ("gc", SimpleNamespace(freeze=lambda: None)), ("undo_niceness", lambda: True),
+                          ("_device", lambda on_pool: torch.device("cpu")),
+                          ("poll_stop_request", lambda *_: lambda: False),
+                          ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
+        monkeypatch.setattr(worker, name, instead)
+    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None}
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    worker.train_job(payload, Placement(num_workers=2, workers=0), 1, Activity(), "uid")
+    assert stops == [sigterm and coordinator is None]
+
+
+@pytest.mark.parametrize("sigterm", [False, True])
+def test_a_worker_that_has_left_is_replaced_by_ray(monkeypatch: pytest.MonkeyPatch, sigterm: bool) -> None:
+    """By an error: Ray Train replaces no worker that has returned. One that the others have dropped just ends."""
+    received = SimpleQueue[int]()
+    if sigterm:
+        received.put(signal.SIGTERM)
+    monkeypatch.setattr(worker, "_sigterms", received)
+    monkeypatch.setattr(worker, "_train_until_sigterm", lambda *_: None)
+    monkeypatch.setattr(worker, "get_current_placement_group", lambda: None)
+    monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
+    with pytest.raises(WorkerLeftError) if sigterm else contextlib.nullcontext():
+        assert worker.train_worker({"placement": {"num_workers": 2}}) is None
