@@ -19,8 +19,9 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.membership import Activity, Generation
+from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
-from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum
+from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 
@@ -66,21 +67,25 @@ def test_stacks_name_threads_and_functions() -> None:
 class Beside:
     """A coordinator at which another worker waits to join; `alone`: this worker may start before its peers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
-        self.happened: list[str] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0) -> None:
+        self.happened, self.requests = list[str](), list[Registration]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
                               ("_HEARTBEAT_SECONDS", 0.01), ("preload", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
-        calls = {"register": lambda *_: self.happened.append("arrived"), "quorum": lambda uid: quorum,
+        calls = {"register": self.register, "quorum": lambda uid: quorum,
                  "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
-            coordinator, 0, Activity(), torch.device("cpu"), 60.0, print, "uid", alone=alone
+            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, "uid", alone=alone
         )
+
+    def register(self, uid: str, request: Registration) -> None:
+        self.happened.append("arrived")
+        self.requests.append(request)
 
     def heartbeat(self, *_: Any) -> HeartbeatReply:
         return HeartbeatReply(True, 0, False, all_draining=True)
@@ -117,6 +122,24 @@ def test_a_worker_that_joins_others_has_loaded_what_a_group_needs_before(monkeyp
     beside.wait_until_it_regroups()
     assert beside.members.all_draining()  # by the last reply
     beside.members.close()
+
+
+def test_a_worker_reports_the_limits_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator judges by them: `--timeout-seconds` of a collective, `--stall-seconds` without a heartbeat."""
+    beside = Beside(monkeypatch, alone=True, stall_seconds=8.0)
+    beside.ready.set()
+    beside.members.join(None)
+    beside.members.close()
+    [request] = beside.requests
+    assert (request.timeout_seconds, request.heartbeat.heartbeat_limit) == (60.0, 8.0)
+
+
+@pytest.mark.parametrize(("local", "address"), [("1", "127.0.0.1"), ("", "10.0.0.7")])
+def test_workers_on_one_node_meet_at_its_loopback_address(
+        monkeypatch: pytest.MonkeyPatch, local: str, address: str) -> None:
+    monkeypatch.setenv(LOCAL, local)
+    monkeypatch.setattr(rendezvous, "get_node_ip_address", lambda: "10.0.0.7")
+    assert rendezvous.own_address() == address
 
 
 @pytest.mark.parametrize("regroups", [False, True])
