@@ -165,7 +165,7 @@ def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
 
 def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator is asked again and again, as it may have been restarted; the user is told once."""
+    """The coordinator is asked again and again, as it may have been restarted; the user is notified once."""
     coordinator: Any = Coordinator(monkeypatch)
     drained, notified, trainer = list[set[str]](), list[str](), Trainer()
     trainer.outcome = "done"
