@@ -180,8 +180,10 @@ def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
         monkeypatch.setattr(torch_trainer, name, instead)
     policy = policy_of(tmp_path)
     monkeypatch.setattr(policy, "notify", notified.append)
-    threading.Timer(5, trainer.free.set).start()
+    latest = threading.Timer(5, trainer.free.set)
+    latest.start()
     assert torch_trainer._fit(trainer, coordinator, policy) == "done"
+    latest.cancel()
     assert drained[:2] == [{"n2"}] * 2
     assert notified == ["n2"]
 
