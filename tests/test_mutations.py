@@ -33,7 +33,11 @@ class Mutation(NamedTuple):
 
 DATASET, EPOCHS = "data/test_dataset.py", "engine/test_epochs.py"
 EVALUATE, LOOP = "engine/test_evaluate.py", "engine/test_loop.py"
-MIRROR = "data/test_remote.py"
+MIRROR, DOWNLOADS = "data/test_remote.py", "storage/test_slow_store.py"
+WRITER, COLLECTIVES = "checkpoints/test_writer.py", "engine/test_collectives.py"
+LOCAL_RAY, COORDINATOR = "runtime/test_local_ray.py", "runtime/workers/test_coordinator.py"
+POOL_JOBS, TORCH_TRAINER = "runtime/workers/test_pool_jobs.py", "runtime/workers/test_torch_trainer.py"
+RENDEZVOUS = "runtime/workers/test_rendezvous.py"
 
 MUTATIONS = (
     # What the first tests did not notice
@@ -117,6 +121,9 @@ MUTATIONS = (
     Mutation("runtime/workers/worker.py", '"train": localize(train)', '"train": train', "runtime/test_trainer.py"),
     Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
     Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
+    Mutation("storage/store.py", '{"timeout": _UNLIMITED, ', "{", DOWNLOADS),
+    Mutation("storage/store.py", "if file.size == start:", "if True:", DOWNLOADS),
+    Mutation("storage/store.py", ', "if_match": meta["e_tag"]', "", DOWNLOADS),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
@@ -224,6 +231,9 @@ MUTATIONS = (
         "(augment.hsv_v, augment.hsv_s, augment.hsv_h)",
         "data/test_augment.py",
     ),
+    Mutation("data/dataset.py", "    os.setpgid(0, 0)\n", "", DATASET),
+    Mutation("data/dataset.py", "while signal.sigtimedwait(GROUP_SIGNALS, 0):", "while False:", DATASET),
+    Mutation("data/dataset.py", "signal.SIG_BLOCK, GROUP_SIGNALS", "signal.SIG_UNBLOCK, GROUP_SIGNALS", DATASET),
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
@@ -254,6 +264,41 @@ MUTATIONS = (
     Mutation("sinks/metric_names.py", "(getattr(row, part) or {})", "row.train", "sinks/test_metric_names.py"),
     Mutation("runs/event_log.py", "<= min(limit, committed)", "<= committed", "runs/test_event_log.py"),
     Mutation("sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"),
+    Mutation("engine/loop.py", "of_this_step & ~cut.any()", "of_this_step", LOOP),
+    Mutation(
+        "engine/collectives.py",
+        "(values ^ check).eq(~step).all()",
+        "values.contiguous().view(torch.float32).isfinite().all()",
+        COLLECTIVES,
+    ),
+    Mutation(
+        "engine/collectives.py",
+        "socket.create_server((host, 0), family=family)",
+        'socket.create_server(("", 0), family=family)',
+        COLLECTIVES,
+    ),
+    Mutation(
+        "engine/membership.py",
+        "return WRITE_SECONDS + self.heartbeat_limit",
+        "return self.heartbeat_limit",
+        "engine/test_membership.py",
+    ),
+    Mutation("checkpoints/writer.py", "self.waited = time.monotonic() - began", "pass", WRITER),
+    Mutation("checkpoints/writer.py", "self.wrote = time.monotonic() - began", "pass", WRITER),
+    Mutation(
+        "checkpoints/writer.py",
+        "max(LOSS_SECONDS - saver.wrote, 2 * saver.wrote, saver.waited / COST)",
+        "LOSS_SECONDS",
+        WRITER,
+    ),
+    Mutation("runs/run_dir.py", "    if other:\n", "    if False:\n", "runs/test_run_dir.py"),
+    Mutation("runs/run_dir.py", 'if path != "data" and value', "if value", "runs/test_run_dir.py"),
+    Mutation(
+        "runs/run_dir.py",
+        "if labels is None or not isinstance(record, RunRecord):",
+        "if True:",
+        "runs/test_run_dir.py",
+    ),
     # runtime
     Mutation(
         "inference/predictor.py",
@@ -274,6 +319,50 @@ MUTATIONS = (
         "sinks/test_report.py",
     ),
     Mutation("tune/schedule.py", "LEAST_CORRELATION = 0.55", "LEAST_CORRELATION = -2.0", "tune/test_schedule.py"),
+    Mutation("runtime/workers/coordinator.py", "if view.is_deadlock():", "if False:", COORDINATOR),
+    Mutation("runtime/workers/coordinator.py", "len(self.inside) > 1 and not self.broken)", "True)", COORDINATOR),
+    Mutation(
+        "runtime/workers/coordinator.py",
+        "return max(silent, self.waited(worker) - worker.heartbeat.limit)",
+        "return self.waited(worker) - worker.heartbeat.limit",
+        COORDINATOR,
+    ),
+    Mutation(
+        "runtime/workers/coordinator.py",
+        "return worker.alive and (worker.since is not None or worker.heartbeat.phase in PEERS_NEEDED)",
+        "return worker.since is not None or worker.heartbeat.phase in PEERS_NEEDED",
+        COORDINATOR,
+    ),
+    Mutation("runtime/local_ray.py", "        os.setpgid(0, 0)", "        pass", LOCAL_RAY),
+    Mutation("runtime/cluster.py", "with in_own_groups():", "if True:", LOCAL_RAY),
+    Mutation("runtime/cluster.py", "str(session_folder())", '"/tmp/ray"', LOCAL_RAY),
+    Mutation("runtime/workers/pool_jobs.py", "    note_sigterm()\n", "", POOL_JOBS),
+    Mutation("runtime/workers/pool_jobs.py", "while not (received_sigterm() or ", "while not (", POOL_JOBS),
+    Mutation("runtime/workers/pool_jobs.py", "queue.drain.remote(uid)", "pass", POOL_JOBS),
+    Mutation("runtime/workers/pool_jobs.py", 'payload["coordinator"].drain.remote(member)', "pass", POOL_JOBS),
+    Mutation("runtime/workers/torch_trainer.py", "if self.note_sigterm:", "if False:", TORCH_TRAINER),
+    Mutation(
+        "runtime/workers/torch_trainer.py", "return in_place_backend(note_sigterm)", "return in_place_backend(int)",
+        TORCH_TRAINER,
+    ),
+    Mutation(
+        "runtime/workers/torch_trainer.py", "draining = draining or _stop_on_draining_nodes(policy)", "pass",
+        TORCH_TRAINER,
+    ),
+    Mutation(
+        "runtime/workers/torch_trainer.py", "draining = _drain_nodes(coordinator, draining, policy.notify)", "pass",
+        TORCH_TRAINER,
+    ),
+    Mutation("runtime/workers/worker.py", "(coordinator is None and received_sigterm())", "False", RENDEZVOUS),
+    Mutation("runtime/workers/worker.py", "if summary is None and received_sigterm():", "if False:", RENDEZVOUS),
+    Mutation("runtime/workers/worker.py", 'payload["coordinator"].drain.remote(uid)', "pass", RENDEZVOUS),
+    Mutation(
+        "runtime/workers/rendezvous.py",
+        "activity.limit,\n                         activity.heartbeat_limit)",
+        "activity.limit)",
+        RENDEZVOUS,
+    ),
+    Mutation("runtime/workers/rendezvous.py", "LOOPBACK if os.environ.get(LOCAL) else ", "", RENDEZVOUS),
     # plots
     Mutation(
         "plots/metrics.py",

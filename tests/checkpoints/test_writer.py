@@ -143,3 +143,23 @@ def test_the_interval_of_saves_by_time_follows_from_their_cost(
     """One complete save a minute; the thread is idle for as long as it writes; training waits for 1 % of the time."""
     saver: Any = SimpleNamespace(is_busy=busy, wrote=wrote, waited=waited)
     assert save_interval(setting, saver) == seconds
+
+
+@pytest.mark.parametrize(("copying", "writing", "seconds"), [(2.0, 43.0, 200), (0.25, 44.75, 90), (0.25, 9.75, 50)])
+def test_a_save_measures_its_cost_for_that_interval(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copying: float, writing: float, seconds: float) -> None:
+    desk, now = Desk(tmp_path, monkeypatch), [7.0]
+
+    def lasting(function: Any, duration: float) -> Any:
+        def call(*args: Any) -> Any:
+            now[0] += duration
+            return function(*args)
+        return call
+
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(writer, "copied", lasting(dict, copying))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", lasting(checkpoint.save_checkpoint, writing))
+    assert save_interval("auto", desk.saver) == 60
+    desk.save(1)
+    desk.saver.wait(needed=True)
+    assert save_interval("auto", desk.saver) == seconds

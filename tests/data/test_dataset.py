@@ -1,7 +1,13 @@
+import multiprocessing
+import os
 import pickle
+import signal
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 
 import cv2
@@ -11,7 +17,16 @@ import torch
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
-from ray_yolo.data.dataset import Sample, TrainDataset, collate, quad_collate, worker_init
+from ray_yolo.data import dataset as dataset_module
+from ray_yolo.data.dataset import (
+    GROUP_SIGNALS,
+    Sample,
+    TrainDataset,
+    collate,
+    quad_collate,
+    start_forkserver,
+    worker_init,
+)
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
 from tests.support.pictures import write_dataset, write_image
@@ -84,6 +99,55 @@ def test_the_same_key_gives_the_same_sample_in_any_order_and_process(index: Anno
         elsewhere = pool.submit(_samples, data, KEYS).result()
     for here, there in zip(forwards, elsewhere, strict=True):
         assert all(np.array_equal(here[name], there[name]) for name in ("image", "boxes", "classes"))
+
+
+def test_the_server_of_loader_processes_starts_with_the_signals_of_a_terminal_blocked(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do the processes that it starts, until they have left the group. This process goes on to receive them."""
+    before, server = signal.pthread_sigmask(signal.SIG_BLOCK, ()), ForkServer()
+    monkeypatch.setattr(dataset_module, "forkserver", server)
+    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", lambda modules: None)  # torch: it takes seconds
+    start_forkserver()
+    try:
+        status = Path(f"/proc/{server._forkserver_pid}/status").read_text()
+    finally:
+        server._stop()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert [number for number in GROUP_SIGNALS if not blocked >> (number - 1) & 1] == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def _as_loader(channel: Connection) -> None:
+    channel.recv()
+    worker_init(0)
+    channel.send(os.getpgrp() == os.getpid())
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("number", GROUP_SIGNALS)
+def test_a_loader_process_leaves_the_group_that_a_terminal_signals(
+        monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """What has reached it before is without effect. Then SIGTERM ends it, as torch ends a loader that hangs."""
+    for library, function in ((cv2, "setNumThreads"), (torch, "set_num_threads")):
+        monkeypatch.setattr(library, function, lambda number: None)  # a fork has no threads to end
+    here, there = Pipe()
+    loader = get_context("fork").Process(target=_as_loader, args=(there,), daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # as in the server that starts loader processes
+    try:
+        loader.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    there.close()
+    try:
+        os.kill(loader.pid, number)
+        here.send("go on")
+        assert here.poll(10)
+        assert here.recv()
+        loader.terminate()
+        loader.join(10)
+        assert loader.exitcode == -signal.SIGTERM
+    finally:
+        loader.kill()
 
 
 def test_every_part_of_the_key_and_the_seed_matters(index: AnnotationIndex) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine import loop
+from ray_yolo.engine import collectives, loop
 from ray_yolo.engine.build import TrainComponents, WorkerContext, build, build_optimizer
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
@@ -301,6 +301,27 @@ def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
                or epoch == 2)
     assert epochs == [0, 1, 2]
     assert state.progress == (3, 0, 6)
+
+
+@pytest.mark.parametrize("aborted", [[], [0], [1], [0, 1]])
+def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aborted: list[int]) -> None:
+    """That worker may have passed on garbage gradients, although the rows of all have arrived."""
+    components, sent = make_line(tmp_path), list[Tensor]()
+
+    def gather(received: Tensor, own: Tensor) -> None:
+        sent.append(own.clone())
+        received.copy_(torch.cat([sent[0], sent[-1]]))
+
+    monkeypatch.setattr(collectives.dist, "all_gather_into_tensor", gather)
+    for worker in range(2):
+        monkeypatch.setattr(collectives, "_group", collectives._Group(cut=torch.tensor(float(worker in aborted))))
+        context = dataclasses.replace(components.context, collectives=Collectives(worker, 2))
+        losses, complete, _ = loop.gather_measurements(
+            dataclasses.replace(components, context=context), [torch.full((3,), worker + 1.0)], [1, 1],
+            loop.ControlFlags(), 5)
+    assert losses.tolist() == [[1.0] * 3, [2.0] * 3]
+    assert bool(complete) is (not aborted)
 
 
 @pytest.mark.parametrize(("size", "shape"), [(None, (64, 96)), (96, (64, 96)), (144, (96, 160)), (64, (64, 64))])

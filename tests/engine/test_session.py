@@ -743,7 +743,7 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
         for made.state.progress in (Progress(0, 16, 2), Progress(0, 32, 3)):
             made._save()  # the second one after a peer was lost: it was not compared
             made.saver.wait(needed=True)
-    made._agreed = 2 if collectives.worker < 2 else -1  # the last worker has just joined
+    made._agreed = 2 if collectives.worker else -1  # the recording worker has just joined
     if collectives.worker == wrong:
         next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
     try:

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
+from ray_yolo.config.placement import Placement
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
 from tests.runtime.test_kill import command, start, steps
 
@@ -66,6 +69,21 @@ def test_what_ray_starts_is_in_a_process_group_of_its_own() -> None:
         group, child = group_of_a_child()
     assert group == child
     assert group_of_a_child()[0] == os.getpgrp()
+
+
+def test_a_ray_that_a_command_starts_has_both(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[str, bool, list[Path]]]()
+
+    def init(address: str, _temp_dir: str = "", **_: object) -> None:
+        group, child = group_of_a_child()
+        seen.append((address, group == child, [folder for folder in base.iterdir() if folder / "r" == Path(_temp_dir)]))
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    cluster.connect(Placement(address="local", gpus_per_worker=0.0))
+    [(address, has_group, [folder])] = seen
+    assert (address, has_group, stat.S_IMODE(folder.stat().st_mode)) == ("local", True, 0o700)
 
 
 @pytest.mark.ray

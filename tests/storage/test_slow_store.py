@@ -102,6 +102,15 @@ def test_a_download_may_take_longer_than_every_limit_if_it_makes_progress(
     assert store.get("big").data == CONTENT
 
 
+def test_a_request_that_makes_progress_may_take_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore itself ends every request after 30 s."""
+    options = dict[str, timedelta]()
+    monkeypatch.setattr("obstore.store.from_url", lambda address, client_options, **_: options.update(client_options))
+    open_store("s3://bucket")
+    assert options["timeout"] >= timedelta(days=1)
+    assert options["read_timeout"] <= timedelta(minutes=1)
+
+
 def test_a_connection_that_breaks_is_resumed_where_it_broke(
         server: SlowServer, store: ObjectStore, tmp_path: Path) -> None:
     server.breaks_after, server.rate = 600_000, 1e6

@@ -563,6 +563,15 @@ def test_a_worker_without_heartbeats_is_lost_in_any_phase(phase: str) -> None:
     assert desk.coordinator.heartbeat("a", heartbeat).peer_lost
 
 
+def test_a_silent_worker_for_which_no_other_waits_is_no_stall() -> None:
+    """Its last heartbeat, from an exchange, does not make it a worker that waits for itself."""
+    desk = started()
+    desk.heartbeat("b")
+    for _ in range(29):
+        desk.pass_by(1, "ac", Heartbeat("loading", 3, 1.0, 30.0))
+        assert desk.coordinator.describe_stall() is None
+
+
 def test_a_silent_worker_is_shown_as_silent() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 9.0, 30.0))

@@ -21,7 +21,7 @@ from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.workers import pool_jobs, worker
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
-from ray_yolo.runtime.workers.job_queue import JobQueue, PoolWorker
+from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
 from ray_yolo.runtime.workers.pool_jobs import JobCoordinator
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, pool_sweep
@@ -88,16 +88,42 @@ def test_a_jobs_coordinator_is_called_like_an_actor_and_can_be_pickled() -> None
 @pytest.mark.usefixtures("own_signal_handlers")
 def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process ends, and a new one is launched in its bundle."""
-    def acquire(uid: str, place: PoolWorker) -> None:
+    def acquire(uid: str, place: PoolWorker) -> str | None:
         asked.append(uid)
         signal.raise_signal(signal.SIGTERM)
+        return "over" if len(asked) > 1 else None
 
     asked: list[str] = []
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
     monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
     assert not pool_jobs.pool_worker({"queue": SimpleNamespace(acquire=SimpleNamespace(remote=acquire))}, 0)
     assert len(asked) == 1
+
+
+def test_a_pool_worker_that_gets_sigterm_leaves_its_job_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue may first find another worker for the job; it answers a heartbeat with whether to leave now."""
+    received, drained, left, over = SimpleQueue[int](), list[str](), list[str](), threading.Event()
+    received.put(signal.SIGTERM)
+
+    def leave(member: str) -> None:
+        left.append(member)
+        over.set()
+
+    def train_job(payload: Any, placement: Any, number: int, activity: Any, member: str) -> str:
+        assert over.wait(10)
+        return member
+
+    queue: Any = SimpleNamespace(drain=SimpleNamespace(remote=drained.append),
+                                 heartbeat=SimpleNamespace(remote=lambda *_: bool(drained)))
+    payload = {"placement": {}, "coordinator": SimpleNamespace(drain=SimpleNamespace(remote=leave))}
+    for name, instead in (("answer", lambda reply: reply), ("train_job", train_job), ("_HEARTBEAT_SECONDS", 0.01)):
+        monkeypatch.setattr(pool_jobs, name, instead)
+    monkeypatch.setattr(worker, "_sigterms", received)
+    place = PoolWorker(0, "node", own_process())
+    member = pool_jobs._train_assignment(queue, "me", place, JobAssignment("job", 0, [payload]))
+    assert (set(drained), set(left)) == ({"me"}, {member})
 
 
 @pytest.mark.ray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.membership import Activity, Generation
+from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
-from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum
+from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 
@@ -64,21 +67,25 @@ def test_stacks_name_threads_and_functions() -> None:
 class Beside:
     """A coordinator at which another worker waits to join; `alone`: this worker may start before its peers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
-        self.happened: list[str] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0) -> None:
+        self.happened, self.requests = list[str](), list[Registration]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
                               ("_HEARTBEAT_SECONDS", 0.01), ("preload", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
-        calls = {"register": lambda *_: self.happened.append("arrived"), "quorum": lambda uid: quorum,
+        calls = {"register": self.register, "quorum": lambda uid: quorum,
                  "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
-            coordinator, 0, Activity(), torch.device("cpu"), 60.0, print, "uid", alone=alone
+            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, "uid", alone=alone
         )
+
+    def register(self, uid: str, request: Registration) -> None:
+        self.happened.append("arrived")
+        self.requests.append(request)
 
     def heartbeat(self, *_: Any) -> HeartbeatReply:
         return HeartbeatReply(True, 0, False, all_draining=True)
@@ -115,6 +122,24 @@ def test_a_worker_that_joins_others_has_loaded_what_a_group_needs_before(monkeyp
     beside.wait_until_it_regroups()
     assert beside.members.all_draining()  # by the last reply
     beside.members.close()
+
+
+def test_a_worker_reports_the_limits_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator judges by them: `--timeout-seconds` of a collective, `--stall-seconds` without a heartbeat."""
+    beside = Beside(monkeypatch, alone=True, stall_seconds=8.0)
+    beside.ready.set()
+    beside.members.join(None)
+    beside.members.close()
+    [request] = beside.requests
+    assert (request.timeout_seconds, request.heartbeat.heartbeat_limit) == (60.0, 8.0)
+
+
+@pytest.mark.parametrize(("local", "address"), [("1", "127.0.0.1"), ("", "10.0.0.7")])
+def test_workers_on_one_node_meet_at_its_loopback_address(
+        monkeypatch: pytest.MonkeyPatch, local: str, address: str) -> None:
+    monkeypatch.setenv(LOCAL, local)
+    monkeypatch.setattr(rendezvous, "get_node_ip_address", lambda: "10.0.0.7")
+    assert rendezvous.own_address() == address
 
 
 @pytest.mark.parametrize("regroups", [False, True])
@@ -220,3 +245,42 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     payload = {"coordinator": SimpleNamespace(drain=SimpleNamespace(remote=drain))}
     assert worker._train_until_sigterm(payload, Placement(num_workers=2), 1) is None
     assert len(set(drained)) == 1
+
+
+@pytest.mark.parametrize("sigterm", [False, True])
+@pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
+def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
+        monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any) -> None:
+    """They restart from the step that they have saved. With a coordinator this worker leaves alone."""
+    received, stops = SimpleQueue[int](), list[bool]()
+    if sigterm:
+        received.put(signal.SIGTERM)
+
+    def run_session(*arguments: Any) -> None:
+        stops.append(arguments[-1]())
+
+    nothing = SimpleNamespace(emit=lambda event: None, wait=lambda seconds: None, flush=lambda: None)
+    for name, instead in (("_sigterms", received), ("run_session", run_session), ("from_payload", lambda spec: spec),
+                          ("gc", SimpleNamespace(freeze=lambda: None)), ("undo_niceness", lambda: True),
+                          ("_device", lambda on_pool: torch.device("cpu")),
+                          ("poll_stop_request", lambda *_: lambda: False),
+                          ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
+        monkeypatch.setattr(worker, name, instead)
+    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None}
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    worker.train_job(payload, Placement(num_workers=2, workers=0), 1, Activity(), "uid")
+    assert stops == [sigterm and coordinator is None]
+
+
+@pytest.mark.parametrize("sigterm", [False, True])
+def test_a_worker_that_has_left_is_replaced_by_ray(monkeypatch: pytest.MonkeyPatch, sigterm: bool) -> None:
+    """By an error: Ray Train replaces no worker that has returned. One that the others have dropped just ends."""
+    received = SimpleQueue[int]()
+    if sigterm:
+        received.put(signal.SIGTERM)
+    monkeypatch.setattr(worker, "_sigterms", received)
+    monkeypatch.setattr(worker, "_train_until_sigterm", lambda *_: None)
+    monkeypatch.setattr(worker, "get_current_placement_group", lambda: None)
+    monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
+    with pytest.raises(WorkerLeftError) if sigterm else contextlib.nullcontext():
+        assert worker.train_worker({"placement": {"num_workers": 2}}) is None

@@ -163,6 +163,31 @@ def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
     trainer.free.set()
 
 
+def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator is asked again and again, as it may have been restarted; the user is notified once."""
+    coordinator: Any = Coordinator(monkeypatch)
+    drained, notified, trainer = list[set[str]](), list[str](), Trainer()
+    trainer.outcome = "done"
+
+    def drain_nodes(nodes: set[str]) -> None:
+        drained.append(nodes)
+        if len(drained) == 2:
+            trainer.free.set()
+
+    coordinator.drain_nodes = SimpleNamespace(remote=drain_nodes)
+    for name, instead in (("_POLL_SECONDS", 0.01), ("draining_nodes", lambda: {"n2"}), ("leave_notice", str)):
+        monkeypatch.setattr(torch_trainer, name, instead)
+    policy = policy_of(tmp_path)
+    monkeypatch.setattr(policy, "notify", notified.append)
+    latest = threading.Timer(5, trainer.free.set)
+    latest.start()
+    assert torch_trainer._fit(trainer, coordinator, policy) == "done"
+    latest.cancel()
+    assert drained[:2] == [{"n2"}] * 2
+    assert notified == ["n2"]
+
+
 @pytest.mark.parametrize("with_coordinator", [False, True])
 def test_without_an_outcome_of_the_coordinator_rays_result_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      with_coordinator: bool) -> None:
@@ -183,7 +208,8 @@ def test_without_a_coordinator_all_stop_and_restart_where_one_has_to_leave(
 
     class Attempt:
         def fit(self) -> Any:
-            while drains and not requested and not request.exists():
+            latest = time.monotonic() + 5
+            while drains and not requested and not request.exists() and time.monotonic() < latest:
                 time.sleep(0.01)
             requested.append(request.exists())
             return SimpleNamespace(return_value=stopped if len(requested) == 1 else ENDED)
