@@ -141,9 +141,14 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
 
 
 def screen(genes: Sequence[Gene], origin: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
-    """The origin with a quarter, a half, or all of its genes drawn anew: the effect of a gene shows, near and far."""
+    """The origin with a quarter, a half, or all of its genes drawn anew, and at least one: the effect of a gene shows,
+    near and far."""
     share = SCREENED[int(rng.integers(len(SCREENED)))]
-    return {gene.name: draw(gene, rng.random()) if rng.random() < share else origin[gene.name] for gene in genes}
+    drawn = {gene.name: draw(gene, rng.random()) for gene in genes if rng.random() < share}
+    if not drawn:
+        gene = genes[int(rng.integers(len(genes)))]
+        drawn = {gene.name: draw(gene, rng.random())}
+    return {gene.name: drawn.get(gene.name, origin[gene.name]) for gene in genes}
 
 
 def can_move(gene: Gene, value: GeneValue) -> bool:

@@ -15,7 +15,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import EpochEvent, StartEvent
-from ray_yolo.runs.event_log import read_events, surviving
+from ray_yolo.runs.event_log import read_events, read_lines, surviving
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import Exploited, read_ledger, verify
 from ray_yolo.tune.trials import Trial
@@ -55,7 +55,8 @@ def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_pa
     assert fork_trial.genes == exploits[-1].genes
     assert all(0.0001 <= trial.genes["lr0"] <= 0.01 for trial in result.trials)
     assert_cpus_return()
-    check_replay(tmp_path, result.folder / "trials" / fork_trial.folder_name, exploits[-1].command, fork_trial)
+    written = [line for line in read_lines(result.folder / "ledger.jsonl") if line["type"] == "exploited"]
+    check_replay(tmp_path, result.folder / "trials" / fork_trial.folder_name, written[-1]["command"], fork_trial)
     hyp = parse_train(["--epochs", "300", "--hyp", str(result.folder / "hyp_evolve.yaml")]).config.recipe
     assert len(hyp.changes) == len(result.best.lineage) - 1
 

@@ -26,13 +26,13 @@ from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.sweeps import assert_cpus_return, command, make_sweep, start, tracked_runs, tracked_states
 
-TRIALS, KILLS = 5, 5
+TRIALS, KILLS = 8, 5
 EPOCHS = 8
 SPACE = "lr0: {low: 0.002, high: 0.05, gain: 3}\nscale: {low: 0.0, high: 0.9, gain: 3}\n"
 RECIPE = {"epochs": EPOCHS, "noval": False, "batch_size": 8, "exact": True,  # learns enough for trials to differ
           "optimizer": {"name": "AdamW", "lr0": 0.01, "nominal_batch": 8}, "augment": {"mosaic": 0.0, "scale": 0.1},
           "schedule": {"warmup_epochs": 0, "ema_ramp": 10}}
-PAUSE_SECONDS = 4.0  # a kill comes so long, or less, after the ledger has got some new events
+PAUSE_SECONDS = 1.5  # a kill comes so long, or less, after the ledger has got some new events
 
 
 def kill_later(process: subprocess.Popen[bytes], ledger: Path, num_events: int, pause_seconds: float) -> None:
