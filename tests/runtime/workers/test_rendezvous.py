@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.config.placement import Placement
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.workers import rendezvous, worker
@@ -211,12 +210,9 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
         if len(drained) == 3:
             enough.set()
 
-    def train_job(*ignored: Any) -> None:
-        assert enough.wait(5)
-
     monkeypatch.setattr(worker, "_sigterms", received)
     monkeypatch.setattr(worker, "_SIGTERM_SECONDS", 0.001)
-    monkeypatch.setattr(worker, "train_job", train_job)
-    payload = {"coordinator": SimpleNamespace(drain=SimpleNamespace(remote=drain))}
-    assert worker._train_until_sigterm(payload, Placement(num_workers=2), 1) is None
-    assert len(set(drained)) == 1
+    coordinator: Any = SimpleNamespace(drain=SimpleNamespace(remote=drain))
+    with worker._leaves_on_sigterm(coordinator) as uid:
+        assert enough.wait(5)
+    assert set(drained) == {uid}
