@@ -249,6 +249,21 @@ class TestExploits:
             trained_recipe(RESOLVED, rows[number].lineage) for number in (2, 0)]
         assert verify(read_ledger(path)) == []
 
+    def test_a_removed_proposal_or_fork_and_a_repeated_end_show(self, path):
+        ledger = open_ledger(path, sweep=POPULATION)
+        genes = [ledger.propose().genes for _ in range(3)]
+        for trial, folder in ((1, "trial0"), (2, "trial1-2")):
+            origin = Origin(trial - 1, 2 * trial, f"/trials/{folder}/weights/epoch{2 * trial - 1}.pt", "ab")
+            ledger.append(Exploited(trial=trial, genes={**genes[0], "lr0": 0.05 / trial}, origin=origin))
+        count(ledger, 1, 9, 0.5)
+        ledger.append(Failed(trial=2, seed=3, epochs=0, reason="no luck"))
+        lines = read_ledger(path)
+        for number in (1, 2, 3, 4):  # three proposals, and the fork that trial 2 continues from
+            assert "a line before it is missing" in verify(lines[:number] + lines[number + 1:])[-1]
+        for number in (1, 2, 3, 6, 7):
+            assert len(verify(lines[:number + 1] + lines[number:])) == 1
+        assert verify(lines) == []
+
     def test_an_altered_proposal_shows(self, path):
         ledger = open_ledger(path, sweep=POPULATION)
         for _ in range(2):
