@@ -355,7 +355,7 @@ MUTATIONS = (
     ),
     Mutation("runtime/workers/worker.py", "(coordinator is None and received_sigterm())", "False", RENDEZVOUS),
     Mutation("runtime/workers/worker.py", "if summary is None and received_sigterm():", "if False:", RENDEZVOUS),
-    Mutation("runtime/workers/worker.py", 'payload["coordinator"].drain.remote(uid)', "pass", RENDEZVOUS),
+    Mutation("runtime/workers/worker.py", 'coordinator.drain.remote(uid)', "pass", RENDEZVOUS),
     Mutation(
         "runtime/workers/rendezvous.py",
         "activity.limit,\n                         activity.heartbeat_limit)",

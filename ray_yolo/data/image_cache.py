@@ -139,7 +139,8 @@ class ImageStore:
         A folder has one builder at a time, because each decodes with all CPUs.
         """
         lock = file.with_name(".lock")
-        with lock.open("a") as locked:
+        # No link is followed: the user's cache may be in a folder that others write to
+        with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a") as locked:
             _lock(lock, locked, fcntl.LOCK_EX)
             if file.exists():
                 return _map(file)

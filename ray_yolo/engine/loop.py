@@ -23,6 +23,7 @@ from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
+from ray_yolo.ops.torch_internals import scaler_tensors
 
 MAX_SKIPPED = 10  # consecutive steps with a non-finite loss or gradient before training fails
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
@@ -259,7 +260,7 @@ def update_scale(scaler: torch.amp.GradScaler, complete: Tensor) -> None:
 
     Otherwise workers could end with different scales, and would sum gradients of different scales.
     """
-    state = [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
+    state = scaler_tensors(scaler)
     before = [value.clone() for value in state]
     scaler.update()
     for value, old in zip(state, before, strict=True):

@@ -1,10 +1,13 @@
-"""Private names of PyTorch: operations on lists of tensors that need few kernels instead of one per tensor."""
+"""Private names of PyTorch: operations on lists of tensors that need few kernels instead of one per tensor, the
+tensors of a gradient scaler, and the compiler.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.amp import GradScaler
 
 from ray_yolo.core.internals import internal
 
@@ -27,6 +30,11 @@ def copy_(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
 def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> None:
     """left[i] += weight (right[i] - left[i])."""
     internal("torch", "_foreach_lerp_")(left, right, weight)
+
+
+def scaler_tensors(scaler: GradScaler) -> list[Tensor]:
+    """The scale of a scaler and its steps since the last change, which `update` changes in place; none if disabled."""
+    return [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
 
 
 def import_compiler() -> None:

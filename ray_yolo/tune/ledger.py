@@ -235,7 +235,12 @@ def verify(lines: Sequence[Line]) -> list[str]:
     for line in lines[1:]:
         if isinstance(line, Proposed) and line != (expected := _as_written(next_of_population(begun, trials))):
             problems.append(f"{line!r} is recorded, but {expected!r} follows from the lines before")
-        _fold(trials, line, begun)
+        if isinstance(line, (Counted, Failed, Exploited)) and line.trial in trials and trials[line.trial].has_ended:
+            problems.append(f"{line!r} does not follow: trial {line.trial} has ended before it")
+        try:
+            _fold(trials, line, begun)
+        except KeyError:  # of a trial, or of the folder that an exploit made
+            return [*problems, f"{line!r} does not follow: a line before it is missing"]
     return problems
 
 

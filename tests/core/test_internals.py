@@ -66,10 +66,24 @@ def test_the_releases_that_are_named_begin_with_the_lowest_allowed_ones() -> Non
     (lambda left: torch_internals.lerp_(left, [torch.full((2,), 5.0), torch.ones(1)], 0.25), ([2.0, 2.75], [2.5])),
 ])
 def test_torchs_operations_on_lists_do_what_is_said_of_them(change, expected) -> None:
-    """WorkerStatus with PyTorch 2.11 and 2.15."""
+    """Seen with PyTorch 2.11 and 2.15."""
     left = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]
     change(left)
     assert tuple(one.tolist() for one in left) == expected
+
+
+def test_torchs_gradient_scaler_has_its_scale_in_tensors_that_an_update_changes() -> None:
+    """Seen with PyTorch 2.15."""
+    scaler, optimizer = torch.amp.GradScaler("cpu", 8.0, growth_interval=2), torch.optim.SGD([torch.ones(1)])
+    optimizer.param_groups[0]["params"][0].grad = scaler.scale(torch.ones(1))
+    scaler.unscale_(optimizer)
+    state = torch_internals.scaler_tensors(scaler)
+    assert [value.item() for value in state] == [8.0, 0]
+    for expected in ([8.0, 1], [16.0, 0]):
+        scaler.update()
+        assert [value.item() for value in state] == expected
+        scaler.unscale_(optimizer)
+    assert torch_internals.scaler_tensors(torch.amp.GradScaler("cpu", enabled=False)) == []
 
 
 def test_torchs_compiler_can_be_imported_ahead() -> None:

@@ -128,10 +128,13 @@ def test_a_link_instead_of_a_cache_file_is_not_followed(index: AnnotationIndex, 
     named.with_suffix(".part").symlink_to(mine)
     ImageStore(index, 64, "ram", folder)
     named.unlink()
-    named.with_name(".lock").unlink()
-    named.with_name(".lock").symlink_to(mine)
-    ImageStore(index, 64, "ram", folder)
+    for aim in (mine, tmp_path / "missing"):
+        named.with_name(".lock").unlink(missing_ok=True)
+        named.with_name(".lock").symlink_to(aim)
+        with pytest.raises(OSError, match=r"symbolic links: .*\.lock"):
+            ImageStore(index, 64, "ram", folder)
     assert mine.read_text() == "precious"
+    assert not (tmp_path / "missing").exists()
 
 
 def test_kept_images_are_read_only_and_shared(index: AnnotationIndex) -> None:

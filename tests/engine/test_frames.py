@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import ray_yolo
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import Event, FailureEvent
 from ray_yolo.runtime.trainer import fit
-from tests.support.jobs import make_config
+from ray_yolo.runtime.workers import worker
+from ray_yolo.runtime.workers.worker import train_on_pool_worker
+from tests.support.jobs import make_config, make_spec
 
 MOST_FRAMES = 7
 PACKAGE = Path(ray_yolo.__file__).parent
@@ -30,15 +38,47 @@ def own_frames() -> list[str]:
     return names
 
 
-def test_few_own_frames_lie_between_fit_and_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[str] = []
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The own frames at the first backward pass, which ends the training."""
+    found: list[str] = []
 
     def backward(loss: torch.Tensor) -> None:
-        frames.extend(own_frames())
+        found.extend(own_frames())
         raise ReachedError
 
     monkeypatch.setattr(torch.Tensor, "backward", backward)
+    return found
+
+
+def test_few_own_frames_lie_between_fit_and_backward(tmp_path: Path, frames: list[str]) -> None:
     with pytest.raises(ReachedError):
         fit(make_config(tmp_path, 0, epochs=1), quiet=True)
     assert frames[-1] == "fit"
+    assert len(frames) <= MOST_FRAMES, " <- ".join(frames)
+
+
+@pytest.fixture
+def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker's function can be called in this process, without Ray and without lasting effects."""
+    monkeypatch.setattr(worker, "from_payload", lambda spec: spec)
+    monkeypatch.setattr(worker, "note_sigterm", lambda: None)
+    monkeypatch.setattr(worker, "undo_niceness", lambda: True)
+    monkeypatch.setattr(worker, "_device", lambda on_pool: torch.device("cpu"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("as_on_ray")
+def test_no_more_lie_between_the_function_of_a_worker_and_backward(tmp_path: Path, frames: list[str]) -> None:
+    events: list[Event] = []
+    recorder: Any = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
+    payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1).model_dump(mode="json"),
+               "recorder": recorder, "coordinator": None, "on_pool": True, "stored": None}
+    with pytest.raises(ReachedError):
+        train_on_pool_worker(payload, 1)
+    assert isinstance(events[-1], FailureEvent)
+    assert frames[-1] == "train_on_pool_worker"
     assert len(frames) <= MOST_FRAMES, " <- ".join(frames)

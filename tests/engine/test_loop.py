@@ -175,6 +175,17 @@ def test_a_gradient_longer_than_the_limit_is_scaled_to_it_and_its_norm_reported_
     assert weights(components.model) == pytest.approx((W - 0.1 * 0.5 * sum(X[:4]) / norm, B - 0.1 * 0.5 * 4 / norm))
 
 
+@pytest.mark.parametrize(("factor", "updated"), [(1.0, 16.0), (math.inf, 4.0)])
+def test_an_incomplete_step_leaves_the_scale_as_it_was(factor: float, updated: float) -> None:
+    """Whether its gradient would have raised the scale or lowered it."""
+    for complete in (False, True):
+        scaler, parameter = torch.amp.GradScaler("cpu", 8.0, growth_interval=1), torch.ones(1)
+        parameter.grad = scaler.scale(torch.full((1,), factor))
+        scaler.unscale_(torch.optim.SGD([parameter]))
+        loop.update_scale(scaler, torch.tensor(complete))
+        assert scaler.get_scale() == (updated if complete else 8.0)
+
+
 def test_the_average_follows_the_weights_from_the_first_step_on(tmp_path: Path) -> None:
     """e <- d(n) e + (1 - d(n)) w with n = 1 at the first step; statistics are averaged like weights."""
     components = make_line(tmp_path, epochs=2, schedule={"ema_decay": 0.8, "ema_ramp": 2.0})

@@ -1,4 +1,4 @@
-"""Ray's private names that we use exist and mean what we take them for. WorkerStatus with Ray 2.60.0."""
+"""Ray's private names that we use exist and mean what we take them for. Seen with Ray 2.60.0."""
 
 from __future__ import annotations
 

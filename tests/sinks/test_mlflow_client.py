@@ -63,7 +63,7 @@ def test_the_first_of_two_commands_makes_the_database_and_the_second_uses_it(
     ("mlflow.system_metrics.system_metrics_monitor", "SystemMetricsMonitor")])
 def test_an_mlflow_without_a_private_name_is_reported_in_plain_words(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
-    """WorkerStatus with MLflow 3.17; that they do what they are used for is shown here and in test_mlflow_system."""
+    """Seen with MLflow 3.17; that they do what they are used for is shown here and in test_mlflow_system."""
     monkeypatch.delattr(import_module(module), name)
     with pytest.raises(InputError, match=rf"mlflow 3\.\S+ has no {module}\.{name}; this needs MLflow 3\.17: install"):
         build_client(f"sqlite:///{tmp_path}/mlflow.db") if name == "SqlAlchemyStore" else build_monitor("", "0")

@@ -11,6 +11,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import read_lines
+from ray_yolo.tune.evolution import parents_of
 from ray_yolo.tune.ledger import (
     Counted,
     Exploited,
@@ -101,8 +102,13 @@ class TestRows:
         assert best_trial(ledger.trials).number == 2
 
     def test_parents_are_recorded(self, path):
-        ledger = run_sweep(path, 30, slots=1, virtual_slots=1)
-        assert any(line.parents for line in ledger.lines if isinstance(line, Proposed))
+        run_sweep(path, 30, slots=1, virtual_slots=1)
+        lines = read_ledger(path)
+        recorded = {line.trial: line.parents for line in lines if isinstance(line, Proposed)}
+        assert recorded == {
+            line.trial: parents_of(SPACE, 3, line.trial, [trial.row for trial in read_trials(lines[:number]).values()])
+            for number, line in enumerate(lines) if isinstance(line, Proposed)}
+        assert any(recorded.values())
 
 
 class TestProposals:
@@ -134,11 +140,12 @@ class TestFunction:
         run_sweep(killed, TRIALS, order=1, stop_after=stop_after)
         assert compare(one, read_ledger(run_sweep(killed, TRIALS, order=2).path)) is None
 
-    def test_a_line_cut_short_by_the_kill_is_written_again(self, tmp_path):
-        one, other = (run_sweep(tmp_path / name / "ledger.jsonl", TRIALS).path for name in ("one", "other"))
-        text = other.read_text().splitlines(keepends=True)
-        other.write_text("".join(text[:9]) + text[9][:20])
-        assert compare(read_ledger(one), read_ledger(run_sweep(other, TRIALS).path)) is None
+    def test_a_line_cut_short_by_the_kill_is_written_again(self, path):
+        whole = read_ledger(run_sweep(path, 6).path)
+        content = path.read_bytes()
+        for size in range(0, len(content), 499):  # the first is an empty file, the second is cut in its first line
+            path.write_bytes(content[:size])
+            assert compare(whole, read_ledger(run_sweep(path, 6).path)) is None, size
 
     def test_two_sweeps_of_other_lines_differ_in_the_first_of_them(self, tmp_path):
         one, other = (tmp_path / name / "ledger.jsonl" for name in ("one", "other"))
@@ -157,6 +164,13 @@ class TestFunction:
         assert len(whole.trials) == 12
         assert claim_of(whole.lines) == whole.claim is not None
         assert verify(read_ledger(path)) == []
+
+    def test_each_line_that_is_removed_or_repeated_shows(self, path):
+        lines = read_ledger(run_sweep(path, TRIALS).path)
+        assert verify(lines[:-1]) == []  # a sweep that has not ended yet
+        for number in range(1, len(lines)):
+            assert verify(lines[:number] + lines[number + 1:]) or number == len(lines) - 1, lines[number]
+            assert verify(lines[:number + 1] + lines[number:]), lines[number]
 
     @pytest.mark.parametrize("change", [{"fitness": 0.1}, {"genes": {**SPACE.starts[0], "lr0": 0.02}}, {"end": 1e9}])
     def test_an_altered_line_shows(self, path, change):
@@ -218,6 +232,38 @@ class TestExploits:
         assert open_ledger(path, sweep=POPULATION).trials == ledger.trials
         assert verify(read_ledger(path)) == []
 
+    def test_a_fork_of_a_fork_has_the_past_of_the_folder_that_it_continues_from(self, path):
+        ledger = open_ledger(path, sweep=POPULATION)
+        zero, one, _ = (ledger.propose().genes for _ in range(3))
+        first, second, third = {**zero, "lr0": 0.03}, {**zero, "lr0": 0.04}, {**one, "lr0": 0.05}
+        for trial, genes, origin in (
+                (1, first, Origin(0, 2, "/trials/trial0/weights/epoch1.pt", "ab")),
+                (2, second, Origin(1, 4, "/trials/trial1-2/weights/epoch3.pt", "cd")),
+                (0, third, Origin(1, 3, "/trials/trial1/weights/epoch2.pt", "ef"))):  # from before the first fork
+            ledger.append(Exploited(trial=trial, genes=genes, origin=origin))
+        rows = ledger.trials
+        assert rows[2].lineage == (Segment(0, zero), Segment(2, first), Segment(4, second))
+        assert (rows[0].lineage, rows[0].folder_name) == ((Segment(0, one), Segment(3, third)), "trial0-2")
+        commands = [line["command"] for line in read_lines(path)[-2:]]
+        assert [parse_train(shlex.split(command)[3:]).config.recipe for command in commands] == [
+            trained_recipe(RESOLVED, rows[number].lineage) for number in (2, 0)]
+        assert verify(read_ledger(path)) == []
+
+    def test_a_removed_proposal_or_fork_and_a_repeated_end_show(self, path):
+        ledger = open_ledger(path, sweep=POPULATION)
+        genes = [ledger.propose().genes for _ in range(3)]
+        for trial, folder in ((1, "trial0"), (2, "trial1-2")):
+            origin = Origin(trial - 1, 2 * trial, f"/trials/{folder}/weights/epoch{2 * trial - 1}.pt", "ab")
+            ledger.append(Exploited(trial=trial, genes={**genes[0], "lr0": 0.05 / trial}, origin=origin))
+        count(ledger, 1, 9, 0.5)
+        ledger.append(Failed(trial=2, seed=3, epochs=0, reason="no luck"))
+        lines = read_ledger(path)
+        for number in (1, 2, 3, 4):  # three proposals, and the fork that trial 2 continues from
+            assert "a line before it is missing" in verify(lines[:number] + lines[number + 1:])[-1]
+        for number in (1, 2, 3, 6, 7):
+            assert len(verify(lines[:number + 1] + lines[number:])) == 1
+        assert verify(lines) == []
+
     def test_an_altered_proposal_shows(self, path):
         ledger = open_ledger(path, sweep=POPULATION)
         for _ in range(2):
@@ -246,6 +292,21 @@ class TestIdentity:
         run_sweep(path, 1)
         begun = Ledger(path, SWEEP, Recipe(), (1, 2), 7).begun
         assert (begun.rungs, begun.virtual_slots, begun.recipe) == (RUNGS, 3, RESOLVED)
+
+    def test_settings_that_were_added_with_a_default_leave_older_ledgers_valid(self, path):
+        run_sweep(path, 2)
+
+        def without(line):
+            if line["type"] == "sweep":
+                del line["latencies"], line["recipe"]["patience"]
+                del line["space"]["random_first"], line["search"]["random_share"], line["search"]["limit"]
+            return line
+
+        rewrite(path, without)
+        assert (len(run_sweep(path, 4).trials), verify(read_ledger(path))) == (4, [])
+        with pytest.raises(InputError, match="another search space and another search settings;"):
+            open_ledger(path, sweep=replace(SWEEP, space=replace(SPACE, random_first=1),
+                                            search=SWEEP.search.model_copy(update={"random_share": 0.5})))
 
     @pytest.mark.parametrize(("change", "message"), [
         ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 3}, "written by a later ray_yolo"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import random
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +18,26 @@ from ray.tune.experiment import Trial as RayTrial
 from ray.tune.schedulers import TrialScheduler
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
+from ray_yolo.runs.folders import is_held, lock_file
 from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import read_ledger, verify
+from ray_yolo.tune.ledger import Ledger, read_ledger, verify
 from ray_yolo.tune.schedule import Counted, Failed
-from ray_yolo.tune.search import Pbt
-from ray_yolo.tune.searcher import LadderCallback, LadderScheduler, TaskSearcher, _clipped, build_pbt
+from ray_yolo.tune.search import Pbt, Search
+from ray_yolo.tune.searcher import (
+    LadderCallback,
+    LadderScheduler,
+    PopulationCallback,
+    TaskSearcher,
+    _clipped,
+    build_pbt,
+)
 from ray_yolo.tune.verification import compare
-from tests.support.schedules import dispatcher_of, open_ledger, outcome_of, run_sweep
+from tests.support.schedules import RESOLVED, SPACE, SWEEP, dispatcher_of, open_ledger, outcome_of, run_sweep
 
 
-def report(epoch: int, fitness: float) -> dict[str, Any]:
+def report(epoch: int, fitness: float | None) -> dict[str, Any]:
     """What a trial of a population reports of an epoch."""
     return {"epoch": epoch, "fitness": fitness, "row": json.dumps({"fitness": fitness, "metrics": {}, "losses": {}})}
 
@@ -230,6 +239,42 @@ def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
     ended = {row.number for row in tune.ledger.trials if row.has_ended}
     assert sorted(dropped) == (sorted(f"trial{number}" for number in ended - best - {0}) if drops else [])
     assert "paused" in {row.state for row in tune.ledger.trials}
+
+
+def test_weights_stay_while_a_process_holds_their_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[tuple[str, bool]] = []
+    monkeypatch.setattr(searcher, "drop_weights", lambda folder: dropped.append((folder.name, is_held(folder))))
+    tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=True)
+    with ExitStack() as stack:
+        for number in range(20):
+            folder = tmp_path / "trials" / f"trial{number}"
+            folder.mkdir(parents=True)
+            assert lock_file(stack.enter_context((folder / ".lock").open("w")))
+        tune.run(20)
+        failed = {(row.folder_name, False) for row in tune.ledger.trials if row.state == "failed"}
+        assert failed
+    tune.run()
+    tune.callback.check_room()
+    assert failed <= set(dropped)
+    assert not any(was_held for _, was_held in dropped)
+
+
+class TestPopulation:
+    """What the callback of a population records of a trial that Tune has ended."""
+
+    @pytest.mark.parametrize(("result", "state", "reason"), [
+        (report(4, 0.5), "finished", ""),
+        ({**report(4, 0.5), "row": report(4, None)["row"]}, "failed", "no finite fitness after 4 epochs"),
+        ({"failed": "TrainingError: the loss stays non-finite"}, "failed", "TrainingError: the loss stays non-finite"),
+        ({}, "failed", "it ended before its first validation")])
+    def test_the_last_report_decides(self, tmp_path: Path, result: dict[str, Any], state: str, reason: str) -> None:
+        sweep = replace(SWEEP, search=Search(algorithm="random", scheduler=Pbt()), space=SPACE)
+        ledger = Ledger(tmp_path / "ledger.jsonl", sweep, RESOLVED.model_copy(update={"epochs": 4}))
+        callback = PopulationCallback(ledger, SweepDisplay(io.StringIO()), drops=False)
+        ledger.propose()
+        callback.on_trial_complete(0, [], TuneTrial({"trial": "trial0"}, "id0", last_result=result))
+        row = ledger.trials[0]
+        assert (row.state, row.fitness, row.reason) == (state, 0.5 if state == "finished" else None, reason)
 
 
 FOUR_GENES = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", low=0.0, high=0.9),

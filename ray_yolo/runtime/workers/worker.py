@@ -9,7 +9,8 @@ import socket
 import threading
 import traceback
 import uuid
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.actor import ActorHandle
 from ray.util import get_current_placement_group
 from torch import nn
 
@@ -36,6 +38,7 @@ from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import poll_stop_request
+from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
@@ -67,7 +70,8 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     group = get_current_placement_group()
     if group is not None and worker == 0:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
-    summary = _train_until_sigterm(payload, placement, worker)
+    with _leaves_on_sigterm(payload["coordinator"]) as uid:
+        summary = train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # or Ray Train would not replace it
     return summary
@@ -76,7 +80,9 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
     """The task of a pool's worker. Returns the session's summary; None: it had to leave before the end."""
     note_sigterm()
-    return _train_until_sigterm(payload, Placement.model_validate(payload["placement"]), worker)
+    placement = Placement.model_validate(payload["placement"])
+    with _leaves_on_sigterm(payload["coordinator"]) as uid:
+        return train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
 
 
 def note_sigterm() -> None:
@@ -89,22 +95,23 @@ def received_sigterm() -> bool:
     return not _sigterms.empty()
 
 
-def _train_until_sigterm(payload: dict[str, Any], placement: Placement, worker: int) -> Summary | None:
-    """`train_job`; with a coordinator the worker leaves after the current step once it receives SIGTERM.
+@contextmanager
+def _leaves_on_sigterm(coordinator: ActorHandle[Coordinator] | None) -> Iterator[str]:
+    """The id of a worker that asks its coordinator, if it has one, to leave after a step once it receives SIGTERM.
 
     The request is repeated: a coordinator that was restarted has forgotten it.
     """
     uid, over = uuid.uuid4().hex, threading.Event()
 
-    def leave_on_sigterm() -> None:
+    def leave_on_sigterm(coordinator: ActorHandle[Coordinator]) -> None:
         while not over.wait(_SIGTERM_SECONDS):
             if received_sigterm():
-                payload["coordinator"].drain.remote(uid)
+                coordinator.drain.remote(uid)
 
-    if payload["coordinator"]:
-        threading.Thread(target=leave_on_sigterm, name="ray_yolo sigterm", daemon=True).start()
+    if coordinator:
+        threading.Thread(target=leave_on_sigterm, args=(coordinator,), name="ray_yolo sigterm", daemon=True).start()
     try:
-        return train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
+        yield uid
     finally:
         over.set()
 

@@ -236,15 +236,12 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
         if len(drained) == 3:
             enough.set()
 
-    def train_job(*ignored: Any) -> None:
-        assert enough.wait(5)
-
     monkeypatch.setattr(worker, "_sigterms", received)
     monkeypatch.setattr(worker, "_SIGTERM_SECONDS", 0.001)
-    monkeypatch.setattr(worker, "train_job", train_job)
-    payload = {"coordinator": SimpleNamespace(drain=SimpleNamespace(remote=drain))}
-    assert worker._train_until_sigterm(payload, Placement(num_workers=2), 1) is None
-    assert len(set(drained)) == 1
+    coordinator: Any = SimpleNamespace(drain=SimpleNamespace(remote=drain))
+    with worker._leaves_on_sigterm(coordinator) as uid:
+        assert enough.wait(5)
+    assert set(drained) == {uid}
 
 
 @pytest.mark.parametrize("sigterm", [False, True])
@@ -279,8 +276,8 @@ def test_a_worker_that_has_left_is_replaced_by_ray(monkeypatch: pytest.MonkeyPat
     if sigterm:
         received.put(signal.SIGTERM)
     monkeypatch.setattr(worker, "_sigterms", received)
-    monkeypatch.setattr(worker, "_train_until_sigterm", lambda *_: None)
+    monkeypatch.setattr(worker, "train_job", lambda *_: None)
     monkeypatch.setattr(worker, "get_current_placement_group", lambda: None)
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     with pytest.raises(WorkerLeftError) if sigterm else contextlib.nullcontext():
-        assert worker.train_worker({"placement": {"num_workers": 2}}) is None
+        assert worker.train_worker({"placement": {"num_workers": 2}, "coordinator": None}) is None
