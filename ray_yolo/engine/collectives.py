@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.core.errors import PeerLostError
-from ray_yolo.ops.torch_internals import import_compiler
+from ray_yolo.ops.torch_internals import import_compiler, set_group_timeout
 
 BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: what the host waits for uses gloo, which reports errors
 LOOPBACK = "127.0.0.1"  # no other host can connect to it
@@ -46,7 +46,6 @@ class _Group:
 
 
 _group = _Group()  # the newest one
-_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the name in older torch
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -210,7 +209,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         before = _sockets().keys()
         dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
                                 world_size=num_workers, timeout=meeting, device_id=device if gpus else None)
-        _set_timeout(timedelta(seconds=timeout_seconds))
+        set_group_timeout(timeout_seconds)
         _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None,
                         torch.zeros((), pin_memory=gpus))
     return Collectives(worker, num_workers)

@@ -245,7 +245,7 @@ class PopulationCallback(SweepCallback):
         result, name = trial.last_result or {}, str(trial)
         if "failed" in result or "fitness" not in result:
             self.fail(name, result.get("failed") or "it ended before its first validation")
-        elif not (row := json.loads(result["row"]))["fitness"] is not None:
+        elif (row := json.loads(result["row"]))["fitness"] is None:
             self.fail(name, f"no finite fitness after {result['epoch']} epochs")
         else:
             self._ledger.append(Counted(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=result["epoch"],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.internals import NEEDED, internal
@@ -89,3 +91,13 @@ def test_torchs_gradient_scaler_has_its_scale_in_tensors_that_an_update_changes(
 def test_torchs_compiler_can_be_imported_ahead() -> None:
     torch_internals.import_compiler()
     assert "torch._dynamo" in sys.modules
+
+
+@pytest.mark.parametrize("name", ["set_timeout", "_set_pg_timeout"])
+def test_torch_sets_the_time_limit_of_a_group_by_the_newest_name_that_it_has(
+        monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    limits: list[timedelta] = []
+    monkeypatch.delattr(distributed_c10d, "set_timeout", raising=False)
+    monkeypatch.setattr(distributed_c10d, name, limits.append, raising=False)
+    torch_internals.set_group_timeout(2.5)
+    assert limits == [timedelta(seconds=2.5)]
