@@ -219,10 +219,18 @@ def claim_of(lines: Sequence[Line]) -> Claimed | None:
 
 
 def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
-    """The current rows of a ledger, by number."""
+    """The current rows of a ledger, by number.
+
+    Raises:
+        InputError: if a proposal or a fork is missing.
+    """
     trials: dict[int, Trial] = {}
     for line in lines[1:]:
-        _fold(trials, line, begun_of(lines))
+        try:
+            _fold(trials, line, begun_of(lines))
+        except KeyError:  # of a trial, or of the folder that an exploit made
+            raise InputError(f"ledger: a line before {line!r} is missing; restore it from a copy, or choose another "
+                             "--name") from None
     return trials
 
 
@@ -239,7 +247,7 @@ def verify(lines: Sequence[Line]) -> list[str]:
             problems.append(f"{line!r} does not follow: trial {line.trial} has ended before it")
         try:
             _fold(trials, line, begun)
-        except KeyError:  # of a trial, or of the folder that an exploit made
+        except KeyError:  # as above
             return [*problems, f"{line!r} does not follow: a line before it is missing"]
     return problems
 

@@ -259,7 +259,10 @@ class TestExploits:
         ledger.append(Failed(trial=2, seed=3, epochs=0, reason="no luck"))
         lines = read_ledger(path)
         for number in (1, 2, 3, 4):  # three proposals, and the fork that trial 2 continues from
-            assert "a line before it is missing" in verify(lines[:number] + lines[number + 1:])[-1]
+            torn = lines[:number] + lines[number + 1:]
+            assert "a line before it is missing" in verify(torn)[-1]
+            with pytest.raises(InputError, match=r"a line before .* is missing; restore it"):
+                read_trials(torn)
         for number in (1, 2, 3, 6, 7):
             assert len(verify(lines[:number + 1] + lines[number:])) == 1
         assert verify(lines) == []
