@@ -83,7 +83,8 @@ def check_tracking(folder: Path, trainings: int) -> None:
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_sweep_that_was_stopped_continues(tmp_path: Path, signum: int, status: int) -> None:
-    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=2, max_concurrent=1)
+    recipe = {**RECIPE, "epochs": 5 * EPOCHS}  # long enough to be stopped
+    config = make_sweep(tmp_path, SPACE, recipe=recipe, trials=2, max_concurrent=1)
     argv, ledger = command(config, tmp_path), tmp_path / "runs" / "evolve" / "exp" / "ledger.jsonl"
     process = start(argv, tmp_path)
     log = ledger.parent / "trials" / "trial1" / "events.jsonl"
