@@ -162,9 +162,15 @@ class Budget:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of an epoch of the base recipe on one slot: measured here, else as recorded before."""
-        work = sum(work for work, _ in self._measured)
-        return sum(seconds for _, seconds in self._measured) / work if work else self._known
+        """Seconds of an epoch of the base recipe on one slot: measured here, and recorded before.
+
+        The record counts as two trainings: after a restart, the first tasks are short, and contain the start of their
+        workers.
+        """
+        prior = 2.0 * self._begun.rungs[-1] if self._known else 0.0
+        work = prior + sum(work for work, _ in self._measured)
+        seconds = prior * (self._known or 0.0) + sum(seconds for _, seconds in self._measured)
+        return seconds / work if work else None
 
     def measure(self, work: float, seconds: float) -> None:
         """Note that a slot took so long for so much work."""

@@ -68,6 +68,20 @@ def test_a_sweep_ends_in_time_also_in_several_commands(tmp_path: Path, spent: fl
     assert budget.seconds == pytest.approx(360, rel=0.1)
 
 
+def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: Path) -> None:
+    """It contains the start of its workers: two epochs in ten seconds, where an epoch takes half a second."""
+    ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2)
+    budget = Budget(ledger.begun, 1000, 0.1, 270.0, 0.5, lambda: 1, lambda: 0.0)
+    budget.schedule = ledger.begun.schedule()
+    budget.schedule.next()
+    budget.measure(2.0, 10.0)
+    assert budget.explores()
+    for _ in range(20):
+        budget.measure(2.0, 10.0)
+    assert budget.epoch_seconds == pytest.approx(5.0, rel=0.35)  # but where all tasks are slow, it follows
+    assert not budget.explores()
+
+
 def test_without_hours_it_ends_after_so_many_trials(tmp_path: Path) -> None:
     now = [0.0]
     begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2).begun
