@@ -319,8 +319,10 @@ class _Execution:
         for line in [] if self.is_population else describe(
                 ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
             say(line)
+        limit = self.space.search.limit
         for network, time_per_image in sorted(ledger.begun.latencies.items(), key=lambda each: each[1]):
-            say(f"{network}: {time_per_image:.3g} ms an image")
+            is_slow = limit and time_per_image > limit.latency_ms
+            say(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained" * bool(is_slow))
         all_random = self.space.search.random_warning(self.sweep.most_trials, len(self.space.space.starts))
         for warning in filter(None, (*self.space.warnings, all_random)):
             say(f"warning: {warning}")
