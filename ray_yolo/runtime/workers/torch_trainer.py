@@ -37,6 +37,7 @@ from ray_yolo.runtime.workers.worker import note_sigterm
 
 _POLL_SECONDS = 0.5
 _END_SECONDS = 0.5  # for Ray to end after training has: everything is saved, and a user waits at the prompt
+_COPY_SECONDS = 10.0  # the same for a run in a bucket: workers on other nodes remove their copies of the run
 
 
 class InPlaceConfig(TorchConfig):
@@ -142,7 +143,8 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
     while True:
         try:
             trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback, in_place=bool(coordinator))
-            result = run_gracefully(partial(_fit, trainer, coordinator, policy), folder, policy.notify)
+            patience = _COPY_SECONDS if payload.get("stored") else _END_SECONDS
+            result = run_gracefully(partial(_fit, trainer, coordinator, policy, patience), folder, policy.notify)
             if not getattr(result, "stopped", False) or (folder / STOP_REQUEST).exists():
                 return result
             policy.notify("a worker had to leave: all restart from the step that they have saved")
@@ -156,11 +158,13 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
             stop_workers(folder)  # a killed controller has not freed its workers' resources; the next one needs them
 
 
-def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, policy: FailurePolicy) -> Any:
+def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, policy: FailurePolicy,
+         patience: float = _END_SECONDS) -> Any:
     """What the trainer's first worker returns, or the training's outcome once the coordinator knows it. Meanwhile
     workers leave draining nodes; without a coordinator all of them stop after the current step.
 
-    Ray's controller blocks until a lost worker's resources are available again; training may end before.
+    Ray's controller blocks until a lost worker's resources are available again; training may end before. The workers
+    are killed if Ray has not ended `patience` seconds later.
     """
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
@@ -169,7 +173,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
             draining = draining or _stop_on_draining_nodes(policy)
             continue
         if outcome := outcome_of(coordinator):
-            if not wait([result], _END_SECONDS).done:
+            if not wait([result], patience).done:
                 free(held_by(policy.run_dir))
             return outcome
         draining = _drain_nodes(coordinator, draining, policy.notify)

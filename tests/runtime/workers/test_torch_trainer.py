@@ -153,13 +153,13 @@ def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's controller waits for it; the coordinator's outcome counts, and the workers' resources are freed."""
     freed: list[str] = []
-    monkeypatch.setattr(torch_trainer, "_END_SECONDS", 0.1)
     monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(torch_trainer, "free", freed.extend)
     EventLog(tmp_path / EVENTS_FILE).append(PlacementEvent(group="ab"))
-    trainer = Trainer()
-    assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path)) is ENDED
+    trainer, began = Trainer(), time.monotonic()
+    assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path), 0.3) is ENDED
     assert freed == ["ab"]
+    assert 0.3 <= time.monotonic() - began < 5
     trainer.free.set()
 
 
@@ -186,6 +186,18 @@ def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
     latest.cancel()
     assert drained[:2] == [{"n2"}] * 2
     assert notified == ["n2"]
+
+
+@pytest.mark.parametrize(("stored", "seconds"), [(None, 0.5), ({"address": "s3://bucket/run"}, 10.0)])
+def test_workers_of_a_run_in_a_bucket_have_time_to_remove_their_copies(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: dict[str, str] | None, seconds: float) -> None:
+    monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: None)
+    monkeypatch.setattr(torch_trainer, "_fit", lambda *given: given[-1])
+    monkeypatch.setattr(torch_trainer, "run_gracefully", lambda work, *_: work())
+    payload = {"coordinator": None, "stored": stored}
+    patience = torch_trainer.run_torch_trainer(
+        lambda _: None, payload, Placement(num_workers=2), 0.0, policy_of(tmp_path))
+    assert patience == seconds
 
 
 @pytest.mark.parametrize("with_coordinator", [False, True])
