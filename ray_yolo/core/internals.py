@@ -1,6 +1,7 @@
 """Private names of other packages, looked up on use: a release without one breaks only the code that needs it.
 
-One module per package uses this: ops/torch_internals, runtime/ray_internals and sinks/mlflow_client.
+One module per package uses this: ops/torch_internals, runtime/ray_internals and sinks/mlflow_client. The names of
+torch.distributed are in engine/collectives, as all uses of it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.core.errors import PeerLostError
-from ray_yolo.ops.torch_internals import import_compiler, set_group_timeout
+from ray_yolo.core.internals import internal
+from ray_yolo.ops.torch_internals import import_compiler
 
 BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: what the host waits for uses gloo, which reports errors
 LOOPBACK = "127.0.0.1"  # no other host can connect to it
@@ -46,6 +47,12 @@ class _Group:
 
 
 _group = _Group()  # the newest one
+
+
+def _set_group_timeout(seconds: float) -> None:
+    """Set the time limit of the default group's operations, by a private name where torch has no public one."""
+    change = getattr(dist, "set_timeout", None) or internal("torch.distributed.distributed_c10d", "_set_pg_timeout")
+    change(timedelta(seconds=seconds))
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -209,7 +216,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         before = _sockets().keys()
         dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
                                 world_size=num_workers, timeout=meeting, device_id=device if gpus else None)
-        set_group_timeout(timeout_seconds)
+        _set_group_timeout(timeout_seconds)
         _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None,
                         torch.zeros((), pin_memory=gpus))
     return Collectives(worker, num_workers)

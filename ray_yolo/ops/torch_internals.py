@@ -1,12 +1,10 @@
 """Private names of PyTorch: operations on lists of tensors that need few kernels instead of one per tensor, the
-tensors of a gradient scaler, the time limit of a process group, and the compiler.
+tensors of a gradient scaler, and the compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
-from importlib import import_module
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -37,13 +35,6 @@ def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> Non
 def scaler_tensors(scaler: GradScaler) -> list[Tensor]:
     """The scale of a scaler and its steps since the last change, which `update` changes in place; none if disabled."""
     return [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
-
-
-def set_group_timeout(seconds: float) -> None:
-    """Set the time limit of the default process group's operations; torch 2.15 has a public function for it."""
-    module = "torch.distributed.distributed_c10d"
-    is_public = hasattr(import_module(module), "set_timeout")
-    internal(module, "set_timeout" if is_public else "_set_pg_timeout")(timedelta(seconds=seconds))
 
 
 def import_compiler() -> None:

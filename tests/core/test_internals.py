@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import distributed_c10d
+import torch.distributed as dist
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.internals import NEEDED, internal
+from ray_yolo.engine import collectives
 from ray_yolo.ops import torch_internals
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,7 @@ def test_torchs_compiler_can_be_imported_ahead() -> None:
 def test_torch_sets_the_time_limit_of_a_group_by_the_newest_name_that_it_has(
         monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     limits: list[timedelta] = []
-    monkeypatch.delattr(distributed_c10d, "set_timeout", raising=False)
-    monkeypatch.setattr(distributed_c10d, name, limits.append, raising=False)
-    torch_internals.set_group_timeout(2.5)
+    monkeypatch.delattr(dist, "set_timeout", raising=False)
+    monkeypatch.setattr(dist.distributed_c10d if name[0] == "_" else dist, name, limits.append, raising=False)
+    collectives._set_group_timeout(2.5)
     assert limits == [timedelta(seconds=2.5)]
