@@ -14,13 +14,16 @@ when no process trains the run; any machine can download another one.
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -42,7 +45,7 @@ from ray_yolo.runs.working_copy import (
     working_copy_folder,
 )
 from ray_yolo.storage import lease
-from ray_yolo.storage.lease import Lease
+from ray_yolo.storage.lease import Lease, try_lock
 from ray_yolo.storage.store import Store, open_store
 
 # Synchronised by other means than `put_files`.
@@ -223,10 +226,42 @@ def worker_copy(payload: Mapping[str, Any]) -> Iterator[tuple[Path, RemoteCheckp
     folder = cache_folder() / payload["folder"]
     with ExitStack() as stack:
         if not address_of(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(stack.enter_context(TemporaryDirectory(
-                prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
+            folder = stack.enter_context(_temporary_copy(folder))
         yield folder, RemoteCheckpoints(open_store(payload["address"]), payload["attempt"])
+
+
+@contextmanager
+def _temporary_copy(folder: Path) -> Iterator[Path]:
+    """A new folder beside this one, removed at the end. First, those of workers that were killed are removed.
+
+    A living worker has locked its copy; the parent is locked until it has. The names contain the host, because not
+    every shared file system shows other hosts' locks. Where there are no locks, nothing is removed.
+    """
+    prefix = f".copy-{gethostname()}-"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with _opened(folder.parent) as parent:
+            with suppress(OSError):
+                fcntl.flock(parent, fcntl.LOCK_EX)
+                for other in folder.parent.glob(f"{prefix}*"):
+                    with suppress(FileNotFoundError), _opened(other) as copy:
+                        if try_lock(copy):
+                            shutil.rmtree(other, ignore_errors=True)
+            own = Path(stack.enter_context(TemporaryDirectory(
+                prefix=f"{prefix}{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
+            with suppress(OSError):
+                try_lock(stack.enter_context(_opened(own)))
+        yield own
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder, for locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def download_copy(address: str, *, whole: bool = True) -> Path:

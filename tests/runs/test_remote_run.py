@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -427,3 +432,47 @@ def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_che
     with worker_copy(json.loads(payload)) as (folder, _):
         assert folder == run.folder
     assert run.folder.exists()
+
+
+def copies(node: Path) -> set[str]:
+    return {path.name for path in node.rglob(".copy-*")}
+
+
+def test_a_worker_removes_the_copies_of_workers_that_were_killed_on_its_node_and_no_others(
+        start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = remote(start()).payload
+    node = tmp_path / "node"
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(node))
+    code = ("import json, os, signal, sys\n"
+            "from ray_yolo.runs.remote_run import worker_copy\n"
+            "with worker_copy(json.loads(sys.argv[1])) as (folder, _):\n"
+            "    (folder / 'checkpoints').mkdir()\n"
+            "    (folder / 'checkpoints' / 'state.pt').write_bytes(b'x')\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)")
+    killed = subprocess.run([sys.executable, "-c", code, json.dumps(payload)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (dead,) = copies(node)
+    elsewhere = (node / payload["folder"]).parent / ".copy-another.host-exp-1"  # its locks may not be seen here
+    elsewhere.mkdir()
+    with worker_copy(payload) as (first, _), worker_copy(payload) as (second, _):
+        assert copies(node) == {first.name, second.name, elsewhere.name}
+        assert dead not in copies(node)
+    assert copies(node) == {elsewhere.name}
+
+
+def test_workers_that_start_together_keep_their_copies(
+        start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = remote(start()).payload
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
+    together = threading.Barrier(8)
+
+    def work(_: int) -> bool:
+        together.wait(20)
+        with worker_copy(payload) as (folder, _found):
+            (folder / "x").touch()
+            together.wait(20)
+            return (folder / "x").exists()
+
+    with ThreadPoolExecutor(8) as workers:
+        assert all(all(workers.map(work, range(8))) for _ in range(40))
+    assert not copies(tmp_path / "node")
