@@ -1,6 +1,12 @@
-"""Record the table that `search_landscapes.py` replays: small trainings of our own, one row each.
+"""Record the tables that `search_landscapes.py` replays: small trainings of our own, one row each.
 
     python -m tests.benchmarks.record_curves --table tests/benchmarks/yolo_curves.json
+    python -m tests.benchmarks.record_curves --table tests/benchmarks/bccd_curves.json --data COPY_OF_BCCD/data.yaml
+
+    yolo_curves     yolov5n on shapes, from the defaults
+    tuned_curves    the same from the best genes of yolo_curves: a default that is good
+    yolo11n_curves  another model
+    bccd_curves     other data: 154 images of BCCD
 
 May be stopped and started again at any time: rows that are there are kept, a training that was begun goes on from its
 checkpoint, and the table is whole after every row. The first training, on shapes1k, makes the weights that all rows
@@ -55,6 +61,22 @@ WEIGHTS = Recipe.model_validate({
 BASE = Recipe.model_validate({
     **COMMON, "data": "shapes", "imgsz": 96, "epochs": 12, "optimizer": {"nominal_batch": 16},  # 8 steps an epoch
     "schedule": {"warmup_epochs": 1, "warmup_min_batches": 0, "warmup_bias_lr": 0.01, "ema_ramp": 40}})
+TUNED = {  # the best row of yolo_curves
+    "lr0": 0.0508, "momentum": 0.6147, "weight_decay": 0.0004, "warmup_epochs": 4.1563, "box": 0.0286, "cls": 0.8883,
+    "obj": 1.5846, "hsv_v": 0.5892, "translate": 0.0293, "scale": 0.3002, "fliplr": 0.214, "mosaic": 0.1152}
+ANCHOR_FREE = {gene: limits for gene, limits in SPACE.items() if gene != "obj"} | {
+    "box": {"type": "loguniform", "low": 2.0, "high": 30.0}, "dfl": {"type": "loguniform", "low": 0.3, "high": 6.0}}
+
+
+def base_of(table: str, data: str) -> tuple[Recipe, dict[str, Any]]:
+    """What the rows of a table have in common, and its space."""
+    if table == "tuned_curves":
+        return overlay(BASE, TUNED), SPACE
+    if table == "yolo11n_curves":
+        return Recipe.model_validate(BASE.model_dump(exclude={"loss"}) | {"model": "yolo11n"}), ANCHOR_FREE
+    if table == "bccd_curves":
+        return BASE.model_copy(update={"data": data, "imgsz": 128, "fraction": 0.75}), SPACE
+    return BASE, SPACE
 
 
 def configurations(space: Space, num_random: int, num_near: int, num_repeats: int) -> Iterator[tuple[Genes, int]]:
@@ -93,11 +115,11 @@ def train(recipe: Recipe, work: Path, name: str, cpus: float) -> dict[str, Any]:
             "start_seconds": round(took - sum(seconds), 3)}
 
 
-def base_weights(work: Path, cpus: float) -> str:
+def base_weights(work: Path, cpus: float, model: str = BASE.model) -> str:
     """The weights that all rows start from; trained at the first call."""
     path = work / "weights" / "weights" / "last.pt"
     if not (work / "weights" / "finished").exists():
-        train(WEIGHTS, work, "weights", cpus)
+        train(Recipe.model_validate(WEIGHTS.model_dump(exclude={"loss"}) | {"model": model}), work, "weights", cpus)
     return str(path)
 
 
@@ -116,24 +138,25 @@ def train_missing(work: Path, recipes: Sequence[Recipe], cpus: float) -> Iterato
     log.close()
 
 
-def record(work: Path, table: Path, num_rows: int, cpus: float) -> None:
+def record(work: Path, table: Path, num_rows: int, cpus: float, data: str = "") -> None:
     """Train what is not recorded yet, and write the table after every row."""
-    base = BASE.model_copy(update={"weights": base_weights(work, cpus)})
-    space = read_space(SPACE, base).space
+    base, limits = base_of(table.stem, data)
+    base = base.model_copy(update={"weights": base_weights(work, cpus, base.model)})
+    space = read_space(limits, base).space
     wanted = list(configurations(space, NUM_RANDOM, NUM_NEAR, NUM_REPEATS))[:num_rows]
     recipes, rows = [overlay(base, genes).model_copy(update={"seed": seed}) for genes, seed in wanted], []
-    for (genes, seed), result in zip(wanted, train_missing(work, recipes, cpus), strict=True):
-        rows.append({"genes": genes, "seed": seed, **result})
-        atomic_write(table, format_table(rows, base), durable=False)
+    for (values, seed), result in zip(wanted, train_missing(work, recipes, cpus), strict=True):
+        rows.append({"genes": values, "seed": seed, **result})
+        atomic_write(table, format_table(rows, base, limits), durable=False)
 
 
-def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:
+def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe, space: Mapping[str, Any]) -> str:
     """The text of a table, a row on each line."""
     starts = [row["start_seconds"] for row in rows if row["fitness"]]
     about = {"made by": "python -m tests.benchmarks.record_curves", "python": platform.python_version(),
              "machine": platform.processor() or platform.machine()}
-    head = {"format": FORMAT, "about": about, "space": SPACE,
-            "recipe": base.model_dump(mode="json") | {"weights": ""},  # a path of the machine
+    no_paths = {"weights": "", "data": Path(base.data).parent.name or base.data}
+    head = {"format": FORMAT, "about": about, "space": space, "recipe": base.model_dump(mode="json") | no_paths,
             "epochs": base.epochs, "start_seconds": statistics.median(starts or [0.0])}
     keys = ("genes", "seed", "fitness", "seconds")
     lines = ",\n".join(json.dumps({key: row[key] for key in keys}) for row in rows)
@@ -143,12 +166,13 @@ def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:
 def main() -> None:
     """Record as many rows as asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--table", type=Path, required=True, help="its name says what is trained")
+    parser.add_argument("--data", default="", help="of bccd_curves")
     parser.add_argument("--work", type=Path, default=Path("runs/curves"), help="folder of the trainings")
     parser.add_argument("--rows", type=int, default=NUM_RANDOM + NUM_NEAR + NUM_REPEATS)
     parser.add_argument("--cpus", type=float, default=2.0, help="threads of a training; 1 where others use the machine")
     options = parser.parse_args()
-    record(options.work, options.table, options.rows, options.cpus)
+    record(options.work, options.table, options.rows, options.cpus, options.data)
 
 
 if __name__ == "__main__":

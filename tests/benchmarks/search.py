@@ -335,9 +335,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--contestants", nargs="+", default=["ours", *(name for name in RIVALS if name != "smac")])
     parser.add_argument("--budgets", nargs="+", default=[f"{slots}:{trainings}" for slots, trainings in BUDGETS],
                         help="slots:trainings")
-    parser.add_argument("--claims", action="store_true", help="200 sweeps each on a flat and a noisy landscape")
+    parser.add_argument("--claims", action="store_true", help="200 sweeps each on flat and noisy landscapes")
     parser.add_argument("--sweeps", type=int, default=200)
-    parser.add_argument("--of", nargs="+", default=["good", "fragile"], help="landscapes of --claims")
+    parser.add_argument("--of", nargs="+", default=["good", "fragile", "hill", "level"], help="landscapes of --claims")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -7,6 +7,7 @@ its genes are truly worth at the end, as a share of the best.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -22,7 +23,9 @@ from tests.benchmarks.evolve_table import Surface, coordinates, read_table
 from tests.benchmarks.record_curves import SPACE
 
 HERE = Path(__file__).parent
-TABLES = ("yolo_curves.json",)  # recorded trainings
+TABLES = ("yolo_curves.json", "tuned_curves.json", "yolo11n_curves.json", "bccd_curves.json")  # recorded trainings
+SEEDS = json.loads((HERE / "seeds.json").read_text())  # measured noise of a training
+CLAIMED = ("hill", "level")  # by `--claims` alone
 
 
 class Landscape(Protocol):
@@ -42,6 +45,16 @@ class Landscape(Protocol):
 
     best: float
     """The fitness whose share `truth` is."""
+
+
+def noise_key(search_seed: int, trial: int, seed: int) -> int:
+    """The noise of a training: another one for each trial and each training seed."""
+    return (search_seed * 100 + seed) * 10_000 + trial
+
+
+def training_seed(key: int) -> int:
+    """What trainings on one seed have in common."""
+    return key // 10_000
 
 
 @cache
@@ -73,12 +86,15 @@ class Formula:
     good      a plateau: the default is on its edge, and hardly anything is better
     early     genes that learn fast end lower; wide: 27 genes, of which four matter
     fragile   a third of the space diverges, close to the optimum
+    hill      a parabola with the noise of `seeds.json`, of which trainings on one seed share a part
+    level     `good` with that noise
     """
 
     FORMS: Mapping[str, Mapping[str, float]] = {
         "tent": {"noise": 0.04, "start": 0.55}, "ridge": {"noise": 0.04, "start": 0.6},
         "good": {"noise": 0.04, "start": 0.97}, "early": {"noise": 0.03, "start": 0.6},
-        "wide": {"noise": 0.06, "start": 0.65}, "fragile": {"noise": 0.08, "start": 0.6}}
+        "wide": {"noise": 0.06, "start": 0.65}, "fragile": {"noise": 0.08, "start": 0.6},
+        "hill": {"noise": SEEDS["noise"], "start": 0.6}, "level": {"noise": SEEDS["noise"], "start": 0.97}}
     epoch_seconds, best = 10.0, 1.0
 
     def __init__(self, form: str, instance: int) -> None:
@@ -106,7 +122,7 @@ class Formula:
             half = len(away) // 2
             valley = (away[half:2 * half] - 2 * away[:half] ** 2) ** 2 + 0.25 * away[:half] ** 2
             return self._scale * float(valley @ self._weights[:half])
-        if self._form == "good":
+        if self._form in ("good", "level"):
             return self._scale * max(0.0, float((away**2) @ self._weights) - 0.05 * self._weights.sum() * 0.3)
         return self._scale * float((away**2) @ self._weights)
 
@@ -123,7 +139,11 @@ class Formula:
             pace *= 0.5 + 1.2 * end
         common = np.random.default_rng([32, self._instance, key]).standard_normal()
         own = np.random.default_rng([33, self._instance, key, epoch]).standard_normal()
-        noise = self.FORMS[self._form]["noise"] * (2 - share) * (0.8 * common + 0.6 * own)
+        noise = 0.8 * common + 0.6 * own
+        if self._form in CLAIMED:
+            pair = np.random.default_rng([34, self._instance, training_seed(key)]).standard_normal()
+            noise = math.sqrt(SEEDS["correlation"]) * pair + math.sqrt(1 - SEEDS["correlation"]) * noise
+        noise *= self.FORMS[self._form]["noise"] * (2 - share)
         return end * (1 - math.exp(-share / pace)) / (1 - math.exp(-1 / pace)) * max(0.1, 1 + noise)
 
     def truth(self, genes: Mapping[str, GeneValue]) -> float:
@@ -161,7 +181,7 @@ def load_landscapes(file: str, instance: int, only: str = "") -> Iterator[Landsc
         yield from (Foreign(module, kind, instance) for kind in module.KINDS if only in ("", kind))
         return
     yield from (Recorded(table, instance) for table in TABLES if only in ("", Path(table).stem))
-    yield from (Formula(form, instance) for form in Formula.FORMS if only in ("", form))
+    yield from (Formula(form, instance) for form in Formula.FORMS if only == form or (not only and form not in CLAIMED))
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from ray_yolo.tune.evolution import Genes, Space
 from ray_yolo.tune.schedule import Outcome, Over, Schedule, Task, rungs_of
-from tests.benchmarks.search_landscapes import Landscape
+from tests.benchmarks.search_landscapes import Landscape, noise_key
 
 START_SECONDS = 0.5  # of each training, also of one that continues
 
@@ -38,11 +38,6 @@ class Result(NamedTuple):
     late: float = 0.0  # share of the budget by which it ended late
 
 
-def key(search_seed: int, trial: int, training_seed: int) -> int:
-    """The noise of a training: another one for each trial and each training seed."""
-    return (search_seed * 100 + training_seed) * 10_000 + trial
-
-
 def race(land: Landscape, rival: Rival, slots: int, trainings: float, seed: int) -> Result:
     """A search of so many trainings' time. It chooses the genes of the best number after the most epochs."""
     budget = trainings * land.epochs * land.epoch_seconds
@@ -63,7 +58,7 @@ def race(land: Landscape, rival: Rival, slots: int, trainings: float, seed: int)
         if now > budget:
             break
         genes, until = running[trial]
-        fitness = land.observe(genes, key(seed, trial, 0), epoch)
+        fitness = land.observe(genes, noise_key(seed, trial, 0), epoch)
         if fitness is not None and epoch < until and rival.report(trial, epoch, fitness):
             heapq.heappush(queue, (now + land.epoch_seconds, trial, epoch + 1))
             continue
@@ -98,7 +93,7 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
             heapq.heappush(ends, (end, state))
         else:
             now, task = heapq.heappop(ends)
-            fitness = land.observe(task.genes, key(seed, task.trial, task.seed), task.until)
+            fitness = land.observe(task.genes, noise_key(seed, task.trial, task.seed), task.until)
             schedule.finish(task, Outcome(fitness=fitness))
     return Result(land.truth(schedule.genes[state.winner]), land.truth(land.start), state,
                   land.truth(schedule.genes[state.chosen]), len(schedule.genes), now / budget - 1)
