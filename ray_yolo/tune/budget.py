@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import DatasetEvent, EndEvent, Event, RunEvent, StartEvent, WorkerEvent
-from ray_yolo.core.formatting import format_duration
+from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.ledger import Begun
 from ray_yolo.tune.schedule import Line, Outcome, Over, Schedule, Scheduled, Task, confirmation_of
@@ -214,7 +214,7 @@ def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds:
     lines = [f"genes: {genes}",
              f"ladder: {' -> '.join(map(str, rungs))} epochs, the best third continues; the winner and the default are "
              "then trained on fresh seeds" if len(rungs) > 1 else f"ladder: none, every trial trains {rungs[0]} epochs",
-             f"slots: {slots} trials at a time ({begun.virtual_slots} virtual ones)"]
+             f"slots: {format_count(slots, 'trial')} at a time ({begun.virtual_slots} virtual)"]
     if epoch_seconds is None:
         limit = f"it ends after {hours:g} hours" if hours else f"{trials} trials"
         return [*lines, f"budget: {limit}; the time of an epoch is not known before the first trial has trained"]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel
 
+from ray_yolo.core.formatting import format_count
+
 NOISE, CORRELATION = 0.1, 0.0  # of one training, as a share of its fitness; between two recipes on one seed
 PRIOR_FREEDOM = 3.0  # so many trainings is the noise that is known beforehand worth
 DOUBT = 1.5  # so many times the deviation that the exploration states is expected
@@ -29,11 +31,12 @@ class Claim(BaseModel, frozen=True):
     detectable: float = 0.0
 
     def __str__(self) -> str:
+        pairs = format_count(self.pairs, "pair")
         if self.better:
-            return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {self.pairs} pairs"
+            return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {pairs}"
         if not self.pairs:
             return "not compared with the default: no pair of trainings finished"
-        return f"not better than the default; {self.pairs} pairs could have shown {self.detectable:.2g}"
+        return f"not better than the default; {pairs} could have shown {self.detectable:.2g}"
 
 
 def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[float] = (), noise: float = 0.0,

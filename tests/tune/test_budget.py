@@ -129,7 +129,7 @@ def test_a_start_says_what_it_will_do(tmp_path: Path) -> None:
     text = "\n".join(describe(begun, 12, 0.0, 2, 2.0))
     assert "genes: lr0, augment.close_mosaic, optimizer.name" in text
     assert "ladder: 3 -> 9 epochs" in text
-    assert "slots: 2 trials at a time (3 virtual ones)" in text
+    assert "slots: 2 trials at a time (3 virtual)" in text
     assert "for 12 trials" in text
     assert "not known before the first trial" in describe(begun, 12, 0.0, 2, None)[-1]
     assert describe(begun, 100_000, 8.0, 2, 2.0)[-1] == "time: about 8:00:00 on this cluster"

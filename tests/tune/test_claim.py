@@ -79,6 +79,7 @@ def test_what_is_not_better_says_what_could_have_been_shown():
     claim = judge([0.6, 0.61], [0.6, 0.61])
     assert not claim.better
     assert str(claim) == f"not better than the default; 2 pairs could have shown {claim.detectable:.2g}"
+    assert "; 1 pair could have shown " in str(judge([0.6], [0.6]))
     assert str(judge([], [])) == "not compared with the default: no pair of trainings finished"
 
 
