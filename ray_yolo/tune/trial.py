@@ -9,6 +9,7 @@ number of a trial comes from its name, trialN.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -46,6 +47,7 @@ POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 _RELEASE_SECONDS = 0.05  # between two looks at a lock
 
+_logger = logging.getLogger(__name__)
 _earlier: list[Future[Any]] = []  # the last training of this process, whose records may not be complete yet
 
 
@@ -121,7 +123,9 @@ def _train(config: RunConfig, link: Mapping[str, Any], share: PoolShare) -> None
     wait([trained, training], return_when=FIRST_COMPLETED)
     if not trained.done():
         training.result()
-    wait(_earlier)
+    for earlier in _earlier:
+        if error := earlier.exception():
+            _logger.warning("the outcome of the task before is reported, but its records are incomplete: %s", error)
     _earlier[:] = [training]
 
 

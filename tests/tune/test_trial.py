@@ -197,6 +197,17 @@ def test_an_outcome_is_reported_before_the_other_records_are_complete(trained: T
     assert complete.is_set()
 
 
+def test_records_that_fail_after_the_outcome_was_reported_are_named(
+        trained: Trained, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise StorageError("no space left on device")
+
+    trained.complete_records = fail
+    trained.train_task(3)
+    assert [outcome.fitness for outcome in trained.train_task(6, begun=3)] == [0.3, 0.6]
+    assert "its records are incomplete: no space left on device" in caplog.text
+
+
 def test_the_recipes_own_failure_is_reported_as_one(trained: Trained) -> None:
     trained.error = ConfigError("num_workers: 2 workers, but a step has only 1 part")
     trained.train()
