@@ -54,8 +54,12 @@ _is_shared = True  # whether other jobs may use the cluster: not one that `conne
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 
 
-def connect(placement: Placement, *, start: bool = True) -> float:
+def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
+
+    Args:
+        start: whether a cluster may be started.
+        logs: whether this process prints what Ray's workers log.
 
     Raises:
         InputError: for a malformed address.
@@ -80,7 +84,7 @@ def connect(placement: Placement, *, start: bool = True) -> float:
                    "_temp_dir": str(session_folder())}  # Ray's own folder is writable by all users
         try:
             with in_own_groups():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+                ray.init(address=address, log_to_driver=logs, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray raises many kinds, even bare ones, as for a node that did not start in time
             raise _refusal(address, error) from None
         finally:

@@ -16,6 +16,7 @@ import hashlib
 import io
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -33,12 +34,15 @@ from starlette.responses import JSONResponse, Response
 
 from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.commands import ServeConfig
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained
+from ray_yolo.runtime.cluster import connect
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+NAME = "ray_yolo"  # of the application: "default" may be another one
 VARIABLE = "RAY_YOLO_"
 MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
 
@@ -87,9 +91,16 @@ def run(config: ServeConfig) -> None:
 
     Raises:
         InputError: for weights or classes that cannot be used, before Ray starts.
+        ResourcesError: if there is no cluster at RAY_ADDRESS, or it denies access.
     """
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
-    serve.run(application(config), blocking=True)
+    connect(Placement(), logs=True)
+    try:
+        serve.run(application(config), name=NAME)
+        print("POST picture files to http://127.0.0.1:8000/predict; Ctrl-C ends the server", flush=True)
+        threading.Event().wait()
+    finally:
+        serve.delete(NAME)
 
 
 class Model:

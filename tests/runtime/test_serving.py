@@ -6,7 +6,14 @@ import asyncio
 import http.client
 import io
 import json
+import os
+import signal
 import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -283,3 +290,30 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(client: Client, pict
     assert client(b"", "/nothing")[0] == 404
     assert client(b"", "/predict", "PUT")[0] == 405
     assert client(b"", "/health", "GET") == (200, {"status": "ok"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_on_a_private_ray_until_it_is_stopped(
+        weights: Path, pictures: list[Path], tmp_path: Path, number: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-m", "ray_yolo.serve", "--weights", str(weights)]
+        environment = {**os.environ, "RAY_TMPDIR": base}
+        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 120
+            while "POST picture files to" not in (text := (tmp_path / "log").read_text()):
+                assert server.poll() is None, text
+                assert time.monotonic() < deadline, text
+                time.sleep(0.2)
+            assert Client(8000)(pictures[0].read_bytes())[0] == 200
+            (session,) = Path(base).iterdir()
+            assert stat.S_IMODE(session.stat().st_mode) == 0o700
+            server.send_signal(number)
+            assert server.wait(60) == 128 + number
+        finally:
+            server.kill()
+        assert list(Path(base).iterdir()) == []
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text
+    assert f"*** {number.name}" not in text  # by Ray's core, which then aborts
