@@ -10,7 +10,8 @@ NAMES = {"step": "step", "memory": "step", "data": "data", "epochs": "epochs", "
          "workers": "workers", "ray": "workers", "start": "start", "first_hour": "first_hour",
          "stall": "stall", "scan": "scan", "demo": "demo", "exchange": "exchange", "search": "search",
          "seeds": "seeds", "fidelity": "fidelity", "small_labels": "small_labels",
-         "same_as_peer": "same_as_peer", "quick": "quick", "chaos": "chaos", "sweep": "sweep", "coordinator": "coordinator"}
+         "same_as_peer": "same_as_peer", "quick": "quick", "chaos": "chaos", "sweep": "sweep",
+         "coordinator": "coordinator"}
 
 
 def main(argv: list[str]) -> int:
