@@ -362,7 +362,7 @@ MUTATIONS = (
         "activity.limit)",
         RENDEZVOUS,
     ),
-    Mutation("runtime/workers/rendezvous.py", "LOOPBACK if os.environ.get(LOCAL) else ", "", RENDEZVOUS),
+    Mutation("runtime/workers/rendezvous.py", "LOOPBACK if os.environ.get(cluster.LOCAL) else ", "", RENDEZVOUS),
     # plots
     Mutation(
         "plots/metrics.py",

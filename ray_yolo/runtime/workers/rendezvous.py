@@ -32,7 +32,7 @@ from ray_yolo.engine.collectives import (
 )
 from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 from ray_yolo.runs.status import MEMBERS_FILE, Member, write_members
-from ray_yolo.runtime.cluster import LOCAL
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.coordinator import (
     PEERS_NEEDED,
     Coordinator,
@@ -43,6 +43,7 @@ from ray_yolo.runtime.workers.coordinator import (
     Registration,
     WorkerStatus,
 )
+from ray_yolo.runtime.workers.job_queue import JobQueue
 
 _HEARTBEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.05
@@ -67,7 +68,7 @@ def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
 
 def own_address() -> str:
     """The address at which other workers reach this one: loopback if all of them are on this node."""
-    return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
+    return LOOPBACK if os.environ.get(cluster.LOCAL) else str(get_node_ip_address())
 
 
 class RendezvousClient(Rendezvous):
@@ -187,6 +188,20 @@ class RendezvousClient(Rendezvous):
 def answer(reference: Any) -> Any:
     """The coordinator's answer, within a time limit."""
     return ray.get(reference, timeout=_ANSWER_SECONDS)
+
+
+def drain_nodes(coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue], known: set[str],
+                notify: Callable[[str], None]) -> tuple[set[str], dict[int, str]]:
+    """Have workers leave draining nodes after the current step; notify of nodes that were not `known` as draining.
+
+    Returns:
+        The draining nodes, and the node of each worker that has to leave, by its number.
+    """
+    nodes = cluster.draining_nodes()
+    leaving = answer(coordinator.drain_nodes.remote(nodes)) if nodes else {}
+    for node in nodes - known:
+        notify(cluster.leave_notice(node))
+    return nodes, leaving
 
 
 @contextlib.contextmanager

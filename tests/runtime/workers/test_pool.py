@@ -16,7 +16,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import Summary
 from ray_yolo.runtime import cluster, ray_internals
-from ray_yolo.runtime.workers import pool
+from ray_yolo.runtime.workers import pool, rendezvous
 from ray_yolo.runtime.workers.pool import WorkerPool, uses_pool, workers_line
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
@@ -108,7 +108,8 @@ class Desk:
             def decide(self, failures: dict[int, Exception], *, others_continue: bool) -> None:
                 desk.decided.append((failures, others_continue))
 
-        monkeypatch.setattr(pool, "answer", lambda found: found)
+        for module in (pool, rendezvous):
+            monkeypatch.setattr(module, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "name_of", str)
         monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.missing)
