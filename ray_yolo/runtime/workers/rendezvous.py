@@ -31,7 +31,7 @@ from ray_yolo.engine.collectives import (
     serve_rendezvous_store,
 )
 from ray_yolo.engine.membership import Activity, Generation, Rendezvous
-from ray_yolo.runs.status import MEMBERS_FILE, Member, write_members
+from ray_yolo.runs.status import MEMBERS_FILE, write_members
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.coordinator import (
     PEERS_NEEDED,
@@ -41,7 +41,6 @@ from ray_yolo.runtime.workers.coordinator import (
     HungWorker,
     Quorum,
     Registration,
-    WorkerStatus,
 )
 from ray_yolo.runtime.workers.job_queue import JobQueue
 
@@ -214,9 +213,7 @@ def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify
     def watch(coordinator: ActorHandle[Coordinator]) -> None:
         while not over.wait(_HEARTBEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
-                statuses: tuple[WorkerStatus, ...] = answer(coordinator.worker_statuses.remote())
-                write_members(run_dir, [Member(node=each.process.node, pid=each.process.pid, **each._asdict())
-                                        for each in statuses])
+                write_members(run_dir, answer(coordinator.worker_statuses.remote()))
                 if stall := answer(coordinator.describe_stall.remote()):
                     notify(stall)
                 hung: HungWorker | None = answer(coordinator.find_hung_worker.remote())
