@@ -180,7 +180,7 @@ def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float
     """The validation on Ray Train workers."""
     payload = {"config": config.model_dump(mode="json"), "weights": absolute_weights(config.weights),
             "index": ray.put(index)}
-    policy = FailurePolicy(folder, config.placement.max_failures, None)
+    policy = FailurePolicy(folder, config.placement.max_failures, lambda event: None)
     return cast(Evaluation, run_torch_trainer(_worker, payload, config.placement, gpus, policy))
 
 

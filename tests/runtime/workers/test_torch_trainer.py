@@ -79,7 +79,7 @@ def test_ray_replaces_in_place_and_forms_no_group() -> None:
 
 
 def policy_of(folder: Path) -> FailurePolicy:
-    return FailurePolicy(folder, 3, None)
+    return FailurePolicy(folder, 3, lambda event: None)
 
 
 class Coordinator:
