@@ -17,7 +17,7 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
@@ -83,7 +83,8 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        cluster.free([group.id.hex() for group in self.groups])
+        for group in self.groups:
+            remove_placement_group(group)
 
     def __len__(self) -> int:
         return len(self._bundles)
@@ -113,7 +114,7 @@ class WorkerPool:
             relaunch += [number for number in self._running.values() if number in numbers]
             self._running = {task: number for task, number in self._running.items() if number not in numbers}
             self.groups.remove(group)
-            cluster.free([group.id.hex()])
+            remove_placement_group(group)
         return relaunch
 
     def _request(self, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
