@@ -53,9 +53,6 @@ Config = TypeVar("Config", bound=BaseModel)
 SPELLINGS = {"conf": "confidence", "max_det": "max_detections", "batch": "batch_size"}
 """Ultralytics' names of settings that have other names here."""
 
-WRITES = ("save", "save_txt", "save_crop", "save_csv", "save_json")
-"""Settings of `predict` that write a folder of results."""
-
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -148,7 +145,7 @@ class YOLO:
         predictor = self._predictor(config, device)
         inputs = read_source(source)
         output = None
-        if save or any(settings.get(name) for name in WRITES):
+        if save or config.save_txt or config.save_crop or config.save_csv or config.save_json:
             from ray_yolo.runs.folders import output_folder
 
             output = Output(output_folder(config.placement, [media.path for media, _ in inputs.parts]), config)
