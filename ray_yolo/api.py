@@ -28,7 +28,15 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.data.sources import InputSource, read_source
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, detect_frames, prediction_of, write_tables
-from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, check_iou, load_trained
+from ray_yolo.inference.predictor import (
+    Predictor,
+    Trained,
+    build_predictor,
+    check_classes,
+    check_iou,
+    input_size,
+    load_trained,
+)
 from ray_yolo.inference.results import Results
 from ray_yolo.models.detector import Detector, count_parameters, gflops
 from ray_yolo.models.families import build_model
@@ -44,9 +52,6 @@ Config = TypeVar("Config", bound=BaseModel)
 
 SPELLINGS = {"conf": "confidence", "max_det": "max_detections", "batch": "batch_size"}
 """Ultralytics' names of settings that have other names here."""
-
-WRITES = ("save", "save_txt", "save_crop", "save_csv", "save_json")
-"""Settings of `predict` that write a folder of results."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ class YOLO:
         predictor = self._predictor(config, device)
         inputs = read_source(source)
         output = None
-        if save or any(settings.get(name) for name in WRITES):
+        if save or config.save_txt or config.save_crop or config.save_csv or config.save_json:
             from ray_yolo.runs.folders import output_folder
 
             output = Output(output_folder(config.placement, [media.path for media, _ in inputs.parts]), config)
@@ -192,7 +197,7 @@ class YOLO:
             target = torch.device(f"cuda:{device}" if str(device).isdigit() else device)
         if target not in self._predictors:
             self._predictors[target] = build_predictor(self._trained, config, target)
-        return replace(self._predictors[target], imgsz=config.imgsz or self._trained.recipe.imgsz, settings=config)
+        return replace(self._predictors[target], imgsz=input_size(self._trained, config.imgsz), settings=config)
 
 
 def _spelled(config: type[BaseModel], settings: dict[str, Any]) -> dict[str, Any]:

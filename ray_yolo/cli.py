@@ -242,7 +242,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
 
     run_dir = _folder(options.run_dir)
     requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
-    uri = tracking_uri(requested, Path.cwd(), os.environ)
+    uri = tracking_uri(requested, Path.cwd())
     if uri is None:
         parser.error("--mlflow-uri off: no server to deliver to; give one")
     print(f"run {synchronise(run_dir, uri)} at {redact(uri)}")

@@ -13,7 +13,8 @@ from PIL import Image
 
 from ray_yolo import YOLO
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.errors import ConfigError, InputError
+from ray_yolo.models.detector import Detector
 from ray_yolo.runtime.predictor import predict
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
@@ -69,6 +70,14 @@ def test_the_model_is_made_ready_once_and_settings_are_those_of_the_call(
     assert set(model("a.png", classes=1)[0].boxes.cls.tolist()) == {1}
     assert not torch.equal(model("a.png", imgsz=96)[0].boxes.data, everything.boxes.data)
     assert torch.equal(model("a.png")[0].boxes.data, everything.boxes.data)
+
+
+def test_each_call_checks_the_image_size(model: YOLO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first one, for which the model is made ready."""
+    model("a.png")
+    monkeypatch.setattr(Detector, "grid", 64)  # wider than the setting itself demands
+    with pytest.raises(ConfigError, match="imgsz: 96 must be a multiple of 64"):
+        model("a.png", imgsz=96)
 
 
 def test_the_command_writes_the_same_files_as_the_call(model: YOLO, weights: Path) -> None:

@@ -105,7 +105,7 @@ def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder,
-                                   torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, None)))
+                                   torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, print)))
 
 
 @pytest.mark.parametrize("words", ASKED)

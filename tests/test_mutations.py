@@ -248,12 +248,7 @@ MUTATIONS = (
     Mutation("engine/session.py", "progress.epoch % period == 0", "last_epoch.epoch % period == 0", EPOCHS),
     Mutation("engine/session.py", "metrics.ap.mean(1).tolist()", "metrics.ap[:, 0].tolist()", EPOCHS),
     Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
-    Mutation(
-        "inference/output.py",
-        "/ (width, height, width, height)",
-        "/ (height, width, height, width)",
-        "inference/test_output.py",
-    ),
+    Mutation("data/yolo_txt.py", "[*size[::-1], *size[::-1]]", "[*size, *size]", "inference/test_output.py"),
     Mutation("checkpoints/foreign.py", "> path.stat().st_size", "> 1 << 60", "checkpoints/test_foreign.py"),
     Mutation(
         "checkpoints/foreign.py", "for model in models:", "for model in models[1:]:", "checkpoints/test_foreign.py"
@@ -350,7 +345,7 @@ MUTATIONS = (
         TORCH_TRAINER,
     ),
     Mutation(
-        "runtime/workers/torch_trainer.py", "draining = _drain_nodes(coordinator, draining, policy.notify)", "pass",
+        "runtime/workers/torch_trainer.py", "draining, _ = drain_nodes(coordinator, draining, policy.notify)", "pass",
         TORCH_TRAINER,
     ),
     Mutation("runtime/workers/worker.py", "(coordinator is None and received_sigterm())", "False", RENDEZVOUS),
@@ -362,7 +357,7 @@ MUTATIONS = (
         "activity.limit)",
         RENDEZVOUS,
     ),
-    Mutation("runtime/workers/rendezvous.py", "LOOPBACK if os.environ.get(LOCAL) else ", "", RENDEZVOUS),
+    Mutation("runtime/workers/rendezvous.py", "LOOPBACK if os.environ.get(cluster.LOCAL) else ", "", RENDEZVOUS),
     # plots
     Mutation(
         "plots/metrics.py",

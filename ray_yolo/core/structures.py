@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ray_yolo.core.events import Frozen
+
 
 class Annotation(NamedTuple):
     """The labels of one image."""
@@ -96,3 +98,15 @@ class Progress(NamedTuple):
     epoch: int = 0
     images_in_epoch: int = 0
     step: int = 0
+
+
+class WorkerStatus(Frozen):
+    """The status of a worker, as the coordinator of its training knows it."""
+
+    worker: int
+    node: str
+    pid: int
+    phase: str  # or `silent`
+    step: int
+    seconds: float  # in this phase
+    waits: bool  # for other workers

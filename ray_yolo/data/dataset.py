@@ -229,11 +229,10 @@ def padded_shapes(sizes: np.ndarray, imgsz: int, grid: int, pad: float = 0.5) ->
     return (np.ceil(np.round(sizes * ratios / grid + pad, 9)) * grid).astype(np.int64)
 
 
-def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, grid: int,
-                pad: float = 0.5) -> tuple[ValBatch, ...]:
+def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, grid: int) -> tuple[ValBatch, ...]:
     """All images in batches of equal padded shape and at most `batch_size`; shapes and images in ascending order."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for image, (height, width) in enumerate(padded_shapes(index.sizes, imgsz, grid, pad).tolist()):
+    for image, (height, width) in enumerate(padded_shapes(index.sizes, imgsz, grid).tolist()):
         groups[height, width].append(image)
     return tuple(ValBatch(tuple(images[first:first + batch_size]), shape)
                  for shape, images in sorted(groups.items()) for first in range(0, len(images), batch_size))

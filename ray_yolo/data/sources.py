@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,23 +193,10 @@ class Frame(NamedTuple):
             return self._replace(error=f"cannot be read: {error.strerror}")
 
 
-def frames_of(media: Iterable[Media], stride: int = 1) -> Iterator[Frame]:
-    """The images, not read yet, and every `stride`-th frame of videos from the first on."""
-    for file in media:
-        try:
-            if file.is_video:
-                frames = islice(enumerate(read_video(file.path), 1), 0, None, stride)
-                yield from (Frame(file, number, pixels) for number, pixels in frames)
-            else:
-                yield Frame(file)
-        except UnreadableImageError as error:
-            yield Frame(file, error=str(error))
-
-
 class InputSource(NamedTuple):
     """The parsed input of a prediction."""
 
-    parts: list[tuple[Media, np.ndarray | None]]  # files, streams, and arrays with their pixels
+    parts: Sequence[tuple[Media, np.ndarray | None]]  # files, streams, and arrays with their pixels
 
     @property
     def alone(self) -> bool:
@@ -218,12 +205,17 @@ class InputSource(NamedTuple):
             len(self.parts) == 1 and not self.parts[0][0].is_video)
 
     def frames(self, stride: int = 1) -> Iterator[Frame]:
-        """All frames in the given order; see `frames_of`."""
+        """In the given order: the images, files not read yet, and every `stride`-th frame of videos from the first on.
+        """
         for media, pixels in self.parts:
-            if pixels is None:
-                yield from frames_of([media], stride)
-            else:
+            if pixels is not None or not media.is_video:
                 yield Frame(media, pixels=pixels)
+                continue
+            try:
+                for number, frame in islice(enumerate(read_video(media.path), 1), 0, None, stride):
+                    yield Frame(media, number, frame)
+            except UnreadableImageError as error:
+                yield Frame(media, error=str(error))
 
 
 def read_source(source: object) -> InputSource:

@@ -19,6 +19,7 @@ import numpy as np
 from ray_yolo.core.structures import Annotation
 from ray_yolo.data.index_cache import cache_folder, publish
 from ray_yolo.data.labels import covered
+from ray_yolo.data.yolo_txt import shares_of
 
 VERSION = 2  # raise it when any pixel or label changes: tables of results refer to it
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")
@@ -152,8 +153,5 @@ def _write_image(drawing: SyntheticDataset, folder: Path, split: int, number: in
 
 def label_text(shown: Annotation) -> str:
     """YOLO label rows of an annotation: class and centre, width and height as shares of the image."""
-    height, width = shown.size
-    low, high = shown.boxes[:, :2], shown.boxes[:, 2:]
-    rows = np.concatenate([(low + high) / 2, high - low], axis=1) / np.array([width, height, width, height])
-    return "".join(f"{kind} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n"
-                   for kind, (x, y, w, h) in zip(shown.classes.tolist(), rows.tolist(), strict=True))
+    rows = zip(shown.classes.tolist(), shares_of(shown.boxes, shown.size).tolist(), strict=True)
+    return "".join(f"{kind} {x:.6f} {y:.6f} {width:.6f} {height:.6f}\n" for kind, (x, y, width, height) in rows)

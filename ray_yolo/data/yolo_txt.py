@@ -24,6 +24,12 @@ def label_path(image_path: str) -> str:
     return str(Path(changed).with_suffix(".txt"))
 
 
+def shares_of(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """(n, 4) float64 centre x, centre y, width, height of boxes (n, 4) xyxy, as shares of an image of `size`."""
+    low, high = boxes[:, :2], boxes[:, 2:]
+    return np.concatenate([(low + high) / 2, high - low], axis=1) / np.array([*size[::-1], *size[::-1]])
+
+
 def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
                  where: str) -> tuple[Labels, list[Finding]]:
     """The labels in a file's bytes (UTF-8 with or without BOM, UTF-16 with BOM; any line ends), and the findings about

@@ -29,7 +29,8 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.label_files import LabelSources
-from ray_yolo.data.sources import USUAL_RATE, Frame, Media, frames_of, frames_per_second, unique_stems
+from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
+from ray_yolo.data.yolo_txt import shares_of
 from ray_yolo.inference.predictor import Predictor
 from ray_yolo.inference.results import NOTHING, Boxes, Results
 
@@ -104,8 +105,8 @@ def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output 
 def detect_files(predictor: Predictor, media: Iterable[Media], output: Output, *, threads: int
                  ) -> Generator[tuple[Media, list[Prediction]]]:
     """The predictions of each file, in order: one for an image, one for each frame of a video."""
-    results = detect_frames(predictor, frames_of(media, output.config.vid_stride), output, threads=threads,
-                            batch_size=output.config.batch_size)
+    frames = InputSource([(one, None) for one in media]).frames(output.config.vid_stride)
+    results = detect_frames(predictor, frames, output, threads=threads, batch_size=output.config.batch_size)
     for file, pairs in groupby(results, key=itemgetter(0)):
         yield file, [prediction_of(*pair) for pair in pairs]
 
@@ -189,10 +190,7 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: I
 
 def label_rows(prediction: Prediction, *, scores: bool) -> str:
     """YOLO rows: class, centre x, centre y, width, height (shares of the image) and, on request, the score."""
-    height, width = prediction.size
-    boxes = prediction.detections[:, :4].astype(np.float64)
-    low, high = boxes[:, :2], boxes[:, 2:]
-    shares = np.concatenate([(low + high) / 2, high - low], 1) / (width, height, width, height)
+    shares = shares_of(prediction.detections[:, :4].astype(np.float64), prediction.size)
     lines = [[kind, *share, score] for share, (score, kind) in
              zip(shares.tolist(), prediction.detections[:, 4:].tolist(), strict=True)]
     return "".join(" ".join(f"{number:g}" for number in line[:None if scores else -1]) + "\n" for line in lines)

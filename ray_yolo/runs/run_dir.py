@@ -25,7 +25,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
-from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, given_settings, recipe_digest
 from ray_yolo.core.errors import InputError
@@ -77,16 +76,6 @@ class Run:
     def is_lost(self) -> bool:
         """Whether another process has taken over the run, so that this one must stop."""
         return self.remote is not None and self.remote.is_lost
-
-    @property
-    def remote_checkpoints(self) -> RemoteCheckpoints | None:
-        """The checkpoints in the bucket; None if workers write them into the folder."""
-        return self.remote.checkpoints if self.remote else None
-
-    @property
-    def remote_payload(self) -> dict[str, str | int] | None:
-        """What workers need to download the run (`remote_run.worker_copy`); None if they use the folder."""
-        return self.remote.payload if self.remote else None
 
     def download_result(self) -> None:
         """Make the final weights and detections available in the folder."""

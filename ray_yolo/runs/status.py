@@ -22,7 +22,8 @@ from ray_yolo.core.events import (
     WorkerEvent,
 )
 from ray_yolo.core.files import atomic_write
-from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput, read_events
+from ray_yolo.core.structures import WorkerStatus
+from ray_yolo.runs.event_log import EVENTS_FILE, last_of, measure_goodput, read_events
 from ray_yolo.runs.location import is_active, location
 
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
@@ -30,35 +31,21 @@ _FRESH_SECONDS = 10.0
 _WARNINGS_SHOWN = 5
 
 
-class Member(Frozen):
-    """The state of a worker, as the coordinator of its training knows it."""
-
-    worker: int
-    node: str
-    pid: int
-    phase: str
-    step: int
-    seconds: float
-    """Time in this phase."""
-    waits: bool
-    """Whether it waits for other workers."""
-
-
 class Members(Frozen):
     """All workers of a training at one moment."""
 
     time: float
-    members: tuple[Member, ...]
+    members: tuple[WorkerStatus, ...]
 
 
-def write_members(run_dir: Path, members: Sequence[Member]) -> None:
+def write_members(run_dir: Path, members: Sequence[WorkerStatus]) -> None:
     """Write the states of the workers beside the log. A file that cannot be written is left out."""
     content = Members(time=time.time(), members=tuple(members)).model_dump_json()
     with suppress(OSError):
         atomic_write(run_dir / MEMBERS_FILE, content, durable=False)
 
 
-def read_members(run_dir: Path) -> tuple[Member, ...] | None:
+def read_members(run_dir: Path) -> tuple[WorkerStatus, ...] | None:
     """The last states of the living workers; None if they are outdated."""
     try:
         states = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
@@ -119,7 +106,7 @@ def describe_run(run_dir: Path) -> list[str]:
 def _state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
     if startup:
         return f"starting: {startup.phase}, {startup.seconds:.0f} s"
-    last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent, RunEvent))), None)
+    last = last_of(events, StartEvent, EndEvent, RunEvent)
     if active:
         return "training" if isinstance(last, StartEvent) else "ending" if isinstance(last, EndEvent) else "starting"
     if (run_dir / "finished").exists():
@@ -131,10 +118,10 @@ def _state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startu
 
 def _progress(events: Sequence[Event], now: float) -> str:
     """A line on the newest step."""
-    epochs = next((event.epochs for event in reversed(events) if isinstance(event, StartEvent)), 0)
+    start = last_of(events, StartEvent)
     last = next(event for event in reversed(events) if isinstance(event, (StepEvent, EpochEvent)))
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
-    return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
+    return f"epoch {last.epoch + 1} of {start.epochs if start else 0}, step {last.step}{rate}, {_ago(now - last.time)}"
 
 
 def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
@@ -151,7 +138,7 @@ def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
               f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, members)}" for each in members)]
 
 
-def _held_up(member: Member, members: Sequence[Member]) -> str:
+def _held_up(member: WorkerStatus, members: Sequence[WorkerStatus]) -> str:
     """How many workers wait for one that has made no progress for long."""
     waiting = sum(other.waits for other in members)
     return f"  ({waiting} wait for it)" if waiting and member.seconds > _FRESH_SECONDS else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def _cluster(placement: Placement) -> tuple[list[str], list[str]]:
 
 
 def _storage(placement: Placement) -> tuple[list[str], list[str]]:
-    uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
+    uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
     try:
         with storage_probe(placement) as place:
             free = "" if placement.storage_path.partition("://")[1] else (

@@ -96,10 +96,11 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
-def connect_and_wait(placement: Placement, notify: Callable[[str], None] | None = None) -> float:
+def connect_and_wait(placement: Placement, notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+                     ) -> float:
     """`connect`, then `wait_for_room`. Returns the GPUs that each worker gets."""
     gpus = connect(placement)
-    wait_for_room(placement, gpus, *([notify] if notify else []))
+    wait_for_room(placement, gpus, notify)
     return gpus
 
 
@@ -122,13 +123,6 @@ def room(placement: Placement, gpus: float) -> int:
                for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
 
 
-def described(placement: Placement, gpus: float) -> str:
-    """A worker's resources, and how much of each is free, as text."""
-    free = ray.available_resources()
-    return ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)"
-                     for kind, amount in resources_of(placement, gpus).items())
-
-
 def describe_wait(placement: Placement, gpus: float) -> str:
     """For which reserved resources the minimum number of workers waits, and which jobs hold some; '': it does not, or
     Ray does not answer.
@@ -143,8 +137,10 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
     if not any(all(group["bundles"][0].get(kind) == amount for kind, amount in needed)
                for group in placement_group_table().values() if group["state"] == "PENDING"):
         return ""
-    return (f"waiting for {placement.min_workers} workers of {described(placement, gpus)}, until they are free; other "
-            f"jobs on this cluster: {'; '.join(_other_holders()) or 'none'}")
+    free = ray.available_resources()
+    each = ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)" for kind, amount in needed)
+    return (f"waiting for {placement.min_workers} workers of {each}, until they are free; other jobs on this cluster: "
+            f"{'; '.join(_other_holders()) or 'none'}")
 
 
 def _other_holders() -> list[str]:
@@ -217,13 +213,12 @@ def _connection_fault(address: str) -> str | None:
     return None
 
 
-def resources_of(placement: Placement, gpus: float = 0.0) -> dict[str, float]:
+def resources_of(placement: Placement, gpus: float) -> dict[str, float]:
     """The resources of one worker."""
     return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
 
 
-def wait_for_room(placement: Placement, gpus: float,
-                  notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> None:
+def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], None]) -> None:
     """Wait until the cluster could hold the minimum number of workers, assuming it is otherwise idle.
 
     An autoscaler is asked for the nodes.
@@ -251,7 +246,7 @@ def wait_for_room(placement: Placement, gpus: float,
             request_resources(bundles=[])  # the workers request theirs themselves
 
 
-def missing_resources(placement: Placement, workers: int, gpus: float = 0.0) -> str:
+def missing_resources(placement: Placement, workers: int, gpus: float) -> str:
     """The resources that an idle cluster lacks for a number of workers, as text; '': none."""
     total = ray.cluster_resources()
     needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
@@ -280,12 +275,8 @@ def stop_workers(run_dir: Path) -> None:
 
 def leave_notice(node: str) -> str:
     """The warning for a draining node, by its id."""
-    return f"node {name_of(node)} will be taken away: its workers leave after the current step"
-
-
-def name_of(node: str) -> str:
-    """The host name of a node, by its id."""
-    return next((each["NodeManagerHostname"] for each in ray.nodes() if each["NodeID"] == node), node)
+    name = next((each["NodeManagerHostname"] for each in ray.nodes() if each["NodeID"] == node), node)
+    return f"node {name} will be taken away: its workers leave after the current step"
 
 
 def run_on_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,

@@ -30,6 +30,7 @@ from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, Prediction, detect_files, from_payload, to_payload, write_tables
 from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, check_iou, load_trained
 from ray_yolo.runs.folders import output_folder
+from ray_yolo.runs.location import location, publish
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
 
@@ -66,7 +67,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": shared}), media, gpus=gpus)
     folder = output_folder(placement, (absolute_weights(config.weights), *(one.path for one in media)))
-    output, address = Output(folder, config), address_of(folder)
+    output = Output(folder, config)
     try:
         with closing(detect(output=output)) as results:
             predictions = _collect(results, media, trained.names, quiet=quiet)
@@ -75,9 +76,9 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
             raise InputError(f"source: none of {len(media)} files could be read; the first, {media[0].name}, "
                              f"{predictions[0].error}")
     finally:  # also the results of an interrupted prediction
-        put_results(folder, address)
+        publish(folder)
     if not quiet:
-        print(f"results in {address or folder}")
+        print(f"results in {location(folder)}")
     return PredictResult(folder, trained.names, tuple(predictions))
 
 

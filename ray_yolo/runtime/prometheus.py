@@ -61,7 +61,9 @@ class RayMetrics(Sink):
         start = last_of(self.history, StartEvent)
         for worker, shard in self._shards.items():
             if start and worker < start.num_workers:
-                self._set(shard_numbers(shard), {"run": self._run, "worker": str(worker), "node": shard.node})
+                self._set({"yolo_worker_images_per_second": _share(shard.images, shard.seconds),
+                           "yolo_worker_data_wait_share": _share(shard.wait_seconds, shard.seconds)},
+                          {"run": self._run, "worker": str(worker), "node": shard.node})
         for member in read_members(self._run_dir) or ():
             self._set({"yolo_worker_step": member.step, "yolo_worker_phase_seconds": member.seconds},
                       {"run": self._run, "worker": str(member.worker), "node": member.node})
@@ -82,12 +84,6 @@ def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
             "yolo_data_wait_share": _share(step.wait_seconds, step.seconds) if step else None,
             "yolo_best_fitness": best.fitness if best else None, "yolo_restarts": cost.restarts,
             "yolo_regroupings": cost.regroupings, "yolo_goodput": cost.goodput}
-
-
-def shard_numbers(shard: ShardEvent) -> dict[str, Number]:
-    """The metrics of a worker's share of an epoch."""
-    return {"yolo_worker_images_per_second": _share(shard.images, shard.seconds),
-            "yolo_worker_data_wait_share": _share(shard.wait_seconds, shard.seconds)}
 
 
 def _share(part: float, whole: float) -> Number:

@@ -103,12 +103,10 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
     def start(self: object, worker_group: Any, backend_config: object) -> None:
         worker_group.execute(prepare)
 
-    hooks = {"on_start": start, **dict.fromkeys(("on_training_start", "on_shutdown"), _do_nothing)}
-    return type("InPlaceBackend", (internal("ray.train.torch.config", "_TorchBackend"),),
-                {"has_replica_groups": True, **hooks})
+    def do_nothing(self: object, worker_group: Any, backend_config: object) -> None: ...
 
-
-def _do_nothing(self: object, worker_group: object, backend_config: object) -> None: ...
+    return type("InPlaceBackend", (internal("ray.train.torch.config", "_TorchBackend"),), {
+        "has_replica_groups": True, "on_start": start, "on_training_start": do_nothing, "on_shutdown": do_nothing})
 
 
 def expect_no_result_files() -> None:

@@ -19,7 +19,7 @@ import torch
 from ray_yolo.checkpoints.local import check_weights, slim_weights
 from ray_yolo.config.placement import Images, NodeResources, Placement, Resources, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.events import Summary, WarningEvent
+from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
@@ -227,16 +227,12 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
     """Context of a session in this process: what surrounds its worker, and whether a stop was requested."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
-
-    def notify(text: str) -> None:
-        run_logger.emit(WarningEvent(message=text))
-
-    with (graceful_signals(notify) as stop_requested,
-          forward_warnings(notify, placement.loader_processes) as loader_init):
+    with (graceful_signals(run_logger.warn) as stop_requested,
+          forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
             device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
-            stored=run.remote_checkpoints), lambda: stop_requested() or run.is_lost
+            stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
 
 
 def _ray_metrics(run: Run, local: bool) -> list[Sink]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,7 +95,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     atomic_write(folder / "results.json", json.dumps(record, indent=1))
     publish(folder)
     report("\n".join([*class_table(result.metrics, numbers["per_class"], len(index)), *_rest(result, where)]))
-    if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ):
+    if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement)):
         report(_track(config, result, uri))
     return result
 
@@ -181,7 +180,7 @@ def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float
     """The validation on Ray Train workers."""
     payload = {"config": config.model_dump(mode="json"), "weights": absolute_weights(config.weights),
             "index": ray.put(index)}
-    policy = FailurePolicy(folder, config.placement.max_failures, None)
+    policy = FailurePolicy(folder, config.placement.max_failures, lambda event: None)
     return cast(Evaluation, run_torch_trainer(_worker, payload, config.placement, gpus, policy))
 
 

@@ -18,7 +18,6 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,14 +43,14 @@ _CLIENT_SETTINGS = {
 }
 
 
-def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
+def tracking_uri(setting: str, storage_dir: str | os.PathLike[str]) -> str | None:
     """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'.
 
     The path of an sqlite file is absolute: trials of a sweep and later deliveries have other working folders.
     """
     if setting == "off":
         return None
-    uri = setting or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
+    uri = setting or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
     scheme, mark, path = uri.partition(":///")
     return f"{scheme}{mark}{Path(path).absolute()}" if scheme == "sqlite" and path else uri
 

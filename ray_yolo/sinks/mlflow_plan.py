@@ -114,7 +114,7 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
         parts: numbers by name, in groups such as `metrics` and `losses`.
     """
     now, tags = round(time.time() * 1000), source_tags()
-    if training := read_run_file(Path(settings["weights"]).absolute().parents[1]):
+    if training := read_run_file(Path(settings["weights"]).absolute().parent.parent):
         tags["ray_yolo.training_run_id"] = training["run_id"]
     points = [Point(loss_column("val", name) if part == "losses" else f"{part}/{name}", value, now, 0)
               for part, numbers in parts.items() for name, value in numbers.items()]

@@ -11,6 +11,7 @@ import getpass
 import importlib.util
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -259,9 +260,9 @@ class SystemMetrics(Sink):
             self._monitor.finish()
 
 
-def system_metrics_enabled(environment: Mapping[str, str]) -> bool:
+def system_metrics_enabled() -> bool:
     """Whether MLflow's switch for `SystemMetrics` is on."""
-    return environment.get(_MONITOR_SWITCH, "").lower() in ("true", "1")
+    return os.environ.get(_MONITOR_SWITCH, "").lower() in ("true", "1")
 
 
 def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) -> None:

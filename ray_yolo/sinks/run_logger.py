@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import uuid
 from collections.abc import Mapping
@@ -75,12 +74,12 @@ class RunLogger:
         if lasting_folder() != Path.cwd():
             print("the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
                   f"{run.folder}", file=stream)
-        uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
+        uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
         self._uri, self._is_interactive = uri, sys.stdout.isatty()
         self._plots = plots = [] if placement.noplots else [PlotSink(run.folder, spec, self.warn, uri)]
         delay = 0.0 if writer else DELAY_SECONDS  # the process of a sweep's trials has MLflow from the first trial on
         mlflow = [Mlflow(run.folder, uri, **link, is_drawing=self._is_drawing, delay_seconds=delay)] if uri else []
-        system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and system_metrics_enabled(os.environ) else []
+        system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and system_metrics_enabled() else []
         # MLflow uploads the files of the sinks before it, and the console prints their warnings.
         self._sinks = Sinks(log, [
             ResultsCsv(run.folder), *([TensorBoard(run.folder)] if is_installed() else []),

@@ -47,9 +47,9 @@ class Lease:
     """A lease that this process holds; a thread renews it until it is given back, or calls `on_loss` once if another
     process has taken it over."""
 
-    def __init__(self, store: Store, key: str, terms: Terms, version: Any,
-                 on_loss: Callable[[], None] = lambda: None) -> None:
-        self._store, self._key, self._terms, self._version, self.on_loss = store, key, terms, version, on_loss
+    def __init__(self, store: Store, key: str, terms: Terms, version: Any) -> None:
+        self._store, self._key, self._terms, self._version = store, key, terms, version
+        self.on_loss: Callable[[], None] = lambda: None
         self._stop, self._renewing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ray_yolo lease", daemon=True)
         self._thread.start()

@@ -21,14 +21,14 @@ from rich.text import Text
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.formatting import format_count, format_duration
+from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.location import is_active, local_folder, location
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.sinks.console import build_console, print_unwrapped
-from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
 from ray_yolo.tune.schedule import Claimed
-from ray_yolo.tune.trials import Trial, best_trial, best_trials, replay_command
+from ray_yolo.tune.trials import Trial, best_trial, best_trials, replay_command, short_value
 
 BEST = 5  # trials in the table
 _REASON_LENGTH = 160
@@ -112,11 +112,6 @@ def table_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         for each in best]
 
 
-def short_value(value: GeneValue) -> str:
-    """A gene for tables."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def summary_line(trials: Sequence[Trial]) -> str:
     """The progress of a sweep, and its best trial."""
     whole, failed = (sum(trial.state == state for trial in trials) for state in ("finished", "failed"))
@@ -166,6 +161,6 @@ def describe_sweep(folder: Path) -> list[str]:
         if trial.state == "running":
             with suppress(InputError):  # it has not started
                 run_dir = local_folder(location(run_dir), whole=False)
-        if trial.state == "running" and (run_dir / "events.jsonl").is_file():
+        if trial.state == "running" and (run_dir / EVENTS_FILE).is_file():
             lines += [f"  {line}" for line in describe_run(run_dir)]
     return lines

@@ -27,7 +27,7 @@ from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.search import TuneConfig
-from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name
+from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name, short_value
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -93,13 +93,9 @@ def _table(trials: Sequence[Trial]) -> str:
     names = sorted({name for trial in trials for name in trial.genes})
     rows = [["trial", "epochs", "fitness", *map(short_name, names)], ["---"] * (3 + len(names))]
     rows += [[trial.folder_name, str(trial.epochs), f"{trial.fitness:.5g}",
-              *(_cell(trial.genes.get(name, "")) for name in names)]
+              *(short_value(trial.genes.get(name, "")) for name in names)]
              for trial in trials]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def deliver(folder: Path, uri: str, sweep: SweepRun) -> str | None:

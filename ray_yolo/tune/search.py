@@ -14,10 +14,10 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel, ObjectiveConfig, objective_field
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.events import METRICS
 
 SEARCH = "search"  # key of a space file whose value is a `Search`; every other key is a gene
 DEFAULT_TRIALS, MOST_TRIALS = 300, 100_000
-METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 
 
 class TunePlacement(Placement):

@@ -163,7 +163,7 @@ def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Qu
         _stop(thread, folder)
         raise
     if error := outcome.exception():
-        _report_failure(error)
+        ray.tune.report({"failed": _failure(error)})
 
 
 def number_of(name: str) -> int:
@@ -239,11 +239,6 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
     while thread.is_alive() and time.monotonic() < deadline:
         time.sleep(_RELEASE_SECONDS)
     (folder / STOP_REQUEST).unlink(missing_ok=True)
-
-
-def _report_failure(error: BaseException) -> None:
-    """Report why a training failed, if the recipe is the cause; raises as `_failure` does."""
-    ray.tune.report({"failed": _failure(error)})
 
 
 def _failure(error: BaseException) -> str:

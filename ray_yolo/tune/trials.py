@@ -126,6 +126,11 @@ def short_name(key: str) -> str:
     return _SHORT_NAMES.get(canonical(key), canonical(key))
 
 
+def short_value(value: GeneValue) -> str:
+    """A gene's value for tables."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def recipe_value(recipe: Recipe, name: str) -> Any:
     """The recipe's value of a gene."""
     return functools.reduce(getattr, canonical(name).split("."), recipe)

@@ -275,7 +275,7 @@ def _check_genes(config: TuneConfig, space: Space) -> None:
 
 
 def _uri(config: TuneConfig) -> str | None:
-    return tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement), os.environ)
+    return tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement))
 
 
 class _Execution:

@@ -11,9 +11,10 @@ import pytest
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import WarningEvent, WorkerEvent
+from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs import status
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.status import Member, describe_run, write_members, write_startup
+from ray_yolo.runs.status import describe_run, write_members, write_startup
 from tests.support import run_log
 
 WORKERS = [WorkerEvent(worker=number, node=f"n{number}", pid=40 + number) for number in range(2)]
@@ -39,8 +40,9 @@ def test_a_training_is_shown_with_its_newest_step_and_its_workers(held: Path) ->
 
 def test_workers_are_shown_in_their_last_reported_state(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_log.write(held / EVENTS_FILE, TRAINING)
-    write_members(held, [Member(worker=0, node="n0", pid=40, phase="exchanging", step=7, seconds=11.8, waits=True),
-                         Member(worker=1, node="node1", pid=41, phase="loading", step=7, seconds=12.3, waits=False)])
+    write_members(held, [
+        WorkerStatus(worker=0, node="n0", pid=40, phase="exchanging", step=7, seconds=11.8, waits=True),
+        WorkerStatus(worker=1, node="node1", pid=41, phase="loading", step=7, seconds=12.3, waits=False)])
     assert describe_run(held)[2:] == [
         "worker  node   process  phase       step  for",
         "     0  n0          40  exchanging     7  12 s",

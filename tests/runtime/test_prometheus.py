@@ -12,13 +12,14 @@ import pytest
 import ray
 
 from ray_yolo.core.events import ShardEvent
-from ray_yolo.runs.status import Member, write_members
+from ray_yolo.core.structures import WorkerStatus
+from ray_yolo.runs.status import write_members
 from ray_yolo.runtime.prometheus import RUN_METRICS, WORKER_METRICS, RayMetrics, run_numbers
 from tests.support import run_log
 
 DASHBOARD = Path(__file__).parents[2] / "cluster" / "grafana.json"
 SHARD = ShardEvent(epoch=0, step=10, worker=1, images=40, wait_seconds=0.5, seconds=2.0, node="n2", pid=7)
-MEMBER = Member(worker=1, node="n2", pid=7, phase="loading", step=2, seconds=3.0, waits=False)
+MEMBER = WorkerStatus(worker=1, node="n2", pid=7, phase="loading", step=2, seconds=3.0, waits=False)
 LOG = [run_log.run(), run_log.start(), run_log.step(1), run_log.step(2), *run_log.trained_epoch(0)]
 
 

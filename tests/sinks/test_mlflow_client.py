@@ -85,19 +85,23 @@ def test_a_database_that_was_left_half_made_is_refused(tmp_path: Path, monkeypat
         build_client(f"sqlite:///{path}")
 
 
-def test_the_setting_goes_before_the_environment_and_that_before_the_storage_folder(tmp_path: Path) -> None:
-    environment = {"MLFLOW_TRACKING_URI": "http://host"}
-    assert tracking_uri("http://mine", tmp_path, environment) == "http://mine"
-    assert tracking_uri("", tmp_path, environment) == "http://host"
-    assert tracking_uri("", tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
+def test_the_setting_goes_before_the_environment_and_that_before_the_storage_folder(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host")
+    assert tracking_uri("http://mine", tmp_path) == "http://mine"
+    assert tracking_uri("", tmp_path) == "http://host"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert tracking_uri("", tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def test_a_file_of_sqlite_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given in ("sqlite:///mine.db?timeout=5", f"sqlite:///{tmp_path}/mine.db?timeout=5"):
-        assert tracking_uri(given, "", {}) == f"sqlite:///{tmp_path}/mine.db?timeout=5"
-    assert tracking_uri("", "", {"MLFLOW_TRACKING_URI": "sqlite:///runs/a.db"}) == f"sqlite:///{tmp_path}/runs/a.db"
+        assert tracking_uri(given, "") == f"sqlite:///{tmp_path}/mine.db?timeout=5"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs/a.db")
+    assert tracking_uri("", "") == f"sqlite:///{tmp_path}/runs/a.db"
 
 
-def test_off_is_none(tmp_path: Path) -> None:
-    assert tracking_uri("off", tmp_path, {"MLFLOW_TRACKING_URI": "http://host"}) is None
+def test_off_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host")
+    assert tracking_uri("off", tmp_path) is None

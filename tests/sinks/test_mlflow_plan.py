@@ -1,11 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.events import ANCHOR_TERMS
 from ray_yolo.sinks.metric_names import best_metrics, metrics
-from ray_yolo.sinks.mlflow_plan import plan_run
+from ray_yolo.sinks.mlflow_plan import plan_run, plan_validation
 from tests.support import run_log
 
 BEST = [metric.mlflow for metric in best_metrics()]
@@ -116,3 +117,9 @@ def test_the_best_epoch_is_posted_at_the_end_only():
 def test_a_run_that_never_validated_has_no_best():
     made = plan(run_log.start(), run_log.epoch(0, metrics=None, fitness=None, best=False), run_log.end(10))
     assert not any(point.key in BEST for point in made.points)
+
+
+def test_a_validation_of_weights_at_the_root_has_no_training(tmp_path: Path) -> None:
+    plan = plan_validation(tmp_path, {"weights": "/best.pt"}, {"metrics": {"mAP50": 0.5}})
+    assert "ray_yolo.training_run_id" not in plan.tags
+    assert [(point.key, point.value) for point in plan.points] == [("metrics/mAP50", 0.5)]

@@ -63,7 +63,10 @@ def test_without_what_it_needs_it_says_so_and_the_rest_is_tracked(
     assert steps(uri, tmp_path) == []
 
 
-def test_mlflows_switch_asks_for_them() -> None:
+def test_mlflows_switch_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
-    settings = {}, {name: "false"}, {name: "true"}, {name: "True"}
-    assert [system_metrics_enabled(environment) for environment in settings] == [False, False, True, True]
+    monkeypatch.delenv(name, raising=False)
+    assert not system_metrics_enabled()
+    for setting, expected in (("false", False), ("true", True), ("True", True)):
+        monkeypatch.setenv(name, setting)
+        assert system_metrics_enabled() == expected

@@ -14,10 +14,11 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from ray_yolo.core.events import Summary
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Progress, WorkerStatus
 from ray_yolo.core.system import Process, own_process
 
 SILENCE_SECONDS = 3.0  # without a heartbeat, of which there is one a second, until a worker counts as dead
@@ -78,17 +79,6 @@ class HungWorker(NamedTuple):
 
     process: Process
     text: str
-
-
-class WorkerStatus(NamedTuple):
-    """A worker's status, for display."""
-
-    worker: int
-    process: Process
-    phase: str  # or `silent`
-    step: int
-    seconds: float  # in this phase
-    waits: bool  # for others
 
 
 class _State(NamedTuple):
@@ -197,7 +187,7 @@ class Coordinator:
     def __init__(self, wanted: int, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._wanted, self._clock = wanted, clock
         self._workers: dict[str, _Worker] = {}
-        self._states: Counter[_State] = Counter()  # of these
+        self._states: Counter[_State] = Counter()  # of these; without those of no worker
         self._living: OrderedDict[str, None] = OrderedDict()  # living workers, the oldest heartbeat first
         self._local: set[str] = set()  # workers of this machine, whose processes can be checked
         self._departed: OrderedDict[str, bool] = OrderedDict()  # left or lost workers: whether they were draining
@@ -220,7 +210,7 @@ class Coordinator:
         if uid in self._departed:
             return
         before = self._workers.get(uid)
-        if not any(state.waits and number for state, number in self._states.items()):
+        if not any(state.waits for state in self._states):
             self._first_waiting_at = now
         if before and before.quorum:
             self._left_at, self._left[before.registration.worker] = now, before.name
@@ -277,10 +267,9 @@ class Coordinator:
             lost = uid in self._departed
             return HeartbeatReply(False, self._stack_dump_requests, lost, all_draining=False, unknown=not lost)
         self._record(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True))
-        states = [state for state, number in self._states.items() if number]
-        newcomers = any(state.waits and state.alive and not state.member for state in states)
-        draining = any(state.member and state.draining for state in states)
-        staying = any(state.member and state.alive and not state.draining for state in states)
+        newcomers = any(state.waits and state.alive and not state.member for state in self._states)
+        draining = any(state.member and state.draining for state in self._states)
+        staying = any(state.member and state.alive and not state.draining for state in self._states)
         member = worker.quorum is not None
         return HeartbeatReply(newcomers or (draining and staying), self._stack_dump_requests, member and self._broken,
                               member and not staying)
@@ -340,9 +329,10 @@ class Coordinator:
             if not worker.alive:
                 phase, seconds = "silent", view.silence(worker)
             waits = worker.alive and (worker.since is not None or view.is_blocked(worker))
-            statuses.append(WorkerStatus(registration.worker, registration.process, phase, heartbeat.step, seconds,
-                                         waits))
-        return tuple(sorted(statuses))
+            statuses.append(WorkerStatus(
+                worker=registration.worker, node=registration.process.node, pid=registration.process.pid, phase=phase,
+                step=heartbeat.step, seconds=seconds, waits=waits))
+        return tuple(sorted(statuses, key=attrgetter("worker", "node", "pid")))
 
     def describe_stall(self) -> str | None:
         """A warning about a stall, once for each step. It names the hung worker, or says that all workers wait for one
@@ -414,13 +404,18 @@ class Coordinator:
 
     def _put(self, uid: str, worker: _Worker) -> None:
         if before := self._workers.get(uid):
-            self._states[before.state] -= 1
+            self._discount(before)
         self._workers[uid] = worker
         self._states[worker.state] += 1
 
+    def _discount(self, worker: _Worker) -> None:
+        self._states[worker.state] -= 1
+        if not self._states[worker.state]:
+            del self._states[worker.state]
+
     def _drop(self, uid: str) -> _Worker | None:
         if worker := self._workers.pop(uid, None):
-            self._states[worker.state] -= 1
+            self._discount(worker)
             self._living.pop(uid, None)
             self._local.discard(uid)
         return worker
@@ -433,21 +428,19 @@ class Coordinator:
 
     def _can_do_without(self, newcomer: _Worker) -> bool:
         """Whether other workers train without a newcomer, or will."""
-        states = [state for state, number in self._states.items() if number]
-        staying = any(state.waits and state.alive and not state.draining for state in states)
-        return any(state.member for state in states) or (staying and newcomer.registration.progress is None)
+        staying = any(state.waits and state.alive and not state.draining for state in self._states)
+        return any(state.member for state in self._states) or (staying and newcomer.registration.progress is None)
 
     def _is_ready(self, now: float) -> bool:
         """Whether the next generation can form. Draining workers count only where no other waits."""
-        counts = {state: number for state, number in self._states.items() if number}
-        waiting = sum(number for state, number in counts.items() if state.waits and state.alive)
-        staying = sum(number for state, number in counts.items()
+        waiting = sum(number for state, number in self._states.items() if state.waits and state.alive)
+        staying = sum(number for state, number in self._states.items()
                       if state.waits and state.alive and not state.draining)
-        if now < self._quiet_until or not waiting or any(state[:2] == (True, False) and state.alive
-                                                         for state in counts):
+        if now < self._quiet_until or not waiting or any(
+                state.member and state.alive and not state.waits for state in self._states):
             return False
         wanted = 1 if self._number else self._wanted  # a restart from a checkpoint waits for no further workers
-        return (any(state.member and state.waits for state in counts) or (staying or waiting) >= wanted
+        return (any(state.member and state.waits for state in self._states) or (staying or waiting) >= wanted
                 or now - self._first_waiting_at > SETTLE_SECONDS)
 
     def _form(self) -> None:

@@ -48,12 +48,11 @@ class FailurePolicy:
     """The policy of one training: permanent errors end it at once, others after `max_failures` without progress.
 
     Args:
-        emit: sends warnings to the event log; None: there is none.
+        emit: takes warnings. The policy is pickled with it.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, emit: Emit | None) -> None:
-        self.run_dir, self.restarts = run_dir, RestartBudget(max_failures)
-        self._emit = emit
+    def __init__(self, run_dir: Path, max_failures: int, emit: Emit) -> None:
+        self.run_dir, self.restarts, self._emit = run_dir, RestartBudget(max_failures), emit
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
         """Return if workers that failed together are to be restarted; else raise the training's error."""
@@ -74,9 +73,8 @@ class FailurePolicy:
                                      f"all workers restart from step {step}"))
 
     def notify(self, text: str) -> None:
-        """Write a warning to the event log, if there is one."""
-        if self._emit is not None:
-            self._emit(WarningEvent(message=text))
+        """Emit a warning."""
+        self._emit(WarningEvent(message=text))
 
 
 class PoolFailurePolicy:

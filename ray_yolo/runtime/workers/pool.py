@@ -17,7 +17,7 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
@@ -28,7 +28,7 @@ from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, PoolFailurePolicy
 from ray_yolo.runtime.workers.job_queue import JobQueue
-from ray_yolo.runtime.workers.rendezvous import answer
+from ray_yolo.runtime.workers.rendezvous import answer, drain_nodes
 
 _POLL_SECONDS = 1.0
 _TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
@@ -83,7 +83,8 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        cluster.free([group.id.hex() for group in self.groups])
+        for group in self.groups:
+            remove_placement_group(group)
 
     def __len__(self) -> int:
         return len(self._bundles)
@@ -113,7 +114,7 @@ class WorkerPool:
             relaunch += [number for number in self._running.values() if number in numbers]
             self._running = {task: number for task, number in self._running.items() if number not in numbers}
             self.groups.remove(group)
-            cluster.free([group.id.hex()])
+            remove_placement_group(group)
         return relaunch
 
     def _request(self, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
@@ -196,7 +197,8 @@ class Supervisor:
         for result in returned.values():
             if result:
                 return result
-        self._drain_nodes()
+        self._draining, leaving = drain_nodes(self._coordinator, self._draining, self._policy.notify)
+        self._leaving |= leaving
         present = self._present()
         relaunch = self._pool.replace_lost_groups() if failed or present < len(self._pool) else []
         if failed or relaunch:
@@ -216,15 +218,6 @@ class Supervisor:
         while self._present() and time.monotonic() < deadline:
             self._pool.wait(_POLL_SECONDS)
         self._pool.wait(_POLL_SECONDS)  # their last events are in flight
-
-    def _drain_nodes(self) -> None:
-        """Have workers leave draining nodes after the current step."""
-        draining = cluster.draining_nodes()
-        if draining:
-            self._leaving |= answer(self._coordinator.drain_nodes.remote(draining))
-        for node in draining - self._draining:
-            self._policy.notify(cluster.leave_notice(node))
-        self._draining = draining
 
     def _check_room(self, present: int) -> None:
         """Raise a ResourcesError if no worker has been there, nor could be, for `wait_for_resources` seconds."""

@@ -31,8 +31,8 @@ from ray_yolo.engine.collectives import (
     serve_rendezvous_store,
 )
 from ray_yolo.engine.membership import Activity, Generation, Rendezvous
-from ray_yolo.runs.status import MEMBERS_FILE, Member, write_members
-from ray_yolo.runtime.cluster import LOCAL
+from ray_yolo.runs.status import MEMBERS_FILE, write_members
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.coordinator import (
     PEERS_NEEDED,
     Coordinator,
@@ -41,8 +41,8 @@ from ray_yolo.runtime.workers.coordinator import (
     HungWorker,
     Quorum,
     Registration,
-    WorkerStatus,
 )
+from ray_yolo.runtime.workers.job_queue import JobQueue
 
 _HEARTBEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.05
@@ -67,7 +67,7 @@ def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
 
 def own_address() -> str:
     """The address at which other workers reach this one: loopback if all of them are on this node."""
-    return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
+    return LOOPBACK if os.environ.get(cluster.LOCAL) else str(get_node_ip_address())
 
 
 class RendezvousClient(Rendezvous):
@@ -189,6 +189,20 @@ def answer(reference: Any) -> Any:
     return ray.get(reference, timeout=_ANSWER_SECONDS)
 
 
+def drain_nodes(coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue], known: set[str],
+                notify: Callable[[str], None]) -> tuple[set[str], dict[int, str]]:
+    """Have workers leave draining nodes after the current step; notify of nodes that were not `known` as draining.
+
+    Returns:
+        The draining nodes, and the node of each worker that has to leave, by its number.
+    """
+    nodes = cluster.draining_nodes()
+    leaving = answer(coordinator.drain_nodes.remote(nodes)) if nodes else {}
+    for node in nodes - known:
+        notify(cluster.leave_notice(node))
+    return nodes, leaving
+
+
 @contextlib.contextmanager
 def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify: Callable[[str], None]
              ) -> Iterator[None]:
@@ -199,9 +213,7 @@ def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify
     def watch(coordinator: ActorHandle[Coordinator]) -> None:
         while not over.wait(_HEARTBEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
-                statuses: tuple[WorkerStatus, ...] = answer(coordinator.worker_statuses.remote())
-                write_members(run_dir, [Member(node=each.process.node, pid=each.process.pid, **each._asdict())
-                                        for each in statuses])
+                write_members(run_dir, answer(coordinator.worker_statuses.remote()))
                 if stall := answer(coordinator.describe_stall.remote()):
                     notify(stall)
                 hung: HungWorker | None = answer(coordinator.find_hung_worker.remote())

@@ -51,7 +51,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         coordinator = start_here(Coordinator, placement.min_workers)
     payload = {"spec": worker.to_payload(spec), "placement": placement.model_dump(mode="json"),
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
-               "stored": run.remote_payload}
+               "stored": run.remote.payload if run.remote else None}
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)
     with watchdog(coordinator, spec.run_dir, run_logger.warn):
         if queue:

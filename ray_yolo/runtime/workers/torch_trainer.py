@@ -32,7 +32,7 @@ from ray_yolo.runtime.cluster import free, held_by, leave_notice, resources_of, 
 from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, error_line, run_gracefully, saved_step
-from ray_yolo.runtime.workers.rendezvous import answer, own_address
+from ray_yolo.runtime.workers.rendezvous import answer, drain_nodes, own_address
 from ray_yolo.runtime.workers.worker import note_sigterm
 
 _POLL_SECONDS = 0.5
@@ -176,21 +176,11 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
             if not wait([result], patience).done:
                 free(held_by(policy.run_dir))
             return outcome
-        draining = _drain_nodes(coordinator, draining, policy.notify)
+        with contextlib.suppress(ray.exceptions.RayError):
+            draining, _ = drain_nodes(coordinator, draining, policy.notify)
     if draining and coordinator is None:
         (policy.run_dir / STOP_REQUEST).unlink(missing_ok=True)
     return (coordinator and outcome_of(coordinator)) or result.result()
-
-
-def _drain_nodes(coordinator: ActorHandle[Coordinator], before: set[str], notify: Callable[[str], None]) -> set[str]:
-    """Have workers leave draining nodes after the current step. Returns these nodes."""
-    nodes = draining_nodes()
-    with contextlib.suppress(ray.exceptions.RayError):
-        if nodes:
-            answer(coordinator.drain_nodes.remote(nodes))
-        for node in nodes - before:
-            notify(leave_notice(node))
-    return nodes
 
 
 def _stop_on_draining_nodes(policy: FailurePolicy) -> set[str]:

@@ -16,7 +16,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import Summary
 from ray_yolo.runtime import cluster, ray_internals
-from ray_yolo.runtime.workers import pool
+from ray_yolo.runtime.workers import pool, rendezvous
 from ray_yolo.runtime.workers.pool import WorkerPool, uses_pool, workers_line
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
@@ -108,9 +108,10 @@ class Desk:
             def decide(self, failures: dict[int, Exception], *, others_continue: bool) -> None:
                 desk.decided.append((failures, others_continue))
 
-        monkeypatch.setattr(pool, "answer", lambda found: found)
+        for module in (pool, rendezvous):
+            monkeypatch.setattr(module, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
-        monkeypatch.setattr(cluster, "name_of", str)
+        monkeypatch.setattr(cluster, "leave_notice", str)
         monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.missing)
         room: Any = self
         policy: Any = FailurePolicy()
@@ -206,7 +207,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
 
     monkeypatch.setattr(pool, "placement_group", ask)
     monkeypatch.setattr(ray_internals, "placement_group_table", table)
-    monkeypatch.setattr(cluster, "free", freed.extend)
+    monkeypatch.setattr(pool, "remove_placement_group", lambda group: freed.append(group.id.hex()))
     monkeypatch.setattr(ray, "put", lambda value: value)
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
     found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: messages.append((group, instead_of)))

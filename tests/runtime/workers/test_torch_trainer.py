@@ -32,7 +32,8 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events, surviving
 from ray_yolo.runs.recorder import STOP_REQUEST
-from ray_yolo.runtime.workers import torch_trainer
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.workers import rendezvous, torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
 from ray_yolo.runtime.workers.worker import note_sigterm
@@ -78,7 +79,7 @@ def test_ray_replaces_in_place_and_forms_no_group() -> None:
 
 
 def policy_of(folder: Path) -> FailurePolicy:
-    return FailurePolicy(folder, 3, None)
+    return FailurePolicy(folder, 3, lambda event: None)
 
 
 class Coordinator:
@@ -88,8 +89,8 @@ class Coordinator:
         self.ended, self.lost, self.leaving = ended, [], set()
         self.outcome = SimpleNamespace(remote=lambda: self.ended)
         self.mark_lost = SimpleNamespace(remote=self.lose_some)
-        monkeypatch.setattr(torch_trainer, "answer", lambda answered: answered)
-
+        for module in (torch_trainer, rendezvous):
+            monkeypatch.setattr(module, "answer", lambda answered: answered)
 
     def lose_some(self, workers: list[int]) -> list[int]:
         self.lost += workers
@@ -176,8 +177,9 @@ def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
             trainer.free.set()
 
     coordinator.drain_nodes = SimpleNamespace(remote=drain_nodes)
-    for name, instead in (("_POLL_SECONDS", 0.01), ("draining_nodes", lambda: {"n2"}), ("leave_notice", str)):
-        monkeypatch.setattr(torch_trainer, name, instead)
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster, "draining_nodes", lambda: {"n2"})
+    monkeypatch.setattr(cluster, "leave_notice", str)
     policy = policy_of(tmp_path)
     monkeypatch.setattr(policy, "notify", notified.append)
     latest = threading.Timer(5, trainer.free.set)
