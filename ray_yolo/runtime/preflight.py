@@ -260,7 +260,7 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
 
 
 def provenance(model: str = "") -> dict[str, Any]:
-    """The versions that a result depends on, including the model's package, and the commit of a git repository."""
+    """The versions that a result depends on, and the git commit of the current folder, if any."""
     command = [shutil.which("git") or "true", "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": commit,
