@@ -170,7 +170,7 @@ def _train_note(config: RunConfig) -> str:
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
-    """Search the recipe by many trainings."""
+    """Search for a better recipe by many trainings."""
     parsed = parse_tune(argv)
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
@@ -204,7 +204,7 @@ def export(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(argv: Sequence[str] | None = None) -> int:
-    """Detect behind HTTP, at http://127.0.0.1:8000/predict."""
+    """Serve detection over HTTP, at http://127.0.0.1:8000/predict."""
     parsed = parse_serve(argv)
     if not (is_address(parsed.config.weights) or os.path.isfile(parsed.config.weights)):
         raise InputError(f"weights: {parsed.config.weights}: no such weights file")
@@ -327,7 +327,7 @@ def run(main: Callable[[], int]) -> int:
     | an error of this package: one message on stderr | the error's own |
     | any other exception, with its traceback | 3 |
     | SIGINT, SIGTERM, after the `finally` blocks | 130, 143 |
-    | its output has no reader any more (`... | head`) | 141 |
+    | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **os.environ})
     signal.signal(signal.SIGTERM, _stop)
@@ -370,7 +370,7 @@ def _stop(signum: int, frame: object) -> None:
 
 
 def _has_no_reader(file_number: int) -> bool:
-    """Whether the other end of a pipe is closed: a BrokenPipeError may also come from a socket."""
+    """Whether the other end of a pipe is closed. A BrokenPipeError may also come from a socket."""
     poll = select.poll()
     poll.register(file_number, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -6,7 +6,7 @@
                                       is an object of its own
 
 Workers write to and read from a local folder (`checkpoints.local`); the store is authoritative. The newest checkpoint
-is that of the last attempt: what a superseded attempt (a zombie) still writes is ignored.
+is that of the last attempt. Anything that a superseded attempt (a zombie) still writes is ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Name(NamedTuple):
 
 
 class RemoteCheckpoints:
-    """The checkpoints of one run, as one attempt at it sees them."""
+    """The checkpoints of one run, from the view of one attempt."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt

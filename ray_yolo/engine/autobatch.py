@@ -1,6 +1,7 @@
 """AutoBatch: the number of images of a worker's microbatch that fits into its GPU's memory (`--batch-size -1`).
 
-The rule is YOLOv5's: fit a line to the memory of steps of 1, 2, 4, 8 and 16 images, and use 80 % of the free memory.
+The rule is YOLOv5's. It fits a line to the memory of steps of 1, 2, 4, 8 and 16 images, and uses 80 % of the free
+memory.
 """
 
 from __future__ import annotations

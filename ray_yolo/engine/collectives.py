@@ -99,8 +99,9 @@ class Collectives:
         """One row of each worker for a step, (workers, d), and whether all belong to this step, () bool. Collective.
 
         NCCL reports no abort: its kernels end and may leave any value, such as zeros, another step's row or half of
-        this one. Each number is therefore sent twice, as its bits b and as b XOR k, where k is ~step. k differs between
-        steps and is never 0. The two numbers match only if both belong to this step; a repeated value does not match.
+        this one. Each number is therefore sent twice, as its bits b and as b XOR k. The value k is ~step, so it differs
+        between steps and is never 0. The two numbers match only if both belong to this step; a repeated value does not
+        match.
 
         Args:
             row: (d,) float32.

@@ -1,8 +1,8 @@
 """The single writer of a run's event log, and the client that sends events to it.
 
 Any worker on any node sends events, many times a second. `emit` does not wait, does not raise, and returns nothing.
-With Ray, the writer is an actor on the driver's node, because a log on the disk of a worker's node would be lost with
-that node. Without Ray, the writer is a thread.
+With Ray, the writer is an actor on the driver's node; a log on a worker's node would be lost with that node. Without
+Ray, the writer is a thread.
 """
 
 from __future__ import annotations

@@ -160,11 +160,13 @@ class Delivery:
 class Mlflow(Sink):
     """The MLflow run of a training. It also makes the pending deliveries of the project's finished runs.
 
-    At the end it may take as long as the server replies at least every 10 s; every 60 s for an sqlite database, which
-    may have to be created first. At a prompt it takes 2 s, or none if it has not started, and the rest is pending.
+    At the end it has no time limit as long as the server replies at least every 10 s. For an sqlite database, which may
+    have to be created first, this is 60 s. At a prompt it takes at most 2 s, or none if it has not started, and the
+    rest is pending.
 
-    Without Ray this thread shares Python's lock with training: MLflow's import and its database made a first epoch of a
-    second take eleven. So it starts some seconds after the first step; a shorter training delivers after its end.
+    Without Ray, this thread shares Python's lock with training: MLflow's import and its database extended a first epoch
+    from one second to eleven. The thread therefore starts some seconds after the first step; a shorter training
+    delivers after its end.
 
     Args:
         is_drawing: whether the plot process still draws at the end. Then it delivers the files afterwards.

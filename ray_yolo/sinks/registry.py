@@ -1,7 +1,7 @@
 """Registers the best weights of a finished run as an MLflow model, for `mlflow.pyfunc.load_model`.
 
-The model is code, not a pickle: a copy of this package and a file that uses it, with the weights as plain tensors
-beside them. It is created only for a registered name; the weights are artifacts of the run in any case.
+The model is code, not a pickle: a copy of this package, a file that uses it, and the weights as plain tensors. It is
+created only for a registered name; the weights are artifacts of the run in any case.
 """
 
 from __future__ import annotations

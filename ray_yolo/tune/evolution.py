@@ -121,9 +121,9 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
     """A child of `parent` that differs from it, inside the genes' limits.
 
     A range's value is multiplied by clip(1 + gain x b x z x u x 0.2, 0.3, 3.0), then rounded to 5 decimals and clipped.
-    b is Bernoulli(0.8) and z standard normal, per gene; u is uniform(0, 1), once per child. A value of 0 therefore
-    stays 0. Integers are rounded up or down at random, without bias; otherwise small ones would never move. Draws are
-    repeated until a gene changes. If no gene can move, the child equals the parent.
+    Per gene, b is Bernoulli(0.8) and z standard normal. Per child, u is uniform(0, 1). A value of 0 therefore stays 0.
+    Integers are rounded up or down at random, without bias; otherwise small ones would never move. Draws are repeated
+    until a gene changes. If no gene can move, the child equals the parent.
     """
     gains = np.array([gene.gain for gene in genes])
     child = dict(parent)

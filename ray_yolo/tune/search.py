@@ -43,8 +43,8 @@ class SweepConfig(ConfigModel):
     max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trials at the same time, 1 or more; auto: as many as fit into the cluster."""
     virtual_slots: int = Field(0, ge=0, le=4096)
-    """Trials at the same virtual time, which decide what a proposal knows: equal numbers make equal sweeps on any
-    cluster; 0: those of the first start's cluster, and a few more."""
+    """Trials at the same virtual time, which determine the results that a proposal can use. Equal numbers make equal
+    sweeps on any cluster; 0: chosen by the first start for its cluster."""
     keep_weights: bool = False
     """Keep the weights and checkpoints of every trial, not only those of the best one."""
     warm_start: str = ""
@@ -113,13 +113,14 @@ class Search(ConfigModel):
     """Algorithm, scheduler and objective of a search."""
 
     algorithm: Literal["gp", "evolve", "random", "grid"] = "evolve"
-    """gp: a Gaussian process and evolve by turns; evolve: children of the best rows; random; grid: each combination."""
+    """gp: a Gaussian process and evolve alternately; evolve: children of the best rows; random; grid: each
+    combination."""
     parent: Literal["single", "mean"] = "single"
     """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
     random_first: int = Field(0, ge=0)
     """Proposals under evolve that are drawn at random before the first child."""
     random_share: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the later proposals under evolve that are drawn at random and are no children."""
+    """Share of the later proposals under evolve that are drawn at random."""
     scheduler: Annotated[NoStopping | Ladder | Pbt, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = NoStopping()
     """Rule that pauses or exchanges trials: a name, or a name with its settings."""

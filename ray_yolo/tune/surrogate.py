@@ -1,10 +1,10 @@
 """A Gaussian process over genes and the share of a training, which proposes genes for whole trainings.
 
-The kernel of the logarithm of fitness has two parts: a parabola of each gene, and a Matern 5/2 kernel with a length
-scale for each gene. Both are multiplied by the correlation between two rungs; each rung has its own noise. Weights,
-lengths, correlation and noise maximise the posterior density. The priors are for many genes and few rows: lengths grow
-with the root of the number of genes, as Hvarfner et al. 2024 propose. The fit uses only the first rows, a multiple of
-`REFIT`, so most proposals reuse it.
+The logarithm of fitness has a kernel of two parts: a parabola of each gene, and Matern 5/2 with a length scale per
+gene. Both are multiplied by the correlation between two rungs; each rung has its own noise. Weights, lengths,
+correlation and noise maximise the posterior density. The priors are for many genes and few rows: lengths grow with the
+root of the number of genes, as Hvarfner et al. 2024 propose. The fit uses only the first rows, a multiple of `REFIT`,
+so most proposals reuse it.
 """
 
 from __future__ import annotations

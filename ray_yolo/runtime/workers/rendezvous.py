@@ -192,8 +192,7 @@ def answer(reference: Any) -> Any:
 @contextlib.contextmanager
 def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify: Callable[[str], None]
              ) -> Iterator[None]:
-    """Context in which the driver reports stalls, kills hung workers, and writes the workers' status into the run
-    folder."""
+    """Context in which the driver reports stalls, kills hung workers, and writes the status of workers to a file."""
     over = threading.Event()
 
     def watch(coordinator: ActorHandle[Coordinator]) -> None:
