@@ -70,8 +70,8 @@ class Placement(ConfigModel):
     save_steps: int = Field(0, ge=0)
     """Optimiser steps between checkpoints, also within epochs; 0: at epoch ends only."""
     save_seconds: NonNegativeFloat | Literal["auto"] = "auto"
-    """Seconds between checkpoints within epochs; auto: 60, or more if that costs over a hundredth of the time; 0: not by
-    time."""
+    """Seconds between checkpoints within epochs; auto: 60, or more if that costs over a hundredth of the time; 0: not
+    by time."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept on storage."""
     nosave: bool = False

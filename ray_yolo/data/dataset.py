@@ -161,8 +161,8 @@ def identity(batch: Any) -> Any:
 def quad_collate(samples: Sequence[Sample]) -> Batch:
     """A batch of ceil(B / 4) images of twice the height and width, each from four neighbouring samples.
 
-    The first sample's draw decides: either that sample alone, enlarged, or all four in a grid. An incomplete last group
-    leaves grey.
+    The first sample's draw decides between this sample alone, enlarged, and all four in a grid. The missing parts of an
+    incomplete last group are grey.
     """
     return collate([_quad(samples[first:first + 4]) for first in range(0, len(samples), 4)])
 

@@ -1,7 +1,7 @@
 """Mosaics: images around a seam, warped directly into the output.
 
 The canvas of twice the size is virtual: each image is resampled with the composed matrix and clipped to its part of the
-canvas. So every output pixel is computed once.
+canvas. Every output pixel is therefore computed once.
 """
 
 from __future__ import annotations
