@@ -62,7 +62,7 @@ def read_weights(path: Path) -> Weights:
     """Read a checkpoint of ours, a YOLOv5 or Ultralytics file, a state dict, or a .safetensors file.
 
     Raises:
-        CheckpointError: if it is missing, damaged, or something else; the message says what to do.
+        CheckpointError: if it is missing, damaged, or another kind of file; the message states what to do.
     """
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")

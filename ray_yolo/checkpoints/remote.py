@@ -59,7 +59,7 @@ class RemoteCheckpoints:
         newest = next(iter(self._names()), None)
         stored = self._read(newest)["weights"] if newest else {}
         weights: dict[str, int] = {}
-        for kind, step in (*stored.items(), *manifest["weights"].items()):  # this worker may not know earlier ones
+        for kind, step in (*stored.items(), *manifest["weights"].items()):  # this worker may not have earlier ones
             if step <= manifest["step"]:
                 weights[kind] = max(step, weights.get(kind, step))
         data = json.dumps(manifest | {"weights": weights}, indent=1).encode()

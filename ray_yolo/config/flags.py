@@ -218,7 +218,7 @@ class _Device(argparse.Action):
 
 
 class _UnsupportedFlag(argparse.Action):
-    """Refuses a flag; its help says what to do instead."""
+    """Refuses a flag; its help states the alternative."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:

@@ -48,7 +48,7 @@ class Activity:
 
     @property
     def heartbeat_limit(self) -> float:
-        """Seconds without a heartbeat after which this worker is lost, whatever its phase."""
+        """Seconds without a heartbeat after which this worker is lost, in any phase."""
         return self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
 
     @property

@@ -159,7 +159,7 @@ class Session:
             self.summary, self.done = generation, True
             return
         before = self.state
-        self.stopped = self._regroup = False  # a new worker does not know of a requested stop: all poll for it again
+        self.stopped = self._regroup = False  # a new worker may have missed a stop request: all poll for it again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn)
             self._agreed = self.saver.step = self._resumed = self.state.progress.step

@@ -120,7 +120,7 @@ def fingerprint(components: TrainComponents) -> Tensor:
 
 
 def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None]) -> TrainState:
-    """The state of the newest verified checkpoint that the recording worker sees, or a new state. Collective.
+    """The state of the newest verified checkpoint on the recording worker's storage, or a new state. Collective.
 
     Raises:
         CheckpointError: if there are checkpoints and none of them can be resumed.

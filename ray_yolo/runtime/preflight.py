@@ -246,7 +246,7 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
     """The training of a recorded run, checked against today's data set and worker count.
 
     Raises:
-        ConfigError: if the recipe cannot be divided among so many workers.
+        ConfigError: if the recipe cannot be divided among `num_workers` workers.
         DatasetError: if the data set has changed since the first start.
     """
     record = run.training

@@ -59,7 +59,7 @@ class TrainResult:
     last: Path  #: weights of the last epoch
     epochs: int  #: trained in all
     best_epoch: int  #: of these weights; counted from 0, as in results.csv
-    best_fitness: float  #: by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
+    best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
     paused: bool = False  #: after `stop_after` epochs, with more to train
 

@@ -297,7 +297,7 @@ def synchronise(folder: Path, uri: str) -> str:
 
 
 def _deliver_run(delivery: Delivery, folder: Path, uri: str, note: Mapping[str, Any]) -> str | None:
-    """Deliver a run folder and register its weights, as a note says. Returns the id; None without an event log."""
+    """Deliver a run folder and register its weights, according to a note. Returns the id; None without an event log."""
     plan = plan_run(read_events(folder / EVENTS_FILE), note["parent_run_id"], note["tags"])
     run_id = delivery.deliver(plan) if plan else None
     if run_id and note.get("registered_name"):

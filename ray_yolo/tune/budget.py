@@ -126,7 +126,7 @@ def trained_spans(events: Sequence[Event], workers: int) -> list[tuple[int, floa
 
 
 class Budget:
-    """Decides when exploration ends: after so many trials, or in time for the confirmation.
+    """Decides when exploration ends: after a number of trials, or in time for the confirmation.
 
     Args:
         begun: the sweep.

@@ -70,7 +70,7 @@ class HeartbeatReply(NamedTuple):
     stack_dump_requests: int  # so far; at each new one every worker dumps its stacks
     peer_lost: bool  # this generation's collectives cannot finish: abort them
     all_draining: bool  # all members have to leave, and no other worker could take over the state
-    unknown: bool = False  # the coordinator does not know the worker, as after a restart: see `Coordinator.introduce`
+    unknown: bool = False  # the worker is not registered, as after a restart: see `Coordinator.introduce`
 
 
 class HungWorker(NamedTuple):
@@ -252,7 +252,7 @@ class Coordinator:
         return worker.quorum if worker.since is None else None
 
     def introduce(self, uid: str, registration: Registration, quorum: Quorum) -> bool:
-        """A member reports its generation to a coordinator that does not know it, as after a restart.
+        """A member reports its generation to a coordinator that has no record of it, as after a restart.
 
         Returns:
             Whether that generation is the current one; if not, the worker has to register.
@@ -310,7 +310,7 @@ class Coordinator:
     def mark_lost(self, workers: Collection[int]) -> list[int]:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
         were not draining."""
-        self._broken |= any(number in self._left for number in workers)  # they left with an error; peers do not know
+        self._broken |= any(number in self._left for number in workers)  # they left with an error, unknown to peers
         draining = {uid for uid, worker in self._workers.items() if worker.draining}
         draining |= {uid for uid, was_draining in self._departed.items() if was_draining}
         failed = [number for number in workers if self._numbered.get(number) not in draining]
