@@ -119,8 +119,8 @@ SERVE = Command(
 
 TUNE = Command(
     prog="python -m ray_yolo.tune",
-    description="Search for a better recipe. Every trial is a distributed training, and many trials run in parallel; rerun "
-                "the same command to continue.",
+    description="Search for a better recipe. Every trial is a distributed training, and many trials run in parallel; "
+                "rerun the same command to continue.",
     model=TuneConfig,
     paths=(*config_fields(SweepConfig),
            *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after"))),

@@ -310,7 +310,7 @@ class Coordinator:
     def mark_lost(self, workers: Collection[int]) -> list[int]:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
         were not draining."""
-        self._broken |= any(number in self._left for number in workers)  # they left with an error, unknown to peers
+        self._broken |= any(number in self._left for number in workers)  # left with an error, unknown to peers
         draining = {uid for uid, worker in self._workers.items() if worker.draining}
         draining |= {uid for uid, was_draining in self._departed.items() if was_draining}
         failed = [number for number in workers if self._numbered.get(number) not in draining]
