@@ -41,8 +41,8 @@ train=(
     --name "slurm-$SLURM_JOB_ID"  # stays the same when the job is requeued
     "$@"                          # so these flags can override the ones above
 )
-# End what an interrupted start left, on all nodes, before Ray starts on any of them. Where SLURM tracks processes without
-# cgroups, Ray's daemons survive, and a node that meets the old head with the new token gives up.
+# Before Ray starts on any node, end the processes that an interrupted start has left on all nodes. If SLURM tracks
+# processes without cgroups, Ray's daemons survive, and a node that finds the old head with the new token gives up.
 srun --export=ALL --ntasks-per-node=1 bash -c 'ray stop --force; rm -rf /tmp/ray_yolo-slurm.*' > /dev/null 2>&1 || true
 # Since SLURM 22.05, srun inherits no --cpus-per-task and would give the task one core.
 # On each node, Ray's folder has a random name and mode 0700: in /tmp/ray, every user may write.
@@ -56,8 +56,8 @@ srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" bash
     bash -c 'echo $$ > "$1"; shift; exec "$@"' driver "$private/driver.pid" "${train[@]}" &
 step=$!  # in the background, since bash runs a trap only between commands or in `wait`
 
-# Only the driver gets SIGTERM, and has 90 s to end in order. `scontrol requeue` alone would also signal Ray's own
-# processes, which the driver needs for that.
+# Only the driver gets SIGTERM, and has 90 s to save and exit. `scontrol requeue` alone would also signal Ray's
+# processes, which the driver still needs.
 stop_and_requeue() {
     echo "slurm.sh: the time limit is near; stopping and requeueing job $SLURM_JOB_ID"
     local driver

@@ -155,13 +155,13 @@ class YOLO:
     __call__ = predict
 
     def export(self, **settings: Any) -> ExportResult:
-        """Write the weights for other programs. RayYoloError if the file's outputs differ from torch's."""
+        """Write the weights for other programs. Raises RayYoloError if the file's outputs differ from torch's."""
         from ray_yolo.inference.export import export
 
         return export(self._config(ExportConfig, settings, "export"))
 
     def tune(self, **settings: Any) -> SearchResult:
-        """Search the recipe by trainings of this model on Ray; by default `space="ladder"` and 300 trials."""
+        """Search for a better recipe by trainings of this model on Ray; by default `space="ladder"` and 300 trials."""
         from ray_yolo.tune.tuner import search
 
         return search(self._config(TuneConfig, settings))
@@ -172,7 +172,7 @@ class YOLO:
                          self.model.head.strides)
 
     def _config(self, config: type[Config], settings: dict[str, Any], needs_weights: str = "") -> Config:
-        """The configuration of a call: with this model and its weights, unless the settings name others."""
+        """The configuration of a call, with this model and its weights unless the settings name others."""
         if needs_weights and not self._weights and "weights" not in settings:
             raise InputError(f"{needs_weights}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
         own = {} if needs_weights else {"model": self._name}

@@ -112,15 +112,15 @@ EXPORT = Command(
 
 SERVE = Command(
     prog="python -m ray_yolo.serve",
-    description="Detect behind HTTP, by Ray Serve: POST a picture to http://127.0.0.1:8000/predict.",
+    description="Serve detection over HTTP with Ray Serve: POST a picture to http://127.0.0.1:8000/predict.",
     model=ServeConfig,
     paths=tuple(config_fields(ServeConfig)),
 )
 
 TUNE = Command(
     prog="python -m ray_yolo.tune",
-    description="Search the recipe. Every trial is a training with its own workers, many at once; rerun the same "
-                "command to continue.",
+    description="Search for a better recipe. Every trial is a distributed training, and many trials run in parallel; "
+                "rerun the same command to continue.",
     model=TuneConfig,
     paths=(*config_fields(SweepConfig),
            *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after"))),
@@ -133,13 +133,13 @@ EXAMPLES = (
     ("ray_yolo train --data shapes8 --model yolov5n --imgsz 64 --epochs 3",
      "train on a built-in data set, on this machine; the results are in runs/train/exp"),
     ("ray_yolo train --data data.yaml --weights yolov5s.pt --num-workers 2-8",
-     "train on your data from released weights, on as many Ray workers as fit into the cluster"),
+     "train on your data from released weights, on as many Ray workers as fit on the cluster"),
     ("ray_yolo val --weights runs/train/exp/weights/best.pt --coco",
-     "measure the best weights, also by the numbers of COCO"),
+     "validate the best weights, also with COCO's metrics"),
     ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
      "detect in a folder of pictures; the results are in runs/predict/exp"),
     ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space ladder --trials 50",
-     "search the settings by 50 trainings"),
+     "search the settings with 50 trials"),
 )
 """Command lines that `ray_yolo --help` shows, each with its effect."""
 
@@ -170,7 +170,7 @@ def _train_note(config: RunConfig) -> str:
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
-    """Search the recipe by many trainings."""
+    """Search for a better recipe by many trainings."""
     parsed = parse_tune(argv)
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
@@ -204,7 +204,7 @@ def export(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(argv: Sequence[str] | None = None) -> int:
-    """Detect behind HTTP, at http://127.0.0.1:8000/predict."""
+    """Serve detection over HTTP, at http://127.0.0.1:8000/predict."""
     parsed = parse_serve(argv)
     if not (is_address(parsed.config.weights) or os.path.isfile(parsed.config.weights)):
         raise InputError(f"weights: {parsed.config.weights}: no such weights file")
@@ -327,7 +327,7 @@ def run(main: Callable[[], int]) -> int:
     | an error of this package: one message on stderr | the error's own |
     | any other exception, with its traceback | 3 |
     | SIGINT, SIGTERM, after the `finally` blocks | 130, 143 |
-    | its output has no reader any more (`... | head`) | 141 |
+    | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **os.environ})
     signal.signal(signal.SIGTERM, _stop)
@@ -370,7 +370,7 @@ def _stop(signum: int, frame: object) -> None:
 
 
 def _has_no_reader(file_number: int) -> bool:
-    """Whether the other end of a pipe is closed: a BrokenPipeError may also come from a socket."""
+    """Whether the other end of a pipe is closed. A BrokenPipeError may also come from a socket."""
     poll = select.poll()
     poll.register(file_number, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -2,8 +2,8 @@
 
 YOLOv5 and Ultralytics release whole models as pickled objects: class names and the attributes of their instances.
 torch's weights-only reader builds only tensors and plain values. It replaces each class that a file names with
-`StubClass`, which does nothing when called and keeps the instance's attributes; tensors and class names are read from
-there. A file that names anything foreign to such models is refused.
+`StubClass`, which does nothing when called and keeps the instance's attributes. Tensors and class names are read from
+these attributes. A file with names that do not belong to such models is refused.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ class StubClass:
 
 
 def read_weights(path: Path) -> Weights:
-    """Tensors and class names of a checkpoint of ours, a YOLOv5 or Ultralytics file, a state dict, or a .safetensors
-    file.
+    """Read a checkpoint of ours, a YOLOv5 or Ultralytics file, a state dict, or a .safetensors file.
 
     Raises:
-        CheckpointError: if it is missing, damaged, or something else; the message says what to do.
+        CheckpointError: if it is missing, damaged, or another kind of file; the message states what to do.
     """
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a crash at any moment leaves the previous one intact, and each is verified before use.
+"""Checkpoints on disk. A crash at any moment leaves the previous one intact, and each is verified before use.
 
     checkpoints/step-N/state.pt           the whole state as plain tensors and JSON (loads with weights_only=True)
     checkpoints/step-N/MANIFEST.json      size, SHA-256, step, recipe digest, format, weights; written last
@@ -123,8 +123,8 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that matches its manifest, None if there has never been one; the problems of newer ones.
 
     Raises:
-        CheckpointError: if checkpoints cannot be read or have a newer format, or if there are some and none is intact:
-            only the user may decide to start over.
+        CheckpointError: if checkpoints cannot be read or have a newer format, or if there are some and none is intact.
+        Only the user may decide to start over.
     """
     problems: list[str] = []
     for folder in newest_first(run_dir):

@@ -6,7 +6,7 @@
                                       is an object of its own
 
 Workers write to and read from a local folder (`checkpoints.local`); the store is authoritative. The newest checkpoint
-is that of the last attempt: what a superseded attempt (a zombie) still writes is ignored.
+is that of the last attempt. Anything that a superseded attempt (a zombie) still writes is ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Name(NamedTuple):
 
 
 class RemoteCheckpoints:
-    """The checkpoints of one run, as one attempt at it sees them."""
+    """The checkpoints of one run, from the view of one attempt."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt
@@ -59,7 +59,7 @@ class RemoteCheckpoints:
         newest = next(iter(self._names()), None)
         stored = self._read(newest)["weights"] if newest else {}
         weights: dict[str, int] = {}
-        for kind, step in (*stored.items(), *manifest["weights"].items()):  # this worker may not know earlier ones
+        for kind, step in (*stored.items(), *manifest["weights"].items()):  # this worker may not have earlier ones
             if step <= manifest["step"]:
                 weights[kind] = max(step, weights.get(kind, step))
         data = json.dumps(manifest | {"weights": weights}, indent=1).encode()

@@ -128,7 +128,7 @@ def check_file(path: Path) -> None:
 
 
 def kind_of_file(path: Path) -> str:
-    """Why a file is evidently no weights file, and what to do; '' for what may be one."""
+    """Why a file is not a weights file, and what to do; '' if it may be one."""
     with path.open("rb") as file:
         head = file.read(_HEAD).lstrip()
     kind = next((kind for pattern, kind in _OTHER_KINDS if re.match(pattern, head, re.IGNORECASE)), "")

@@ -29,7 +29,7 @@ class Saver:
 
     Args:
         keep: number of checkpoints to keep.
-        stored: object storage to upload them to; left out: `run_dir` alone.
+        stored: object storage to which they are uploaded; None: only `run_dir`.
     """
 
     def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit,
@@ -97,7 +97,7 @@ class Saver:
 
 
 def save_interval(setting: float | Literal["auto"], saver: Saver) -> float:
-    """Seconds from the start of one save to that of the next; infinite while none is due.
+    """Seconds from the start of one save to that of the next; infinite if no save is due.
 
     `auto` aims at one completed save per `LOSS_SECONDS`. Saves block training for at most `COST` of the time, and their
     thread is idle for as long as it writes.

@@ -96,8 +96,8 @@ class DetectConfig(NmsConfig):
     classes: Classes = None
     """Numbers of the classes to detect; default: all."""
     rect: bool = True
-    """Pad an image to the smallest rectangle, as validation does; false: to a square, as exported models with static
-    shapes need."""
+    """Pad an image to the smallest rectangle, as in validation; false: to a square, as for exported models with static
+    shapes."""
 
 
 class PredictPlacement(ResultsPlacement):
@@ -110,7 +110,7 @@ class PredictPlacement(ResultsPlacement):
 
 
 class PredictConfig(DetectConfig, LabelFiles):
-    """A prediction. The detections of an image depend on that image alone (in batches, up to rounding)."""
+    """A prediction. The detections of an image depend only on that image (in batches, up to rounding)."""
 
     weights: str
     """Weights to use, such as runs/train/exp/weights/best.pt."""
@@ -160,7 +160,7 @@ class ServeConfig(DetectConfig):
 
 
 class ExportConfig(NmsConfig):
-    """Export of trained weights for other programs. The thresholds have an effect with `nms` only."""
+    """Export of trained weights for other programs. The thresholds have an effect only with `nms`."""
 
     weights: str
     """Weights to export, such as runs/train/exp/weights/best.pt; the new file is written next to them."""

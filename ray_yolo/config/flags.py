@@ -218,7 +218,7 @@ class _Device(argparse.Action):
 
 
 class _UnsupportedFlag(argparse.Action):
-    """Refuses a flag; its help says what to do instead."""
+    """Refuses a flag; its help states the alternative."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
@@ -239,7 +239,7 @@ def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) ->
 
 def _help(field: ConfigField) -> str:
     """A field's docstring, and its default unless that is empty or false."""
-    text = field.info.description or ""
+    text = (field.info.description or "").replace("%", "%%")  # argparse formats it
     default = "" if field.info.is_required() else str(field.info.default)
     return text if default in ("", "None", "()", "False") else f"{text} [{default}]"
 

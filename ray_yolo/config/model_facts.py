@@ -40,7 +40,7 @@ class Plugin(NamedTuple):
 
 
 class InstalledPlugin(NamedTuple):
-    """A plug-in and the package that brings it."""
+    """A plug-in and the package that provides it."""
 
     plugin: Plugin
     package: str
@@ -82,7 +82,7 @@ def facts_of(model: str) -> ModelFacts | None:
 
 
 def read_model_file(path: str | Path) -> dict[str, Any]:
-    """The mapping of a model YAML. Of several `scales` its `scale` is the letter in the file's name, else the first.
+    """The mapping of a model YAML. With several `scales`, `scale` is the letter in the file's name, else the first.
 
     Raises:
         InputError: if the file cannot be read as YAML.

@@ -1,7 +1,7 @@
 """Where training runs, and the configuration tree `RunConfig = Recipe + Placement`.
 
-The recipe determines the weights, the placement where they are trained. A checkpoint stores the recipe and resumes
-with any placement.
+The recipe determines the weights; the placement determines where they are trained. A checkpoint stores the recipe and
+can be resumed with any placement.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Placement(ConfigModel):
     gpus_per_worker: NonNegativeFloat | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
     cpus_per_worker: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
-    """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs,
-    else on a requested cluster of half of what is free (1 in a sweep)."""
+    """CPUs of each worker; auto: the most that all workers can have at once. On a requested cluster this is out of half
+    of the free CPUs; with GPUs it is the worker's share of the node; in a sweep it is 1."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """Ray's strategy for placing workers on nodes."""
     accelerator_type: str = ""
@@ -38,8 +38,8 @@ class Placement(ConfigModel):
     address: str = ""
     """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
     workers: int = Field(-1, ge=-1, le=256)
-    """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
-    1."""
+    """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but 1,
+    at most 16."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
     """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"
@@ -77,7 +77,7 @@ class Placement(ConfigModel):
     nosave: bool = False
     """Write a checkpoint only at the end."""
     stop_after: int = Field(0, ge=0)
-    """Pause with a checkpoint once so many epochs are trained; the same command with more, or 0, continues; 0: train to
+    """Pause with a checkpoint after this many epochs; the same command with more epochs, or 0, continues; 0: train to
     the end."""
     noplots: bool = False
     """Draw no plots."""
@@ -272,8 +272,8 @@ def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strateg
 def loader_processes(cpus: int, gpus: float, threads: int, feeds: int) -> int:
     """Loader processes of a worker: with a GPU all but one of its CPUs, else the fewest that keep its CPUs busy.
 
-    Let s be the arithmetic time of a sample and s / feeds its loading time. c CPUs take s / c + s / feeds for both in
-    sequence, or s / (c - 1) with a loader process, which is less if c (c - 1) > feeds.
+    Let s be the arithmetic time of a sample and s / feeds its loading time. In sequence, c CPUs take s / c + s / feeds.
+    With a loader process they take s / (c - 1), which is less if c (c - 1) > feeds.
 
     Args:
         threads: of arithmetic, if fixed; else 0.

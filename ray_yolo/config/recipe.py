@@ -1,6 +1,6 @@
 """The recipe: all settings that determine the trained weights, validated once, then frozen.
 
-Search spaces may name its fields only. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module
+Search spaces may name only its fields. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module
 imports neither torch nor ray.
 """
 
@@ -260,7 +260,7 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, 
     | threads | 1 with exact |
 
     Args:
-        bf16: whether the workers' CPUs multiply it in hardware.
+        bf16: whether the workers' CPUs multiply bf16 in hardware.
         num_images: of the training set; None if it is not known yet.
         images_per_worker: result of AutoBatch under `batch_size: -1`.
 

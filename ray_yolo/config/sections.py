@@ -90,7 +90,7 @@ class LossConfig(ConfigModel):
 
 
 class AugmentConfig(ConfigModel):
-    """Augmentation of training images; the random numbers depend on the sample's key alone."""
+    """Augmentation of training images; the random numbers depend only on the sample's key."""
 
     hsv_h: float = Field(0.015, ge=0.0, le=1.0)
     """Hue gain: each image's hue is multiplied by 1 + uniform(-1, 1) x hsv_h."""

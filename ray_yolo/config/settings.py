@@ -248,8 +248,8 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> st
 
 
 def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
-    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. What has no
-    default comes first. The values are those of `decided`, which has all open settings resolved. Passwords in URLs are
+    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. Required fields
+    come first. The values are those of `decided`, which has all open settings resolved. Passwords in URLs are
     masked."""
     lines, requested, resolved = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
     needed = {name for name, info in type(config).model_fields.items() if info.is_required()}

@@ -1,7 +1,7 @@
-"""The errors that a user can cause or must know about, each with the exit code of the command.
+"""The errors that a user can cause or must be informed about, each with the exit code of the command.
 
-Every message says what is wrong, where (file:line or config path) and what to do. The command prints it as one line on
-stderr without a traceback. Any other exception is a defect of this package and keeps its traceback.
+Every message states what is wrong, where (file:line or config path) and what to do. The command prints it as one line
+on stderr without a traceback. Any other exception is a bug in this package and keeps its traceback.
 """
 
 

@@ -1,7 +1,7 @@
 """The events of a run's log, frozen and versioned.
 
-A log outlives the program that wrote it. A new field therefore has a default that says what older logs mean; unknown
-event types and fields are skipped. JSON has no NaN: a number that is not finite is None.
+Newer versions of the program read older logs. A new field therefore has a default with the meaning of older logs;
+unknown event types and fields are skipped. JSON has no NaN: a number that is not finite is None.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class StartEvent(Event):
 
 
 class StepEvent(RowEvent):
-    """An optimiser step; only every so many-th step is logged."""
+    """An optimiser step; only steps at regular intervals are logged."""
 
     type: Literal["step"] = "step"
     batch: int

@@ -1,8 +1,13 @@
 """Makes text safe to show: masks secrets and escapes terminal control sequences.
 
-Recognised secrets: the user part of a URL (`https://user:password@host`), named values (`token=...`,
-`AWS_SECRET_ACCESS_KEY=...`), bearer tokens, signatures of presigned URLs, and keys of a known form (AWS, GitHub,
-GitLab, Google, Hugging Face, Slack, Databricks, OpenAI, JSON web tokens, PEM). Other secrets pass through.
+Recognised secrets:
+
+- the user part of a URL (`https://user:password@host`);
+- named values (`token=...`, `AWS_SECRET_ACCESS_KEY=...`);
+- bearer tokens and signatures of presigned URLs;
+- keys of a known form: AWS, GitHub, GitLab, Google, Hugging Face, Slack, Databricks, OpenAI, JSON web tokens, PEM.
+
+Other secrets pass through.
 """
 
 import re
@@ -29,7 +34,7 @@ _BARE_KEY = re.compile(
 def printable(text: str) -> str:
     """The text on one line, with control characters, direction marks and surrogates escaped.
 
-    For foreign text in messages: file names may contain line ends and terminal control sequences.
+    For text from outside in messages: file names may contain line ends and terminal control sequences.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

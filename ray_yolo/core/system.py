@@ -63,7 +63,7 @@ def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use at once, at least 1: its affinity or its cgroup quota, the smaller of the two."""
+    """Cores that this process may use at once, at least 1: the smaller of its affinity and its cgroup quota."""
     quotas = [quota for folder in _cgroups("cpu") for quota in _quotas(folder)]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
@@ -76,10 +76,10 @@ def available_memory() -> int:
 
 
 def undo_niceness() -> bool:
-    """Give this process the niceness of its parent, as far as the system permits. Ray runs its workers at niceness 15.
+    """Give this process the niceness of its parent, if the system permits it. Ray runs its workers at niceness 15.
 
     Returns:
-        Whether it is no nicer now.
+        Whether it now has the niceness of its parent.
     """
     try:
         niceness = os.getpriority(os.PRIO_PROCESS, os.getppid())

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """The result, or the exception, of `work` in a new daemon thread, which ends with the process at the latest."""
+    """Run `work` in a new daemon thread, which ends with the process at the latest. Returns the future result."""
     result: Future[T] = Future()
 
     def run() -> None:

@@ -37,7 +37,7 @@ class CocoFile:
     `findings` has the annotations of unknown images, which are left out.
 
     Raises:
-        DatasetError: if the file is no COCO annotation file, or its categories do not match the description.
+        DatasetError: if the file is not a COCO annotation file, or its categories do not match the description.
     """
 
     def __init__(self, file: Path, root: Path, names: tuple[str, ...], folder: Path | None = None) -> None:

@@ -1,7 +1,8 @@
 """Training samples and validation batches.
 
-A training sample depends only on its key, the recipe and the files: not on the process, order, machine, position in a
-batch or number of workers. Validation batches depend only on the data set: any number of workers scores the same bits.
+A training sample depends only on its key, the recipe and the files. It does not depend on the process, order, machine,
+position in a batch or number of workers. Validation batches depend only on the data set, so the metrics are
+bit-identical for any number of workers.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def identity(batch: Any) -> Any:
 def quad_collate(samples: Sequence[Sample]) -> Batch:
     """A batch of ceil(B / 4) images of twice the height and width, each from four neighbouring samples.
 
-    The first sample's draw decides: either that sample alone, enlarged, or all four in a grid. An incomplete last group
-    leaves grey.
+    The first sample's draw decides between this sample alone, enlarged, and all four in a grid. The missing parts of an
+    incomplete last group are grey.
     """
     return collate([_quad(samples[first:first + 4]) for first in range(0, len(samples), 4)])
 
@@ -201,8 +202,8 @@ def start_forkserver() -> None:
 
 
 def worker_init(_: int) -> None:
-    """Set up a loader process: its own process group, out of reach of signals to the training's group, and one thread,
-    because parallelism comes from the processes.
+    """Set up a loader process. It gets its own process group, which signals to the training's group do not reach. It
+    uses one thread, because parallelism comes from the processes.
     """
     os.setpgid(0, 0)
     while signal.sigtimedwait(GROUP_SIGNALS, 0):  # drop those that arrived before

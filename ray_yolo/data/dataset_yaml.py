@@ -1,7 +1,12 @@
 """Parse data-set YAML into one frozen value with absolute paths.
 
-Supports the YOLOv5 keys (path, train, val, test, names, nc) and their variants: names as a list or by number; splits as
-folders, list files, patterns or lists of those; Roboflow's `../train/images`. The `download` entry is never run.
+Supports the YOLOv5 keys (path, train, val, test, names, nc) and their variants:
+
+- names as a list or by number;
+- splits as folders, list files, patterns or lists of those;
+- Roboflow's `../train/images`.
+
+The `download` entry is never run.
 """
 
 from __future__ import annotations
@@ -59,8 +64,8 @@ class DatasetDescription:
 
 
 def read_description(source: str | Path) -> DatasetDescription:
-    """The description of a built-in data set (drawn on first use), of a YAML file, or of one in a store, whose data set
-    is downloaded to this machine.
+    """Read the description of a data set: built-in (drawn on first use), a YAML file, or the address of one in a store.
+    A data set in a store is downloaded to this machine.
 
     Raises:
         DatasetError: if there is no such data set or its description cannot be used.

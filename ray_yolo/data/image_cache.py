@@ -2,7 +2,7 @@
 
 One file holds all images of a split back to back, in memory (`/dev/shm`) or on disk. Workers and loader processes map
 it read-only, so N processes need the memory of one, and a restarted worker reuses it. Its name is a digest of its
-sources; it is built once under the folder's lock and appears atomically.
+sources. It is built once, under the folder's lock, and appears atomically.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ImageStore:
         return self._mapped[self._starts[image]:self._starts[image + 1]].reshape(*self.sizes[image].tolist(), 3)
 
     def load_or_grey(self, image: int) -> np.ndarray:
-        """`load`, or a grey image if the file was damaged after the check: its labels then count as missed."""
+        """`load`, or a grey image if the file was damaged after the check. Its labels then count as missed."""
         try:
             return self.load(image)
         except UnreadableImageError as error:

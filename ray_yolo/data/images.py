@@ -43,7 +43,7 @@ def read_image(path: str | bytes, reduction: int = 1) -> np.ndarray:
         reduction: 2, 4 or 8 decodes a JPEG faster, with its sides divided by it; 1: full size.
 
     Raises:
-        UnreadableImageError: if the file is no image, is damaged or ends early.
+        UnreadableImageError: if the file is not an image, is damaged or ends early.
     """
     content = np.frombuffer(path, np.uint8) if isinstance(path, bytes) else np.fromfile(path, np.uint8)
     if content.size and (image := _decode(path, content, reduction)) is not None:

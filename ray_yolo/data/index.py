@@ -1,4 +1,4 @@
-"""The annotations of a split: every image and label file is checked once, in parallel; and their statistics."""
+"""The annotations of a split and their statistics. Every image and label file is checked once, in parallel."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _check_all(sources: LabelSources, num_readers: int) -> list[Checked]:
 def _readers(number: int, num_images: int) -> Executor:
     """Threads; for many images processes, because the work is mostly Python code, which holds the GIL.
 
-    Child processes import the main module, and a user's script may then run again. So only our commands and
-    sessions without a file use them. They are spawned: a process has one fork server, and loader processes need one
+    Child processes import the main module, so a user's script may run again. Only our commands and sessions without a
+    file therefore use them. They are spawned, because a process has only one fork server, and loader processes need one
     with torch preloaded.
     """
     main = sys.modules["__main__"]
@@ -193,7 +193,7 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
 
 
 def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescription) -> None:
-    """Refuse labels whose classes seem to count from 1: none is 0, and some equal the number of classes.
+    """Refuse labels whose classes appear to be counted from 1: none is 0, and some equal the number of classes.
 
     Raises:
         DatasetError: with the first such row.

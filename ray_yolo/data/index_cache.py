@@ -1,7 +1,8 @@
-"""The user's cache folder, and the label index in it, which saves later starts from reading all label files.
+"""The user's cache folder, and the label index in it, so that later starts need not read all label files.
 
-Entries are reproducible, are named by a digest of their sources (a changed data set has a new entry), and appear
-atomically: several processes may create the same entry at the same time. The data set's own folder is never written to.
+Entries are reproducible. They are named by a digest of their sources, so a changed data set has a new entry. They
+appear atomically, so several processes may create the same entry at the same time. The data set's folder is never
+written to.
 """
 
 from __future__ import annotations

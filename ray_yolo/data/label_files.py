@@ -65,7 +65,7 @@ class LabelSources:
         return chosen
 
     def label_files(self, path: str) -> list[str]:
-        """The files that decide an image's labels, whether or not they exist."""
+        """The files that determine an image's labels, whether or not they exist."""
         if path in self._coco:
             return [str(self._coco[path].file)]
         xml = voc.annotation_path(path)

@@ -65,8 +65,8 @@ class ImageLabels(NamedTuple):
 def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
     """The usable rows, and the findings about the others.
 
-    A row is left out if `read` raises UnreadableLabelsError, or if its box has no area in float32, the type of labels
-    (1e-9 px at 30 px is no width). Rows with equal keys count once.
+    A row is left out if `read` raises UnreadableLabelsError. It is also left out if its box has no area in float32, the
+    type of labels (1e-9 px at 30 px is no width). Rows with equal keys count once.
     """
     kept: dict[tuple[float, ...], LabelRow] = {}
     findings = []
@@ -143,8 +143,8 @@ def mirror(labels: Labels, mirrored: tuple[bool, bool], size: tuple[int, int]) -
 def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:
     """The labels that remain after a canvas is transformed by a matrix.
 
-    Boxes are clipped to the canvas, transformed by their corners (or their outline), and clipped to the output;
-    `still_visible` decides which remain. canvas and size are (height, width).
+    Boxes are clipped to the canvas, transformed by their corners (or their outline), and clipped to the output.
+    `still_visible` decides which boxes remain. `canvas` and `size` are (height, width).
     """
     if not len(labels.classes):
         return NO_LABELS  # not `labels`, whose arrays may be read-only memory of Ray: torch warns of that

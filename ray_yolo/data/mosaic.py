@@ -1,7 +1,7 @@
 """Mosaics: images around a seam, warped directly into the output.
 
 The canvas of twice the size is virtual: each image is resampled with the composed matrix and clipped to its part of the
-canvas. So every output pixel is computed once.
+canvas. Every output pixel is therefore computed once.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def enclosing_range(rows: list[range]) -> range:
 
 
 def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, int, slice, slice]:
-    """One axis of a resized image: the source pixels needed from the seam outwards, their number after resizing, the
-    visible ones of these, and their position in the output."""
+    """The pixels of one axis of a resized image, counted from the seam outwards. Returns the needed source pixels,
+    their number after resizing, the visible ones of these, and their position in the output."""
     first, limit = (start - out_px, start) if before else (-start, out_px - start)
     first, end = max(0, first), min(round(min(length, room) * zoom), limit)  # counted from the seam outwards
     needed = _resizable(max(1, math.ceil(end / zoom)), zoom)

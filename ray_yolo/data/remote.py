@@ -4,12 +4,12 @@
     <cache>/data/<address>/<version>/.manifest.json       size, tag, SHA-256 and time of each file; written last
 
 A version is a digest of the store's listing (keys, sizes, tags). A training keeps its version; a later start downloads
-changes. Versions share equal files by hard links; unused versions are removed.
+changes. Versions share equal files through hard links; unused versions are removed.
 
 A file is downloaded under a temporary name and renamed once it matches the listing: version, size and, where the tag is
 an MD5, content. All files are durable before the manifest is written. Later starts therefore compare only sizes and
 times, and the SHA-256 where the time differs. Damaged files are downloaded again. An interrupted download has no
-manifest; its files are kept where the listing has their MD5.
+manifest; its files are kept if the listing has their MD5.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
 
     Args:
         address: of a data-set YAML, or of a folder with a data.yaml.
-        version: the expected version, used without a request if it is complete here; '': the present one.
+        version: the expected version, used without a request if it is complete on this machine; '': the current one.
         notify: called with a message before a download.
 
     Raises:
@@ -126,7 +126,7 @@ def localize(index: AnnotationIndex) -> AnnotationIndex:
 
 @contextmanager
 def _locked(top: Path, address: str) -> Iterator[None]:
-    """Excludes other processes from the snapshots of this data set."""
+    """Context that excludes other processes from the snapshots of this data set."""
     with (top / _LOCK).open("a") as lock:
         start, warned, limit = time.monotonic(), False, f"{WAIT_SECONDS / 60:.0f} min"
         while not try_lock(lock.fileno()):

@@ -50,8 +50,8 @@ def suffix(path: str) -> str:
 
 
 def find_media(source: str) -> list[Media]:
-    """The images and videos of a folder (recursively, without hidden ones), a file, a pattern or a list file; or one
-    stream.
+    """Find the images and videos of a source: a folder (recursively, without hidden files), a file, a pattern or a
+    list. A stream is one medium.
 
     Raises:
         InputError: if there are none, or the list names a file that does not exist.

@@ -1,8 +1,9 @@
 """The built-in data sets, drawn from a seed on first use without a network.
 
 They show geometric figures on textured, noisy backgrounds; some overlap, some images are empty, and colour is
-independent of class. `shapes` can be learned from scratch on a laptop, `shapes8` is a tiny version for quick trials,
-`shapes1k` is larger and harder (six classes, small figures). A generator version draws the same pixels everywhere.
+independent of class. `shapes` can be learned from scratch on a laptop. `shapes8` is a tiny version for quick trials.
+`shapes1k` is larger and harder (six classes, small figures). The same generator version draws the same pixels
+everywhere.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ def shares_of(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
                  where: str) -> tuple[Labels, list[Finding]]:
-    """The labels in a file's bytes (UTF-8 with or without BOM, UTF-16 with BOM; any line ends), and the findings about
-    its rows. `size` is (height, width) of the upright image, `where` the file's path for messages.
+    """The labels in the bytes of a file, and the findings about its rows. The text is UTF-8 with or without BOM, or
+    UTF-16 with BOM, with any line ends. `size` is (height, width) of the upright image, `where` the file's path for
+    messages.
 
     Raises:
         UnreadableLabelsError: for a file that is not text.

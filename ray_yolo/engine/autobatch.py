@@ -1,6 +1,7 @@
 """AutoBatch: the number of images of a worker's microbatch that fits into its GPU's memory (`--batch-size -1`).
 
-Source: YOLOv5's rule: fit a line to the memory of a step of 1, 2, 4, 8 and 16 images and fill 80 % of what is free.
+The rule is YOLOv5's. It fits a line to the memory of steps of 1, 2, 4, 8 and 16 images, and uses 80 % of the free
+memory.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from ray_yolo.ops.seeding import LARGEST_SCALE
 SIZES = (1, 2, 4, 8, 16)
 SHARE = 0.8  # of the free memory
 LARGEST = 1024
-COPIES = 5  # of the weights, beside a step's memory: average, optimiser's two moments, DDP's buckets, reserve
+COPIES = 5  # of the weights, besides a step's memory: average, optimiser's two moments, DDP's buckets, reserve
 
 
 def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> int:
     """The largest number of images whose step needs at most `room` bytes, by a line fitted to (sizes, used bytes).
 
-    16, as without a GPU, if the fit is useless: fewer than two points, not rising, or outside 1 to 1024 images.
+    If the fit is useless, it is 16, as without a GPU. A fit is useless if it has fewer than two points, does not rise,
+    or is outside 1 to 1024 images.
     """
     if len(sizes) < 2:
         return BATCH_PER_WORKER
@@ -38,7 +40,7 @@ def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> i
 
 
 def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, device: torch.device) -> int:
-    """Images of one microbatch for this worker; 16 on a CPU, which memory does not limit.
+    """Images of one microbatch for this worker; 16 on a CPU, where memory is no limit.
 
     `recipe` is resolved except for its batch.
     """

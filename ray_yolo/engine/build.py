@@ -1,4 +1,4 @@
-"""Builds what a recipe trains with: model, optimiser, loss and loaders, on one worker."""
+"""Builds the objects that train a recipe on one worker: model, optimiser, loss and loaders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """What to train, equal on all workers: everything beside the worker's own context."""
+    """What to train. It is equal on all workers and contains everything except the worker's own context."""
 
     recipe: Recipe  # resolved
     digest: str  # of the recipe
@@ -125,8 +125,8 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     """
     recipe = spec.recipe
     torch.set_num_threads(recipe.threads or context.threads)
-    if recipe.exact != torch.are_deterministic_algorithms_enabled():  # setting it needlessly imports torch's compiler
-        torch.use_deterministic_algorithms(recipe.exact)  # then a kernel without such an algorithm is an error
+    if recipe.exact != torch.are_deterministic_algorithms_enabled():  # a needless call would import torch's compiler
+        torch.use_deterministic_algorithms(recipe.exact)  # then a nondeterministic kernel raises
     model = build_network(spec).to(memory_format=torch.channels_last)
     if context.device.type == "cpu":
         avoid_slow_convolutions(model)
@@ -146,7 +146,7 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
 
 
 def release_process_group(components: TrainComponents) -> None:
-    """Release the process group. Once nothing refers to it, it closes its connections, so waiting peers fail."""
+    """Release the process group. Without references, it closes its connections, so waiting peers fail."""
     wrapped = components.replica is not components.model
     if components.gradients is not None:  # None: a worker was lost before the next group was complete
         components.gradients.close()
@@ -156,7 +156,7 @@ def release_process_group(components: TrainComponents) -> None:
 
 
 def regroup(components: TrainComponents, collectives: Collectives) -> TrainComponents:
-    """The same components in another group of workers, between two steps. Collective."""
+    """The same components in another group of workers. Called between two steps. Collective."""
     context = replace(components.context, collectives=collectives)
     return replace(components, **_shared_components(components.spec, context, components.model),
                    **_loaders(components.spec, context, components.stores, components.model.grid))
@@ -195,7 +195,7 @@ def _loaders(spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, 
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Fused optimiser, whose step the device can skip, over (biases, decayed weights, norm weights) in this order.
+    """A fused optimiser over (biases, decayed weights, norm weights), in this order; the device can skip its step.
 
     Weight decay is scaled by batch_size x accumulation / nominal_batch, a step's share of a nominal step.
     """
@@ -214,7 +214,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if config.name == "SGD":
         sgd = _plain(torch.optim.SGD)(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0,
                                       fused=True)
-        if config.momentum:  # a skipped first step would leave it uninitialised
+        if config.momentum:  # a skipped first step would leave the buffer uninitialised
             for parameter in (*biases, *weights, *norms):
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
@@ -224,14 +224,14 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 @cache
 def _plain(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
-    """The optimiser class without the wrappers for torch's compiler, which would import it: that takes seconds."""
+    """The optimiser class without the wrappers that would import torch's compiler, which takes seconds."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def build_network(spec: TrainSpec) -> Detector:
-    """The model with its initial weights: drawn from the recipe's seed, or read from its weights file."""
+    """The model with initial weights, which are drawn from the recipe's seed or read from its weights file."""
     recipe = spec.recipe
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -249,7 +249,7 @@ def _rect_order(spec: TrainSpec) -> np.ndarray | None:
 
 
 def _rect_shapes(spec: TrainSpec, order: np.ndarray | None, grid: int) -> np.ndarray | None:
-    """Under `rect`, each image's (height, width): the smallest that fits every image of its microbatch."""
+    """Under `rect`, the (height, width) of each image: the smallest shape that fits every image of its microbatch."""
     if order is None:
         return None
     shapes = padded_shapes(spec.train.sizes, spec.recipe.imgsz, grid, pad=0.0)
@@ -278,7 +278,7 @@ def first_batches(spec: TrainSpec) -> Batches:
 
 
 def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | None:
-    """Under `image_weights`, each image's sampling weight, from the last validation's class results (if any)."""
+    """Under `image_weights`, the sampling weight of each image, from the last validation's class results, if any."""
     if not spec.recipe.image_weights:
         return None
     return image_weights(spec.train, np.array(class_maps or (0.0,) * len(spec.names)))

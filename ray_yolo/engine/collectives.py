@@ -1,7 +1,7 @@
 """Collective operations and process groups; only this file and gradients.py use torch.distributed.
 
-Callers of `Collectives` identify workers by plain integers. With one worker nothing here communicates. All workers must
-call every function marked collective, in the same order.
+Callers of `Collectives` identify workers by plain integers. With one worker, nothing here communicates. All workers
+must call every function marked "Collective", in the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ray_yolo.core.errors import PeerLostError
 from ray_yolo.core.internals import internal
 from ray_yolo.ops.torch_internals import import_compiler
 
-BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: what the host waits for uses gloo, which reports errors
+BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: the host waits for gloo only, which reports errors
 LOOPBACK = "127.0.0.1"  # no other host can connect to it
 
 _MEETING_SECONDS = 30.0  # timeout for all live workers to meet, and then to connect
@@ -98,9 +98,10 @@ class Collectives:
     def gather_step(self, row: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """One row of each worker for a step, (workers, d), and whether all belong to this step, () bool. Collective.
 
-        NCCL reports no abort: its kernels end and leave any value, such as zeros, another step's row or half of this
-        one. Each number is therefore sent twice, as its bits b and as b XOR k. The two match only if both belong to the
-        step: k is ~step, which differs between steps and is never 0, so a repeated value does not match.
+        NCCL reports no abort: its kernels end and may leave any value, such as zeros, another step's row or half of
+        this one. Each number is therefore sent twice, as its bits b and as b XOR k. The value k is ~step, so it differs
+        between steps and is never 0. The two numbers match only if both belong to this step; a repeated value does not
+        match.
 
         Args:
             row: (d,) float32.
@@ -160,7 +161,8 @@ def collective_errors() -> Iterator[None]:
 
 
 def serve_rendezvous_store(host: str) -> dist.TCPStore:
-    """A store where the workers of a group meet. It listens at a free port of this worker's address `host` alone."""
+    """A rendezvous store for the workers of a group. It listens only on this worker's address `host`, at a free
+    port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family)
     return dist.TCPStore(host, listening.getsockname()[1], is_master=True, wait_for_workers=False,
@@ -170,8 +172,9 @@ def serve_rendezvous_store(host: str) -> dist.TCPStore:
 def use_interface(address: str) -> None:
     """Make gloo use the network interface with this worker's IPv4 address, unless the user has chosen one.
 
-    By default gloo takes the address of the host's name: on Debian and Ubuntu 127.0.1.1, which other hosts cannot
-    reach. NCCL chooses well by itself; if all workers are on this host, it is restricted to the loopback interface too.
+    By default, gloo uses the address of the host's name. On Debian and Ubuntu this is 127.0.1.1, which other hosts
+    cannot reach. NCCL's default is good; if all workers are on this host, NCCL is also restricted to the loopback
+    interface.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -189,11 +192,11 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
 
     Args:
         own: this worker's store; its host is the address at which the others reach this worker.
-        timeout_seconds: of a collective operation. Meeting and connecting take at most `_MEETING_SECONDS` each.
-        device: of this worker; one each.
+        timeout_seconds: of a collective operation. Rendezvous and connection take at most `_MEETING_SECONDS` each.
+        device: of this worker; no other worker uses it.
 
     Raises:
-        PeerLostError: if a worker does not come, or is lost before all are connected.
+        PeerLostError: if a worker does not appear, or is lost before all are connected.
     """
     global _group
     _group = _Group()
@@ -223,10 +226,10 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
 
 
 def abort_process_group() -> None:
-    """Fail the collectives that another thread of this worker waits for, and disconnect the group's other workers.
+    """Make the collectives that another thread of this worker waits for fail, and disconnect from the group's workers.
 
-    gloo's own abort and shutdown do not end operations in progress, and a broken network closes no connection: the
-    group's sockets are shut down instead. NCCL raises no error: its kernels end and leave what they had not received.
+    gloo's abort and shutdown do not end operations in progress, and a broken network closes no connection. The group's
+    sockets are shut down instead. NCCL raises no error: its kernels end and leave unreceived values unset.
     """
     if _group.cut is not None:
         _group.cut.fill_(1.0)  # before the kernels end
@@ -234,7 +237,7 @@ def abort_process_group() -> None:
     for name, number in _sockets().items():
         if name in _group.connections:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                connection.getpeername()  # raises for a listening socket: gloo ends the process if that is shut down
+                connection.getpeername()  # raises for a listening socket; gloo ends the process if one is shut down
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -270,9 +273,9 @@ def wrap_in_ddp(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def leave_process_group() -> None:
-    """Leave the process group, if there is one. Collectives of workers that still wait for this one fail.
+    """Leave the process group, if there is one. Collectives of workers that wait for this one fail.
 
-    A worker that leaves in order has compared weights before, so no other worker waits for its last step.
+    A worker that leaves regularly has compared weights before, so no other worker waits for its last step.
     """
     if dist.is_initialized():
         _abort_nccl()  # an orderly shutdown would wait for operations with lost workers
@@ -286,12 +289,12 @@ def bare(replica: nn.Module) -> nn.Module:
 
 
 def preload() -> None:
-    """Import what DDP's constructor imports, before others wait for this worker: it takes seconds."""
+    """Import the modules that DDP's constructor imports, which takes seconds, before others wait for this worker."""
     import_compiler()
 
 
 def ddp_options() -> dict[str, Any]:
-    """Keyword arguments for DDP: gradients are views of its buckets, and it does not broadcast BatchNorm buffers, whose
-    statistics the loop combines itself."""
+    """Keyword arguments for DDP: gradients are views of its buckets, and it broadcasts no BatchNorm buffers. The loop
+    combines their statistics itself."""
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if newer else "broadcast_buffers": False, "gradient_as_bucket_view": True}

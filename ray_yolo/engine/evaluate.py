@@ -1,6 +1,6 @@
 """Exact, sharded validation: each image once, with the same results for any number of workers.
 
-Batches depend on the data set alone. Workers evaluate whole batches; their results are gathered as rows and sorted into
+Batches depend only on the data set. Workers evaluate whole batches. Their results are gathered as rows and sorted into
 the data set's order before any sum.
 """
 
@@ -108,7 +108,7 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
         timer.lap(None)
-        if len(index.names) == 1:  # the classes of the model do not matter
+        if len(index.names) == 1:  # the model's classes are ignored
             scores = scores.amax(-1, keepdim=True)
         selected = select(boxes, scores, confidence=config.confidence, iou=config.iou if family.suppress else None,
                        max_detections=config.max_detections, multi_label=model.num_classes > 1)

@@ -1,10 +1,10 @@
 """The gradient of a step: the sum over its microbatches in a fixed binary tree, for any number of workers.
 
-Floating-point addition is not associative, so the order of a sum decides its last bits. Here the order is fixed by the
-microbatches' numbers alone, and any number of workers ends with the same bits. Each worker folds its own microbatches
-into aligned subtrees: it takes `.grad` after each backward pass that runs without DDP's reduction. DDP reduces in the
-worker's last backward pass of the step. Its communication hook receives one bucket after another with the gradient of
-that microbatch alone, adds the worker's subtrees, and exchanges the bucket while the backward pass continues:
+Floating-point addition is not associative, so the order of a sum determines its last bits. Here the order depends only
+on the microbatch numbers, so any number of workers gets the same bits. Each worker folds its own microbatches into
+aligned subtrees: it takes `.grad` after each backward pass that runs without DDP's reduction. In the worker's last
+backward pass of the step, DDP reduces. DDP's communication hook receives one bucket after another, with the gradient of
+the last microbatch only. It adds the worker's subtrees, and exchanges the bucket while the backward pass continues:
 
 | exchange   | effect                                       |
 |------------|----------------------------------------------|
@@ -12,8 +12,8 @@ that microbatch alone, adds the worker's subtrees, and exchanges the bucket whil
 | fold       | worker c completes the tree over its chunk   |
 | all-gather | every worker receives the sums of all chunks |
 
-A worker sends as many bytes as in a ring all-reduce: about twice the parameters, for any number of workers. If its
-share of the microbatches is not aligned, it sends that amount once for each of its subtrees.
+A worker sends as many bytes as in a ring all-reduce: about twice the size of the parameters, for any number of workers.
+If its share of the microbatches is not aligned, it sends this amount once per subtree.
 
 Annotations are not deferred in this file: DDP inspects those of a communication hook.
 """
@@ -86,11 +86,12 @@ class GradientTree:
         self._push(leaf, [*gradient, self._row])
 
     def attach_row(self, row: Tensor) -> None:
-        """Sum a row of numbers, (row_size,), with the gradient of the present microbatch. Call it before backward."""
+        """Sum a row of numbers, (row_size,), with the gradient of the current microbatch. Call it before backward."""
         self._row = row
 
     def finish(self) -> Tensor:
-        """The sum of all rows, (row_size,); the sum of the gradients is in `.grad`. Every worker calls it per step."""
+        """The sum of all rows, (row_size,); the sum of the gradients is in `.grad`. Every worker calls it once per
+        step."""
         if self._exchanges:
             row = self._exchanges[-1].extra_sum[: len(self._row)]
         else:
@@ -102,7 +103,7 @@ class GradientTree:
         return row
 
     def close(self) -> None:
-        """Release the model. The garbage collector cannot see that DDP's native code refers to the hook."""
+        """Release the model: DDP's native code refers to the hook, which the garbage collector cannot see."""
         vars(self).clear()
 
     def _push(self, node: TreeNode, value: Value) -> None:

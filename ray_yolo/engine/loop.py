@@ -1,7 +1,8 @@
-"""The training loop, as the story of one step: load, forward, backward, gather, clip, step, log.
+"""The training loop. The phases of a step are: load, forward, backward, gather, clip, step, log.
 
-A step's microbatches are shared out over the workers. Each is one forward pass, one set of BatchNorm statistics and one
-loss mean. One gather per step gives every worker the same measurements, so all take the same decisions.
+The microbatches of a step are distributed over the workers. Each microbatch is one forward pass, one set of BatchNorm
+statistics and one loss mean. One gather per step gives every worker the same measurements, so all workers make the same
+decisions.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ PollControls = Callable[[], ControlFlags]
 
 def train(components: TrainComponents, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
           poll_controls: PollControls = ControlFlags) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's flags ask for an end.
+    """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's flags request an end.
 
-    Updates `state`. Collective: if any worker's flags ask to stop or regroup, all return after the same step.
+    Updates `state`. Collective: if any worker's flags request a stop or a regrouping, all return after the same step.
     `after_epoch` closes the epoch in `state`; a training interrupted before that resumes with `after_epoch`.
 
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
-        PeerLostError: if a worker was lost in a step, which then has changed nothing.
+        PeerLostError: if a worker was lost in a step; the step has then changed nothing.
     """
     for epoch in range(state.progress.epoch, components.plan.recipe.epochs):
         components.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(components.spec, state.class_maps))
@@ -103,12 +104,11 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
 
 
 def launch_steps(components: TrainComponents, progress: Progress, poll_controls: PollControls) -> Iterator[Launched]:
-    """The remaining steps of an epoch. The caller finishes each before it asks for the next one. Collective.
+    """The remaining steps of an epoch. The caller finishes each step before it requests the next one. Collective.
 
-    A GPU runs asynchronously. There a step is yielded only after the next step's forward and backward pass are queued
-    behind it; these change no weights. So the host waits for finished work only, and the device never waits for the
-    host.
-    A step launched before a peer was lost is yielded too, because the device may have completed it.
+    A GPU runs asynchronously. On a GPU, a step is yielded only after the next step's forward and backward passes are
+    queued behind it; these change no weights. The host therefore waits only for finished work, and the device never
+    waits for the host. A step launched before a peer was lost is yielded too, because the device may have completed it.
     """
     batches, pending = iter(components.loader), None
     steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
@@ -136,7 +136,7 @@ def runs_ahead(device: torch.device) -> bool:
 
 def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
                      poll_controls: PollControls) -> Summed:
-    """Forward and backward of this worker's microbatches, summed and gathered over the workers. Collective."""
+    """Run forward and backward of this worker's microbatches; sum and gather over the workers. Collective."""
     plan, gradients, activity = components.plan, components.gradients, components.context.activity
     collectives, recipe = components.context.collectives, plan.recipe
     counts = plan.shard_sizes(step, collectives.num_workers)
@@ -168,11 +168,12 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
 
 def forward(components: TrainComponents, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],
             size: int | None) -> tuple[Tensor, Tensor]:
-    """One microbatch, resized to a long side of `size` pixels. Returns its loss, scaled for backward, and the loss's
-    terms times its images.
+    """Forward one microbatch, resized to a long side of `size` pixels. Returns its loss, scaled for backward, and the
+    loss terms times its number of images.
 
     Under sync_bn `batch` is this worker's part of the microbatch, and counts are summed over workers before the loss.
-    Assignment looks at each image alone, so no count depends on how images are shared out. Counts carry no gradient.
+    Assignment processes each image separately, so no count depends on the distribution of images. Counts carry no
+    gradient.
     """
     plan, collectives = components.plan, components.context.collectives
     images, targets = to_network_input(batch, components.context.device, size, components.model.grid)
@@ -186,7 +187,7 @@ def forward(components: TrainComponents, step: Step, microbatch: Microbatch, bat
 
 
 def weighted_statistics(components: TrainComponents, step: Step, microbatch: Microbatch) -> Tensor:
-    """The BatchNorm statistics of the last forward pass, as this worker's addend to the step's sum.
+    """The BatchNorm statistics of the last forward pass, as this worker's term of the step's sum.
 
     Under sync_bn every worker has the statistics of the whole microbatch, so each adds an equal part of them.
     """
@@ -208,8 +209,8 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
                         number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
-    Each worker sends a header, then its rows. The header has its flags, and whether its process group was aborted
-    before all gradients arrived; its rows may then be garbage.
+    Each worker sends a header, then its rows. The header contains the worker's flags, and whether its process group was
+    aborted before all gradients arrived. The rows may then be garbage.
 
     Args:
         rows: the loss terms of each of this worker's microbatches.
@@ -234,10 +235,10 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
 
 
 def update_weights(components: TrainComponents, summed: Summed, rates: Rates) -> Launched:
-    """Clip the gradient and step. Weights stay unchanged if the step is incomplete or its loss or gradient not finite.
+    """Clip the gradient and step. Weights stay unchanged if the step is incomplete, or its loss or gradient not finite.
 
-    The device decides that through the optimiser's `found_inf`, so the host need not wait for it here. An fp16 overflow
-    with finite losses counts as finite until the scale is down to 1: the scaler skips that step and lowers its scale.
+    The device decides this through the optimiser's `found_inf`, so the host need not wait here. An fp16 overflow with
+    finite losses counts as finite until the scale is down to 1: the scaler skips this step and lowers its scale.
     """
     optimizer, scaler = components.optimizer, components.scaler
     set_rates(optimizer, rates)
@@ -258,7 +259,7 @@ def update_weights(components: TrainComponents, summed: Summed, rates: Rates) ->
 def update_scale(scaler: torch.amp.GradScaler, complete: Tensor) -> None:
     """Update the scaler, and undo that on the device if the step is incomplete.
 
-    Otherwise workers could end with different scales, and would sum gradients of different scales.
+    Otherwise workers could get different scales, and would sum gradients of different scales.
     """
     state = scaler_tensors(scaler)
     before = [value.clone() for value in state]
@@ -268,7 +269,8 @@ def update_scale(scaler: torch.amp.GradScaler, complete: Tensor) -> None:
 
 
 def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
-    """Start to copy numbers to the host. Returns a function that waits for them: a step's only wait for the device."""
+    """Start to copy numbers to the host. Returns a function that waits for them, the only wait for the device in a
+    step."""
     copy = numbers.to("cpu", non_blocking=True)
     if not numbers.is_cuda:
         return copy.tolist

@@ -1,4 +1,4 @@
-"""Group membership as the session sees it: one fixed group, or generations that change between steps.
+"""Group membership from the view of a session: one fixed group, or generations that change between steps.
 
 The number of workers does not affect the weights, so workers may join and leave between any two steps.
 """
@@ -19,7 +19,7 @@ from ray_yolo.engine.collectives import Collectives
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
 LEAST_LIMIT = 30.0  # seconds without progress that are always allowed, however fast the steps are
-_SLOW: tuple[Phase, ...] = ("starting", "validating")  # may take ten times as long
+_SLOW: tuple[Phase, ...] = ("starting", "validating")  # phases that may take ten times as long
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Activity:
 
     @property
     def heartbeat_limit(self) -> float:
-        """Seconds without a heartbeat after which this worker is lost, whatever its phase."""
+        """Seconds without a heartbeat after which this worker is lost, in any phase."""
         return self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
 
     @property
     def limit(self) -> float:
-        """Seconds that the present phase may last while others wait for this worker.
+        """Seconds that the current phase may last while others wait for this worker.
 
-        A save may take as long as the saver allows, independent of the duration of steps.
+        A save may take as long as the saver allows, independently of the duration of steps.
         """
         if self.phase == "saving":
             return WRITE_SECONDS + self.heartbeat_limit
@@ -63,7 +63,7 @@ class Activity:
 
 
 class Generation(NamedTuple):
-    """A group of workers that train together until one is lost, waits to join, or has to leave."""
+    """A group of workers that train together until a worker is lost, waits to join, or has to leave."""
 
     collectives: Collectives
     source: int | None  # the worker with the most advanced state; None: no worker has a state
@@ -71,9 +71,9 @@ class Generation(NamedTuple):
 
 
 class Rendezvous:
-    """How a session joins the group of workers: this one has a single generation, which the caller has formed.
+    """How a session joins the group of workers. This class has a single generation, which the caller has formed.
 
-    `runtime.workers.rendezvous.RendezvousClient` forms generations that follow one another. Only `join` may wait.
+    The generations of `runtime.workers.rendezvous.RendezvousClient` follow one another. Only `join` may wait.
     """
 
     lasting = True
@@ -83,9 +83,9 @@ class Rendezvous:
         self._collectives = collectives
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """The next generation, from `progress` of this worker's state (None: it has none).
+        """Join the next generation, with the `progress` of this worker's state (None: it has no state).
 
-        Returns the summary if training has ended meanwhile; None if this worker leaves and training continues.
+        Returns the summary if training has ended meanwhile, or None if this worker leaves and training continues.
         """
         return Generation(self._collectives, None, False)
 

@@ -1,7 +1,7 @@
 """The plan of an epoch: which images form which batch, microbatch and optimiser step.
 
-It is a pure function of the recipe and the number of images. The number of workers enters with the shards alone: any
-number of workers shares out the same microbatches.
+The plan is a pure function of the recipe and the number of images. The number of workers affects only the shards: any
+number of workers trains the same microbatches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ray_yolo.ops.seeding import epoch_order
 
 
 class Step(NamedTuple):
-    """One optimiser step: positions `images` of the epoch's order; `batch` is its last batch over all epochs."""
+    """One optimiser step: the positions `images` in the epoch's order; `batch` is its last batch, counted over all
+    epochs."""
 
     images: range
     batch: int
@@ -55,8 +56,8 @@ class Plan:
     def steps(self, epoch: int) -> list[Step]:
         """The steps of an epoch, in order.
 
-        A step ends when it holds as many batches as accumulation requires at its last batch, and at the end of the
-        epoch: no image is dropped or carried over. The last step may be short.
+        A step ends when it contains as many batches as accumulation requires at its last batch. It also ends at the end
+        of the epoch: no image is dropped or carried over. The last step may be short.
         """
         batch_size, _ = resolved_batch(self.recipe)
         steps, first, held = [], 0, 0
@@ -79,10 +80,10 @@ class Plan:
         return math.ceil(len(step.images) / resolved_batch(self.recipe)[1])
 
     def shard(self, step: Step, worker: int, num_workers: int) -> list[Microbatch]:
-        """The microbatches that a worker forwards in a step: whole and consecutive ones.
+        """The microbatches that a worker forwards in a step. They are whole and consecutive.
 
         Under sync_bn, each worker takes every n-th image of every microbatch, possibly none. Its part of a short batch
-        is thus never larger than that of a full one.
+        is therefore never larger than its part of a full one.
         """
         _, size = resolved_batch(self.recipe)
         numbers, part = range(self.microbatches(step)), slice(worker, None, num_workers)
@@ -104,7 +105,7 @@ class Plan:
         return len(range(worker, size, num_workers)) if self.recipe.sync_bn else size
 
     def rates(self, step: Step, epoch: int) -> schedule.Rates:
-        """Learning rates and momentum of a step: warm-up by its last batch, decay by the integer epoch."""
+        """Learning rates and momentum of a step. Warm-up depends on its last batch, decay on the integer epoch."""
         optimizer, plan = self.recipe.optimizer, self.recipe.schedule
         lr = optimizer.lr0 * schedule.decay_factor(epoch, self.recipe.epochs, plan.lrf, cosine=plan.cos_lr)
         return schedule.warm_rates(step.batch, self.warmup, lr, plan.warmup_bias_lr, optimizer.momentum,

@@ -1,6 +1,6 @@
 """One worker's training from a start or restart to the end: restore, loop, validate, record, save.
 
-Every worker runs the same code on the same numbers. Only the recording worker (number 0) writes checkpoints.
+All workers run the same code on the same numbers. Only the recording worker (number 0) writes checkpoints.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ray_yolo.ops.schedule import Rates
 DETECTIONS_FILE = "detections.npy"
 STEP_EVENTS_PER_EPOCH = 100
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are also compared before each checkpoint and regrouping
-LEAVING_SECONDS = 10.0  # between two saves while all workers drain: their nodes can disappear at any moment
+LEAVING_SECONDS = 10.0  # between two saves while all workers drain, because their nodes can disappear at any moment
 
 
 def run_session(
@@ -62,9 +62,9 @@ def run_session(
 
     Args:
         emit: appends an event to the run's log without waiting.
-        rendezvous: forms the group of workers, again after a loss; None: the group is that of `context`, for good.
-        stop_requested: called in each step. If it returns True on any worker, all stop after the same step, which is
-            saved, and the summary's `stopped` is True.
+        rendezvous: forms the group of workers, again after each loss; None: the group of `context` is permanent.
+        stop_requested: called in each step. If it returns True on any worker, all stop after the same step. The step
+            is saved, and the summary's `stopped` is True.
 
     Returns:
         The training's outcome, equal on all workers; None if this worker has left and the training continues.
@@ -115,19 +115,19 @@ class Session:
 
     @property
     def records(self) -> bool:
-        """Whether this worker writes the checkpoints and the events that are equal on all workers."""
+        """Whether this worker writes the checkpoints, and the events that are equal on all workers."""
         return self.context.collectives.worker == 0
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train, or training was stopped or pauses."""
+        """Whether nothing is left to train, or training was stopped or paused."""
         return self.done or self.stopped or self.stopped_early or self.state.progress.epoch >= self._until
 
     def train(self, stop_requested: Callable[[], bool]) -> None:
-        """Train to the end, in as many generations of workers as that takes. Collective.
+        """Train to the end, in as many generations of workers as needed. Collective.
 
         Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
-        checkpoint is on storage, they form another generation there, and its first worker saves.
+        checkpoint is on storage, the others form another generation in `join`, and its first worker saves.
         """
         def poll_controls() -> ControlFlags:
             return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._must_save())
@@ -148,7 +148,7 @@ class Session:
                 self._end()
 
     def join(self) -> None:
-        """Join the next generation, and take the state of its most advanced worker. Collective."""
+        """Join the next generation, and copy the state of its most advanced worker. Collective."""
         if self._regroup:  # another worker may record next: this one's checkpoint has to be older than its
             self._await_saver()
         self.context.activity.enter("joining")
@@ -159,7 +159,7 @@ class Session:
             self.summary, self.done = generation, True
             return
         before = self.state
-        self.stopped = self._regroup = False  # a new worker does not know of a requested stop: all poll for it again
+        self.stopped = self._regroup = False  # a new worker may have missed a stop request: all poll for it again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn)
             self._agreed = self.saver.step = self._resumed = self.state.progress.step
@@ -181,7 +181,7 @@ class Session:
         self.stopped_early = self._patience_is_over()
 
     def _emit_start(self, *, regrouped: bool) -> None:
-        """Record the start of a generation, and the last epoch again: its event may be lost with a worker."""
+        """Record the start of a generation. Also record the last epoch again: its event may be lost with a worker."""
         progress = self.state.progress
         self._emit(StartEvent(
             step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
@@ -201,7 +201,7 @@ class Session:
             self._save()
 
     def _end(self) -> None:
-        """If training is over, save and announce that as the recording worker. Others wait for it in `join`.
+        """If training is over, the recording worker saves and announces the end. The others wait for it in `join`.
 
         Raises:
             TrainingError: if every step was skipped, or the last checkpoint cannot be written.
@@ -216,7 +216,7 @@ class Session:
         if self.records:
             if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):
                 self._save()
-            elif state.progress.step == self._resumed:  # the process that saved it may have ended before it said so
+            elif state.progress.step == self._resumed:  # the process that saved it may have ended before the report
                 self._emit_checkpoint()
             self._await_saver(needed=not self.stopped)
         elif not self._rendezvous.lasting:
@@ -234,25 +234,25 @@ class Session:
         self._rendezvous.finish(self.summary)
 
     def _emit_checkpoint(self) -> None:
-        """Record again the checkpoint that this state was restored from."""
+        """Record the checkpoint again from which this state was restored."""
         step, digest = self.state.progress.step, state_file.digest(capture(self.components, self.state, {}))
         self._emit(CheckpointEvent(step=step, epoch=self.state.progress.epoch, kinds=(), digest=digest,
                                    path=str(self.spec.run_dir / "checkpoints" / f"step-{step}")))
 
     def close(self) -> None:
-        """Wait until everything is on storage, and release what is held outside of memory."""
+        """Wait until everything is on storage, and release all resources outside of memory."""
         with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
             self._await_saver()
         for store in self.components.stores:
             store.close()
 
     def apply_changes(self) -> None:
-        """Switch to the settings of the present epoch; see `Recipe.changes`."""
+        """Switch to the settings of the current epoch; see `Recipe.changes`."""
         if self.spec.recipe.changes:
             self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
-        """Log a step, and save where that is due inside an epoch. The epoch's last step is saved by `after_epoch`."""
+        """Log a step, and save if a save inside the epoch is due. `after_epoch` saves the epoch's last step."""
         progress, timer = self.state.progress, self.timer
         self.context.activity.enter("computing")  # no more exchange in this step
         seconds = timer.stop_step(result, len(step.images))
@@ -271,7 +271,7 @@ class Session:
             self._save_agreed()
 
     def after_epoch(self, epoch: int) -> bool:
-        """Validate, record, save. Returns whether training is over or continues with other settings."""
+        """Validate, record and save. Returns whether training is over or continues with other settings."""
         recipe, state, plan = self.spec.recipe, self.state, self.components.plan
         self.timer.stop_training()
         self.compare_weights()
@@ -297,7 +297,7 @@ class Session:
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
     def _rank(self, epoch: int, evaluation: Evaluation) -> tuple[float | None, bool]:
-        """Take an epoch's validation into the state. Returns its fitness, and whether that is the best so far."""
+        """Add an epoch's validation to the state. Returns its fitness, and whether it is the best so far."""
         state = self.state
         state.class_maps = tuple(evaluation.metrics.ap.mean(1).tolist())
         fitness = self.spec.recipe.objective.fitness(evaluation.summary)
@@ -315,11 +315,11 @@ class Session:
                         recipe.evaluate, recipe.precision, self.context.collectives, self.context.device)
 
     def compare_weights(self) -> None:
-        """Check that all workers have equal weights; a worker that differs computes wrongly. Collective.
+        """Check that all workers have equal weights. A worker that differs has computed wrongly. Collective.
 
         Raises:
-            WrongWeightsError: on workers outside of a majority. They count as lost.
-            PeerLostError: on the others, which have summed its gradients. They no longer have a state, and `join`
+            WrongWeightsError: on workers without a majority. They count as lost.
+            PeerLostError: on the others, which have added the wrong gradients. They no longer have a state, and `join`
                 restores the newest checkpoint whose weights were compared.
         """
         self.context.activity.enter("exchanging")
@@ -327,7 +327,7 @@ class Session:
         self.context.activity.enter("computing")
 
     def _compare(self, collectives: Collectives) -> None:
-        """`compare_weights` among those workers of a group that have its newest state. All learn `_agreed`."""
+        """Compare the weights of those workers of a group that have its newest state. All workers get `_agreed`."""
         own = [self.state.progress.step if self._has_state else -1, self._agreed, int(fingerprint(self.components))]
         rows = collectives.gather(torch.tensor([own])).tolist()
         step, self._agreed = max(row[0] for row in rows), max(row[1] for row in rows)
@@ -337,7 +337,7 @@ class Session:
         self._has_state = False
         self._await_saver()
         with contextlib.suppress(PeerLostError), collective_errors():
-            # a barrier: a worker that left earlier would look lost to one that has not compared yet
+            # a barrier: a worker that left earlier would appear lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
         if collectives.worker == 0:
             self._withdraw()
@@ -347,7 +347,7 @@ class Session:
         raise PeerLostError(f"a worker had other weights than the rest after step {step}")
 
     def _withdraw(self) -> None:
-        """Remove checkpoints whose weights were not compared: the faulty workers have contributed to them."""
+        """Remove checkpoints whose weights were not compared, because faulty workers have contributed to them."""
         self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
                    "newest checkpoint on which they agreed")
         checkpoint.remove_newer(self.spec.run_dir, self._agreed)
@@ -358,18 +358,18 @@ class Session:
         self._emit(WarningEvent(message=message))
 
     def _forget_best_before_change(self) -> None:
-        """Forget a best epoch from before the last change of settings: its fitness is not comparable."""
+        """Reset the best epoch if it precedes the last change of settings: its fitness is not comparable."""
         if self.state.best_epoch < self.spec.recipe.last_change(self.state.progress.epoch):
             self.state.best_fitness, self.state.best_epoch = -1.0, -1
 
     def _patience_is_over(self) -> bool:
-        """Whether the last epoch was the `patience`-th without a better fitness, and more would follow."""
+        """Whether the last epoch was the `patience`-th without a better fitness, and epochs remain."""
         state, patience, epoch = self.state, self.spec.recipe.patience, self.state.progress.epoch
         return 0 < patience < epoch - state.best_epoch and state.best_epoch >= 0 and epoch < self.spec.recipe.epochs
 
     def _must_save(self) -> bool:
-        """Whether the recording worker requests a save: the last one is long ago, or all workers drain (at once, and
-        again after every `LEAVING_SECONDS`)."""
+        """Whether the recording worker requests a save. It does if the last save is too old, or if all workers drain
+        (at once, and again after every `LEAVING_SECONDS`)."""
         now = time.monotonic()
         leaving = self._rendezvous.all_draining() and now - self._save_requested >= LEAVING_SECONDS
         late = now - self._saved >= save_interval(self.placement.save_seconds, self.saver)
@@ -385,7 +385,7 @@ class Session:
             self._save()
 
     def _save(self) -> None:
-        """Start to save the state; between two epochs also under the names that the last epoch has earned."""
+        """Start to save the state; between two epochs, also under the names that the last epoch is entitled to."""
         progress, period, kinds = self.state.progress, self.placement.save_period, ["last"]
         if (last_epoch := self.state.last_epoch) and not progress.images_in_epoch:
             kinds += ["best"] * last_epoch.best
@@ -395,7 +395,7 @@ class Session:
         self.saver.save(capture(self.components, self.state, about(self.spec)), progress.step, progress.epoch, kinds)
 
     def _await_saver(self, *, needed: bool = False) -> None:
-        """Wait for the save in progress, as long as a save may take."""
+        """Wait for the save in progress, within its time limit."""
         self.context.activity.enter("saving")
         self.saver.wait(needed=needed)
         self.context.activity.enter("computing")
@@ -415,7 +415,7 @@ class Session:
 
 @dataclass
 class StepTimer:
-    """Times and image counts of one epoch, or of what remains of it after a restart.
+    """Times and image counts of one epoch, or of the rest of it after a restart.
 
     Args:
         steps: in the whole epoch; about `STEP_EVENTS_PER_EPOCH` of them are logged.
@@ -439,7 +439,7 @@ class StepTimer:
         return seconds
 
     def resume(self) -> None:
-        """Exclude the time since the last step, in which nothing was trained."""
+        """Exclude the time since the last step, in which no step was trained."""
         now = time.perf_counter()
         self.began, self.last = self.began + now - self.last, now
 
@@ -465,7 +465,7 @@ class StepTimer:
                           node=socket.gethostname(), pid=os.getpid())
 
     def epoch_event(self, epoch: int, step: int, rates: Rates, device: torch.device, **measured: Any) -> EpochEvent:
-        """The event of the epoch; `measured` are further fields of it."""
+        """The event of the epoch; `measured` contains further fields."""
         seconds = self.trained - self.began
         return EpochEvent(
             epoch=epoch, step=step, lr=rates.lr, images_per_second=self.step_images / seconds,

@@ -1,6 +1,6 @@
 """The state of a training between two optimiser steps, and its conversion to and from plain tensors and JSON.
 
-It has no random state: every draw is keyed (ops.seeding), so the progress is enough to continue.
+The state contains no generator state: every random draw has a key (ops.seeding), so the progress is enough to continue.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TrainState:
     moved: bool = False  # a step has changed the weights
 
     def count(self, losses: Tensor, num_images: int, skipped: bool) -> None:
-        """Add the step that has just ended to the epoch's losses, or to the skipped steps."""
+        """Add the step that has just ended to the epoch's losses, or to its skipped steps."""
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
         if skipped:
             self.first_skipped = self.first_skipped if self.skipped else self.progress.step
@@ -66,7 +66,7 @@ TRAINED = ("meta", "ema")
 
 
 def capture(components: TrainComponents, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
-    """The complete state: tensors by name, and JSON text `meta` with `about` (recipe, names, ...)."""
+    """The complete state: tensors by name, and the JSON text `meta` with `about` (recipe, names, ...)."""
     optimizer = components.optimizer.state_dict()
     meta = {**about, "progress": list(state.progress), "best_fitness": state.best_fitness,
             "best_epoch": state.best_epoch, "class_maps": list(state.class_maps),
@@ -96,7 +96,7 @@ def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
     except RuntimeError as error:
         raise CheckpointError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
     optimizer = components.optimizer.state_dict()
-    # load_state_dict keeps references to its tensors: without copies the caller's dict would be trained too. A fused
+    # load_state_dict keeps references to its tensors; without copies, training would change the caller's dict. A fused
     # optimiser needs each state tensor in its parameter's memory layout
     trained = [p for group in components.optimizer.param_groups for p in group["params"]]
     optimizer["state"] = {int(number): {name: torch.empty_like(trained[int(number)]).copy_(value) if value.dim()
@@ -120,7 +120,7 @@ def fingerprint(components: TrainComponents) -> Tensor:
 
 
 def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None]) -> TrainState:
-    """The state of the newest verified checkpoint that the recording worker sees, or a new state. Collective.
+    """The state of the newest verified checkpoint on the recording worker's storage, or a new state. Collective.
 
     Raises:
         CheckpointError: if there are checkpoints and none of them can be resumed.
@@ -163,7 +163,7 @@ def sync_from_peer(components: TrainComponents, state: TrainState, generation: G
 
 
 def about(spec: TrainSpec) -> dict[str, Any]:
-    """A checkpoint's description of itself, beside the tensors."""
+    """The description that a checkpoint contains besides the tensors."""
     plugin = plugin_of(spec.recipe.model)
     return {"format": state_file.FORMAT, "recipe": spec.recipe.model_dump(mode="json"), "digest": spec.digest,
             "names": list(spec.names), "architecture": spec.architecture, "anchors": spec.anchors,

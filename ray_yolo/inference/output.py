@@ -1,7 +1,7 @@
 """Detect in frames, and write the results as images, videos, crops, labels, tables and JSON.
 
-Images pass through the network in parallel, each on one arithmetic thread. So results do not depend on the number of
-threads, and throughput is higher than with many threads on one image.
+Images pass through the network in parallel, each on one arithmetic thread. Results therefore do not depend on the
+number of threads, and throughput is higher than with many threads on one image.
 """
 
 from __future__ import annotations

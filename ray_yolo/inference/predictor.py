@@ -1,7 +1,7 @@
 """Load trained weights, and detect objects in images, in pixels of the image.
 
-Images are letterboxed as in validation, and each is processed alone unless a batch is requested. So the detections of
-an image depend only on the image and the settings (in batches, up to rounding).
+Images are letterboxed as in validation, and each is processed alone unless a batch is requested. The detections of an
+image therefore depend only on the image and the settings (in batches, up to rounding).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ray_yolo.ops.anchors import fit_anchors
 
 
 class Family(NamedTuple):
-    """Models that share a loss and a decoder; the rest of the package knows no more of a model than this."""
+    """Models that share a loss and a decoder. The rest of the package uses only this interface to a model."""
 
     models: Mapping[str, Architecture]
     fit: Callable[[Any, np.ndarray, LossConfig, int], Anchors | None]  # (head, label sizes, gains, seed)

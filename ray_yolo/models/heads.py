@@ -67,8 +67,8 @@ class Detect(nn.Module):
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
         """Set strides, anchors (None: squares) and the initial biases.
 
-        Biases start at a prior of 8 objects per 640-pixel image and a probability of 0.6 / num_classes per class. So
-        the first steps are not spent on learning that most cells are empty.
+        Biases start at a prior of 8 objects per 640-pixel image and a probability of 0.6 / num_classes per class. The
+        first steps are then not spent on learning that most cells are empty.
         """
         self.strides = strides
         set_anchors(self, square_anchors(strides, self.num_anchors) if anchors_px is None else anchors_px)

@@ -1,8 +1,8 @@
 """The twelve metrics of the COCO protocol, as pycocotools computes them.
 
-Matching depends only on the order of scores within an image and class. So all images and classes are matched in
-parallel, one rank of detections after the other, with only those pairs that overlap by half: a few array passes instead
-of a loop over images, classes, areas and thresholds.
+Matching depends only on the order of scores within an image and class. All images and classes are therefore matched in
+parallel, one rank of detections after the other. Only pairs that overlap by half take part. This needs a few array
+passes instead of a loop over images, classes, areas and thresholds.
 """
 
 from __future__ import annotations
@@ -198,8 +198,9 @@ def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints,
 def _precision(matched: Bools, counted: Bools, inside: Bools, position: Ints, num_labels: int) -> Floats:
     """(thresholds,) mean over 101 recalls of the highest precision at that recall or above, for one class and area.
 
-    Only true positives, which all occur in pairs, can be corners of the curve. Of the other detections only the number
-    matters: an unmatched one is a false positive if its own area is `inside`; one with an ignored label is left out.
+    Only true positives, which all occur in pairs, can be corners of the curve. Of the other detections, only the number
+    matters. An unmatched detection is a false positive if its area is `inside`; a detection with an ignored label is
+    left out.
 
     Args:
         matched, counted: (k, thresholds) of the detections in pairs, by falling score.

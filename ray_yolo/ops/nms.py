@@ -65,8 +65,8 @@ def _highest(scores: Tensor) -> Tensor:
 def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: bool) -> Tensor:
     """Indices of the first `max_detections` candidates that survive suppression, ascending.
 
-    A candidate's survival depends on better ones only. So suppression of the best few gives a prefix of the full
-    result; more candidates, at quadratic cost, are processed only until the limit is reached.
+    A candidate's survival depends only on better ones, so suppression of the best few gives a prefix of the full
+    result. More candidates, at quadratic cost, are processed only until the limit is reached.
     """
     boxes = candidates[:, :4].double()
     if not agnostic and len(boxes):

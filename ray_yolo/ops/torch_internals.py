@@ -1,5 +1,5 @@
-"""Private names of PyTorch: operations on lists of tensors that need few kernels instead of one per tensor, the
-tensors of a gradient scaler, and the compiler.
+"""Private names of PyTorch: operations on lists of tensors, the tensors of a gradient scaler, and the compiler. The
+list operations need few kernels instead of one per tensor.
 """
 
 from __future__ import annotations

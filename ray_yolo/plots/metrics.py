@@ -41,8 +41,8 @@ def plot_curves(values: Floats, summary: Floats, names: Sequence[str], path: Pat
     Args:
         values: (classes, 1000) on the grid of recalls or confidences.
         summary: (classes,) numbers for the legend.
-        mark: a word and the confidence to mark: of the highest mean F1, or of the reported precision and recall (the
-            peak of the smoothed mean F1).
+        mark: a word and the confidence to mark. It is that of the highest mean F1, or that of the reported precision
+        and recall (the peak of the smoothed mean F1).
     """
     figure = new_figure(9, 6)
     axes = dress(figure.add_subplot(), title=title, x=x, y=y)

@@ -1,13 +1,13 @@
 """An append-only log of events, one JSON object per line, in the order in which they arrived.
 
-The log is the source of truth of a run or a sweep; tables, plots and tracking servers are sinks that can be rebuilt
-from it. It has one writer and any number of readers. Each line is written by one call. A line that a crash cut short
-is removed when the log is opened again, and readers skip it.
+The log is the source of truth of a run or a sweep. Tables, plots and tracking servers are sinks that can be rebuilt
+from it. It has one writer and any number of readers. Each line is written by one call. A line that a crash has
+truncated is removed when the log is opened again; readers skip it.
 
 | field | content |
 |---|---|
 | `seq` | 0, 1, 2, ... in the order of the file |
-| `time` | Unix seconds by the writer's clock, for people; nothing is ordered by it |
+| `time` | Unix seconds of the writer's clock, for people; it orders nothing |
 | `type` | the kind of event: `ray_yolo.core.events` for a training; a sweep's ledger has its own |
 
 JSON has no NaN and no infinity: a number that is not finite is stored as null.
@@ -52,8 +52,8 @@ _Kind = TypeVar("_Kind", bound=Event)
 
 _RESERVED = frozenset({"seq", "time", "type"})
 _TAIL_BYTES = 1 << 16
-# Lines in memory while the disk fails: 10 hours of a fast run's steps, 50 MB. Beyond that the oldest are dropped, which
-# leaves a gap in the sequence numbers.
+# Lines in memory while the disk fails: 10 hours of a fast run's steps, 50 MB. Beyond that, the oldest are dropped,
+# which leaves a gap in the sequence numbers.
 _MAX_PENDING = 100_000
 
 _logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def follow(path: str | os.PathLike[str]) -> Iterator[list[Event]]:
 
 
 def surviving(events: Sequence[Event]) -> list[Event]:
-    """The events without the rows that a restart from an earlier step has taken back.
+    """The events without the rows that a restart from an earlier step has voided.
 
     A start at step s voids every earlier row with a step > s. Other events are facts and stay. Idempotent; keeps the
     order.
@@ -158,10 +158,10 @@ def surviving(events: Sequence[Event]) -> list[Event]:
 
 
 def durable(events: Sequence[Event]) -> list[Event]:
-    """The surviving events without the rows that a restart might still take back.
+    """The surviving events without the rows that a restart might still void.
 
-    A row is durable once a checkpoint, a start or a successful end follows, with a step at or above its own. It stays
-    durable, because training restarts from saved steps only: a sink that publishes durable rows never has to withdraw
+    A row is durable when a checkpoint, a start or a successful end at its step or a later one follows. It stays
+    durable, because training restarts from saved steps only. A sink that publishes durable rows never has to withdraw
     one.
     """
     return _filter_rows(events, committed=-1)
@@ -188,7 +188,7 @@ def best_row(rows: Sequence[EpochEvent]) -> EpochEvent | None:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What interruptions cost a training, over all its commands."""
+    """The cost of a training's interruptions, over all its commands."""
 
     restarts: int  # of all workers, from a checkpoint
     regroupings: int  # workers lost, replaced or added while the others continued
@@ -248,7 +248,7 @@ def plain(value: Any) -> Any:
 
 
 def _filter_rows(events: Sequence[Event], committed: float) -> list[Event]:
-    """Walk backwards: the events after a row decide whether it stays."""
+    """Filter rows from the end: the events after a row decide whether it stays."""
     kept: list[Event] = []
     limit = math.inf
     for event in reversed(events):

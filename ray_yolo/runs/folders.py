@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def usable_storage() -> Iterator[None]:
-    """Turn storage errors into messages that say what the user can change."""
+    """Context that turns storage errors into messages that state what the user can change."""
     try:
         yield
     except InputError:
@@ -43,14 +43,14 @@ def lasting_folder() -> Path:
 
 
 def storage_folder(placement: Placement) -> Path:
-    """Absolute storage folder: --storage-path, else an absolute --project, else `lasting_folder`."""
+    """The absolute storage folder: --storage-path, else an absolute --project, else `lasting_folder`."""
     project = placement.project if Path(placement.project).is_absolute() else ""
     path = "" if is_address(placement.storage_path) else placement.storage_path
     return lasting_folder() / (path or project)
 
 
 def project_folder(placement: Placement) -> Path:
-    """Absolute folder of a project's runs, or of their working copies if they are stored in a bucket.
+    """The absolute folder of a project's runs, or of their working copies if they are stored in a bucket.
 
     Raises:
         InputError: if the project cannot be a part of the storage path.
@@ -80,17 +80,17 @@ def storage_probe(placement: Placement) -> Iterator[Path | str]:
 
 @usable_storage()
 def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> Path:
-    """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
+    """Create a folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
-    With `exist_ok` the name stays as it is: an existing folder is moved aside, so that each folder holds one result.
-    For a bucket it is a working copy under a name that is reserved there; `location.publish` stores it.
+    With `exist_ok` the name gets no number: an existing folder is moved aside, so that each folder holds one result.
+    For a bucket, the folder is a working copy under a name that is reserved there; `location.publish` stores it.
 
     Args:
         sources: absolute paths of the inputs, which must not be moved.
 
     Raises:
-        InputError: if storage cannot be written to, if the folder to be moved holds a source or a training, or if the
-            name exists in the bucket.
+        InputError: if storage cannot be written to, the folder to be moved holds a source or a training, or the name
+        exists in the bucket.
     """
     project, address = project_folder(placement), project_address(placement)
     store = open_store(address) if address else None
@@ -118,7 +118,7 @@ def _claim(store: Store, name: str) -> bool:
 
 
 def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Path:
-    """Create the next of stem, stem2, stem3, ...; exclusively, also in a bucket, so that no two commands share one."""
+    """Create the next of stem, stem2, stem3, ... exclusively, also in a bucket, so that no two commands share it."""
     project.mkdir(parents=True, exist_ok=True)
     names = [entry.name for entry in store.list()] if store else [path.name for path in project.iterdir()]
     matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)/?", name) for name in names)
@@ -166,5 +166,5 @@ def is_held(folder: Path) -> bool:
 
 
 def was_abandoned(folder: Path) -> bool:
-    """Whether the process that locked this run folder last has died without a release, which clears the file."""
+    """Whether the last process that locked this run folder died before a release, which clears the file."""
     return bool((folder / ".lock").exists() and (folder / ".lock").stat().st_size and not is_held(folder))

@@ -1,4 +1,4 @@
-"""Where a run is stored: the questions that have another answer for a run in a bucket than for one in a folder."""
+"""Where a run is stored: the functions whose result differs between runs in a bucket and runs in a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray_yolo.storage.store import is_address
 
 
 def location(folder: Path) -> str:
-    """What a user calls a run: its address in a bucket, else its folder."""
+    """The location of a run as shown to users: its address in a bucket, else its folder."""
     return address_of(folder) or str(folder)
 
 
@@ -21,7 +21,7 @@ def is_active(folder: Path) -> bool:
 
 
 def publish(folder: Path) -> None:
-    """Store the results in a folder if they belong into a bucket.
+    """Upload the results in a folder if they belong in a bucket.
 
     Raises:
         RayYoloError: if storage refuses.
@@ -33,7 +33,7 @@ def local_folder(run: str, *, whole: bool = True) -> Path:
     """The folder of a run; for an address a downloaded copy, for reading only.
 
     Args:
-        whole: with all files; else the log and the record alone.
+        whole: with all files; otherwise the log and the record only.
 
     Raises:
         InputError: if there is no run at the address, or storage refuses.

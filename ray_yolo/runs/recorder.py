@@ -1,8 +1,8 @@
 """The single writer of a run's event log, and the client that sends events to it.
 
 Any worker on any node sends events, many times a second. `emit` does not wait, does not raise, and returns nothing.
-With Ray the writer is an actor on the driver's node: worker 0 may run on another node, and a log on that node's disk
-would be lost with it. Without Ray the writer is a thread.
+With Ray, the writer is an actor on the driver's node; a log on a worker's node would be lost with that node. Without
+Ray, the writer is a thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The actor: the event log of one run after another, and the state of the stop request beside each."""
+    """The actor: writes the event logs of one run after another, and reads the stop request next to each log."""
 
     def __init__(self) -> None:
         undo_niceness()  # workers wait for it when they start and end
@@ -44,7 +44,7 @@ class Recorder:
         Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # of an earlier driver
 
     def emit(self, path: str, event: Event) -> None:
-        """Append one event. For a closed log it comes too late, and is lost."""
+        """Append one event. An event for a closed log is too late and is lost."""
         if path not in self._logs:  # this process replaces one that died
             self._logs[path] = EventLog(path)
         if log := self._logs[path]:
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 
 class LocalRecorder:
-    """The writer of a run without Ray: a thread that appends the events which other threads put into a queue."""
+    """The writer of a run without Ray: a thread that appends the events that other threads put into a queue."""
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
@@ -108,7 +108,7 @@ class RecorderClient:
 
     Args:
         path: of the log.
-        ends: the actor ends with this log.
+        ends: whether the actor ends with this log.
     """
 
     def __init__(self, actor: ActorHandle[Recorder], path: str, *, ends: bool) -> None:
@@ -124,11 +124,11 @@ class RecorderClient:
             self._warned = True
 
     def stop_requested(self) -> ObjectRef[bool]:
-        """The writer's reply, still to come: whether the training must stop after a step."""
+        """A reference to the writer's reply: whether the training must stop after a step."""
         return self.actor.stop_requested.remote(self._path)
 
     def wait(self, wait_seconds: float) -> None:
-        """Wait until the writer replies. Training without a writer has no driver either, and is pointless.
+        """Wait until the writer replies. Without a writer there is no driver either, and training is pointless.
 
         Raises:
             ray.exceptions.RayError: if the writer has ended, or does not reply within `wait_seconds`.
@@ -158,7 +158,7 @@ class RecorderClient:
 
 
 def open_log(path: str, actor: ActorHandle[Recorder] | None = None) -> RecorderClient:
-    """Have an actor write the log at an absolute path; by default one of its own, which ends with it.
+    """Make an actor write the log at an absolute path; by default a new actor, which ends with the log.
 
     Raises:
         ray.exceptions.RayError: if the log cannot be opened.

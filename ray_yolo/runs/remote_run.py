@@ -1,4 +1,4 @@
-"""A run in a bucket: what is stored there, and the process that holds the run and synchronises its working copy.
+"""A run in a bucket: what is stored there, and how the process that holds the run synchronises its working copy.
 
     lease.json                     the process that trains the run (storage/lease.py); a lock in a folder's place
     log/000002-000000.jsonl        the event log, or a sweep's ledger, in segments ATTEMPT-NUMBER that never change.
@@ -8,8 +8,8 @@
     run.json, results.csv, ...     as in a run folder
     trials/trial3/...              the trials of a sweep, each one a run
 
-A working copy is an ordinary run folder: its readers and writers need to know nothing of buckets. It may be removed
-when no process trains the run; any machine can download another one.
+A working copy is an ordinary run folder, so its readers and writers do not depend on buckets. It may be removed when no
+process trains the run; any machine can download another one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease, try_lock
 from ray_yolo.storage.store import Store, open_store
 
-# Synchronised by other means than `put_files`.
+# Not synchronised by `put_files`.
 _SPECIAL_FILES = (EVENTS_FILE, LEDGER_FILE, RECORD_FILE, FINISHED, LEASE)
 _SPECIAL_FOLDERS = ("checkpoints", "states", "weights", "log", "ray", "trials")
 _THREADS = 16
@@ -116,7 +116,8 @@ class RemoteRun:
         return {"address": self.address, "attempt": self.attempt, "folder": folder}
 
     def download(self) -> None:
-        """Fill the working copy. If no other process has trained since, local files stay; `sync_files` stores them."""
+        """Fill the working copy. If no other process has trained the run since, local files stay; `sync_files` stores
+        them."""
         stored, log = read_log(self._store), log_file(self._folder)
         local = read_or_empty(log)
         is_newest = bool(local) and local.startswith(stored)
@@ -131,7 +132,7 @@ class RemoteRun:
             self.checkpoints.upload_pending(self._folder)
 
     def download_result(self) -> None:
-        """Download what the saving worker has stored, which may run on another node."""
+        """Download the files that the saving worker, possibly on another node, has stored."""
         self.checkpoints.download_weights(self._folder)
         with suppress(FileNotFoundError):
             self._store.fetch(DETECTIONS_FILE, self._folder / DETECTIONS_FILE)
@@ -169,7 +170,8 @@ class RemoteRun:
         """Store the files that are new or changed.
 
         Args:
-            weights: also store weights/last.pt and best.pt as files; before the end they are pointers to states.
+            weights: also store weights/last.pt and best.pt as files; before the end of training they are pointers to
+            states.
 
         Raises:
             OSError: if storage refuses.
@@ -197,7 +199,7 @@ class RemoteRun:
     def sync_files(self) -> None:
         """Store everything new, or nothing if another process has the lease (`is_lost`).
 
-        Storage that fails costs a warning; later calls store the rest.
+        If storage fails, a warning is logged; later calls store the rest.
         """
         try:
             self.flush_log()
@@ -232,10 +234,10 @@ def worker_copy(payload: Mapping[str, Any]) -> Iterator[tuple[Path, RemoteCheckp
 
 @contextmanager
 def _temporary_copy(folder: Path) -> Iterator[Path]:
-    """A new folder beside this one, removed at the end. First, those of workers that were killed are removed.
+    """Context with a new folder next to this one. The folders of killed workers are removed first.
 
-    A living worker has locked its copy; the parent is locked until it has. The names contain the host, because not
-    every shared file system shows other hosts' locks. Where there are no locks, nothing is removed.
+    A living worker holds a lock on its copy; the parent is locked until then. The names contain the host, because not
+    every shared file system shows other hosts' locks. Without locks, nothing is removed.
     """
     prefix = f".copy-{gethostname()}-"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +270,7 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
     """Download a run as it is now into a folder of this machine, for reading only.
 
     Args:
-        whole: with all files; else the log and the record alone.
+        whole: with all files; otherwise the log and the record only.
 
     Raises:
         InputError: if there is no run at the address, or storage refuses.

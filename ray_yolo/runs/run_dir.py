@@ -1,15 +1,15 @@
-"""Run folders: which run a command continues, which one it creates, and the lock that a run's process holds.
+"""Run folders: which run a command continues or creates, and the lock that the process of a run holds.
 
     <storage>/<project>/<name>/run.json    the requested and the resolved recipe, written at the first start
     <storage>/<project>/<name>/.lock       locked by the driver while it lives (the kernel releases it at its death)
     <storage>/<project>/<name>/finished    exists once the training has ended and every sink is done or pending
 
-Without --name a command continues the newest unfinished, unlocked run of the same recipe, else it creates a new expN.
-With --name it continues an unfinished run of the same recipe. It refuses a finished one, unless --exist-ok is given or
-the caller says that there is more to do.
+Without --name, a command continues the newest unfinished, unlocked run of the same recipe; if there is none, it creates
+a new expN. With --name, it continues an unfinished run of the same recipe. It refuses a finished run, unless --exist-ok
+is given or the caller has more to do for it.
 
-Finding a run (`find_run`) and creating one (`begin_run`) are two steps, with all other checks of a start between them:
-a start that is refused leaves no files.
+Finding a run (`find_run`) and creating one (`begin_run`) are two steps. All other checks of a start happen between
+them, so a refused start leaves no files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def location(self) -> str:
-        """What a user calls the run: its address in a bucket, else its folder."""
+        """The location of the run as shown to users: its address in a bucket, else its folder."""
         return location(self.folder)
 
     @property
@@ -104,7 +104,8 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     """The run that this command continues, locked; None if it starts a new one. Creates nothing.
 
     Args:
-        extends: for a sweep: whether a finished, named one in a folder has more to do. None for a training.
+        extends: for a sweep, returns whether the finished sweep of this name in a folder has more to do. None for a
+        training.
         labels: returns the digest of the training labels. Equal labels identify a data set at a new path.
 
     Raises:
@@ -210,7 +211,7 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
 
 
 def _checked_settings(recipe: Recipe, run: Run) -> Run:
-    """The run. Refuses a setting with another value than at its start; only the path of the data set may change."""
+    """Return the run. Refuses a setting that differs from its start; only the path of the data set may change."""
     if not isinstance(run.record, RunRecord):
         return run
     asked, resolved = run.record.asked, run.record.recipe
@@ -225,7 +226,7 @@ def _checked_settings(recipe: Recipe, run: Run) -> Run:
 
 def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], exist_ok: bool,
            extends: Callable[[Path], bool] | None) -> Run | None:
-    """The run of a name if it can continue; None if it does not exist yet, or may be moved aside."""
+    """The run with a name if it can continue; None if it does not exist yet, or may be moved aside."""
     if not (folder / "run.json").exists():
         return None
     run = _open(folder)
@@ -257,7 +258,7 @@ def _unfinished(project: Path, *, sweeps: bool, matches: Callable[[Record], bool
                 ) -> Iterator[Run]:
     """The matching unfinished sweeps or trainings, each locked, by the time of their records, newest first.
 
-    One that is in use or cannot be opened is skipped with a warning.
+    A run that is in use or cannot be opened is skipped with a warning.
     """
     unfinished = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
     for folder in sorted(unfinished, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):

@@ -39,7 +39,7 @@ class Members(Frozen):
 
 
 def write_members(run_dir: Path, members: Sequence[WorkerStatus]) -> None:
-    """Write the states of the workers beside the log. A file that cannot be written is left out."""
+    """Write the states of the workers next to the log. Errors are ignored."""
     content = Members(time=time.time(), members=tuple(members)).model_dump_json()
     with suppress(OSError):
         atomic_write(run_dir / MEMBERS_FILE, content, durable=False)
@@ -66,7 +66,7 @@ class Startup(Frozen):
 
 
 def write_startup(run_dir: Path, phase: str, seconds: float, waits_for: str) -> None:
-    """Write the phase of a start beside the log. A file that cannot be written is left out."""
+    """Write the phase of a start next to the log. Errors are ignored."""
     content = Startup(time=time.time(), phase=phase, seconds=seconds, waits_for=waits_for).model_dump_json()
     with suppress(OSError):
         atomic_write(run_dir / STARTUP_FILE, content, durable=False)

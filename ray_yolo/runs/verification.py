@@ -48,7 +48,7 @@ def compare_runs(one: Path, other: Path) -> list[CheckResult]:
     exist, it names the first tensor that differs.
 
     Raises:
-        InputError: if they have no step in common.
+        InputError: if the runs have no step in common.
     """
     for folder in (one, other):
         if not folder.is_dir():
@@ -68,7 +68,7 @@ def compare_runs(one: Path, other: Path) -> list[CheckResult]:
 
 
 def _digests(run_dir: Path) -> dict[int, str]:
-    """Digest of the tensors by step; the later one for a step that was saved twice."""
+    """The digest of the tensors by step; if a step was saved twice, the later one."""
     events = read_events(run_dir / EVENTS_FILE)
     return {event.step: event.digest for event in events if isinstance(event, CheckpointEvent) and event.digest}
 

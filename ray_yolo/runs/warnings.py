@@ -1,4 +1,4 @@
-"""Forwards warnings of code that knows no run (data sets, caches, torch) into the event log of the run.
+"""Forwards warnings of code without access to a run (data sets, caches, torch) into the event log of the run.
 
 Loggers and `warnings` write to stderr, which is lost on workers and in loader processes. Here each text is forwarded
 once per session, including texts of loader processes.

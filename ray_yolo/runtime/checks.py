@@ -1,4 +1,4 @@
-"""The page for a bug report: versions, devices, cluster and storage, each checked now."""
+"""The page for a bug report: checks versions, devices, cluster and storage."""
 
 from __future__ import annotations
 

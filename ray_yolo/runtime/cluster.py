@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster or starts one, and computes and awaits the resources of workers."""
+"""Connects to a Ray cluster or starts one, and computes and waits for the resources of workers."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ from ray_yolo.runtime.ray_internals import (
     other_jobs,
 )
 
-# Large blocks are reused instead of returned to the system after each layer, and huge pages save page faults. glibc
-# reads this when a process starts, so Ray's workers get it. Measured gain on CPU: tests/benchmarks/README.md.
+# Large blocks are reused instead of returned to the system after each layer, and huge pages reduce page faults. glibc
+# reads these variables when a process starts, so they take effect in Ray's workers. Measured gain on CPU:
+# tests/benchmarks/README.md.
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
 
 _CONNECT_SECONDS = 10.0
 _LONGEST_JOB = 100  # characters of another job's command
 _DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
-_is_shared = True  # whether other jobs may use the cluster: not one that `connect` has started
+_is_shared = True  # whether other jobs may use the cluster: False if `connect` has started it
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 
 
@@ -63,8 +64,8 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
 
     Raises:
         InputError: for a malformed address.
-        ResourcesError: if there is no cluster at the address, or it denies access; without `start` also if none runs
-            on this machine.
+        ResourcesError: if there is no cluster at the address, or it denies access. Without `start`, also if none runs
+        on this machine.
     """
     global _is_shared
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
@@ -80,12 +81,12 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
         if address == "local":
             own_token()
             os.environ[LOCAL] = "1"  # its workers inherit it
-            own = {"num_cpus": cores(), "include_dashboard": False,  # a dashboard would be eleven processes more
+            own = {"num_cpus": cores(), "include_dashboard": False,  # a dashboard would add eleven processes
                    "_temp_dir": str(session_folder())}  # Ray's own folder is writable by all users
         try:
             with in_own_groups():
                 ray.init(address=address, log_to_driver=logs, logging_level=logging.ERROR, **own)
-        except Exception as error:  # Ray raises many kinds, even bare ones, as for a node that did not start in time
+        except Exception as error:  # Ray raises many kinds, even bare ones, such as for a slow node
             raise _refusal(address, error) from None
         finally:
             os.environ.pop(LOCAL, None)
@@ -124,7 +125,7 @@ def room(placement: Placement, gpus: float) -> int:
 
 
 def describe_wait(placement: Placement, gpus: float) -> str:
-    """For which reserved resources the minimum number of workers waits, and which jobs hold some; '': it does not, or
+    """The reserved resources that the minimum number of workers waits for, and the jobs that hold them; '': no wait, or
     Ray does not answer.
     """
     with suppress(ray.exceptions.RayError):
@@ -157,7 +158,7 @@ def _other_holders() -> list[str]:
 
 
 def planned_gpus(placement: Placement) -> float | None:
-    """The GPUs that each worker would get, without asking Ray; None where a running cluster decides."""
+    """The GPUs that each worker would get, without a call to Ray; None if a running cluster decides."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     if placement.gpus_per_worker != "auto":
@@ -168,7 +169,7 @@ def planned_gpus(placement: Placement) -> float | None:
 def own_token() -> None:
     """Set a new token for the cluster that is about to start, unless this user has one.
 
-    Otherwise Ray would write one to ~/.ray, and each later `ray start --head` of this user would require it.
+    Otherwise Ray would write a token to ~/.ray, and each later `ray start --head` of this user would require it.
     """
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if not given and not (Path.home() / ".ray" / "auth_token").exists():
@@ -191,10 +192,10 @@ def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
 
 
 def _address(placement: Placement) -> str:
-    """The requested address; or `auto`: the cluster that `ray start` noted on this machine; or `local`: a new one.
+    """The requested address, or `auto` (the cluster that `ray start` noted on this machine), or `local` (a new one).
 
-    A killed head leaves its note too, which Ray would believe for many minutes, so the address is tried. A live head is
-    returned as `auto`: only where Ray has found it itself does it use this user's token.
+    A killed head leaves its note behind, and Ray would trust it for many minutes, so the address is tried. A live head
+    is returned as `auto`, because Ray uses this user's token only if it finds the head itself.
     """
     if requested := placement.address or os.environ.get("RAY_ADDRESS"):
         return requested
@@ -203,7 +204,7 @@ def _address(placement: Placement) -> str:
 
 
 def _connection_fault(address: str) -> str | None:
-    """Why host:port cannot be connected to; None if it can, and for other kinds of addresses."""
+    """Why a connection to host:port fails; None if it succeeds, and for other kinds of addresses."""
     match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
     try:
         if match:
@@ -221,7 +222,7 @@ def resources_of(placement: Placement, gpus: float) -> dict[str, float]:
 def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], None]) -> None:
     """Wait until the cluster could hold the minimum number of workers, assuming it is otherwise idle.
 
-    An autoscaler is asked for the nodes.
+    If there is an autoscaler, the nodes are requested from it.
 
     Raises:
         ResourcesError: what is missing after `wait_for_resources` seconds.
@@ -243,7 +244,7 @@ def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], Non
             time.sleep(0.5)
     finally:
         if asked:
-            request_resources(bundles=[])  # the workers request theirs themselves
+            request_resources(bundles=[])  # the workers make their own requests
 
 
 def missing_resources(placement: Placement, workers: int, gpus: float) -> str:
@@ -255,7 +256,7 @@ def missing_resources(placement: Placement, workers: int, gpus: float) -> str:
 
 
 def held_by(run_dir: Path) -> list[str]:
-    """The placement groups of a training's workers, by its log; none if it has finished or never started."""
+    """The placement groups of a training's workers, from its log; none if it has finished or never started."""
     groups = [event.group for event in read_events(run_dir / EVENTS_FILE) if isinstance(event, PlacementEvent)]
     return [] if (run_dir / "finished").exists() else groups
 
@@ -281,10 +282,10 @@ def leave_notice(node: str) -> str:
 
 def run_on_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
                         gpus: float) -> list[Any]:
-    """What a function returns on each of the most workers, with their CPUs and GPUs, all at the same time.
+    """The results of a function that runs on the maximum number of workers at the same time, with their CPUs and GPUs.
 
     Raises:
-        ResourcesError: if they were not free, or did not answer, within `timeout_seconds`.
+        ResourcesError: if resources were not free, or a worker did not answer, within `timeout_seconds`.
     """
     group = placement_group([resources_of(placement, gpus)] * placement.max_workers,
                             strategy=placement.placement_strategy)

@@ -1,7 +1,7 @@
-"""Graceful stop: a training that is interrupted saves the current step first, so that no step is repeated.
+"""Graceful stop: an interrupted training first saves the current step, so that no step is repeated.
 
-All workers stop after the same step (`engine.loop.train`) and exit in order, which frees their resources. A second
-signal stops at once. A first one waits for at most `SAVE_SECONDS`.
+All workers stop after the same step (`engine.loop.train`) and exit normally, which frees their resources. After the
+first signal, this takes at most `SAVE_SECONDS`. A second signal stops at once.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 def run_in_background(work: Callable[[], T], before_end: Callable[[Future[T]], None] = lambda outcome: None) -> T:
-    """What `work` returns or raises; it runs in another thread.
+    """Run `work` in another thread, and return or raise its outcome.
 
-    In the main thread Ray Train and Ray Tune handle Ctrl-C themselves, and an exception that a signal handler raises
-    inside `ray.get` becomes an exit with status 1. Here the main thread only waits, so a signal interrupts it at once.
-    `before_end` gets the pending result before the interruption propagates.
+    In the main thread, Ray Train and Ray Tune handle Ctrl-C themselves. If a signal handler raises inside `ray.get`,
+    the process exits with status 1. Here the main thread only waits, so a signal interrupts it at once. `before_end`
+    gets the pending result before the interruption propagates.
     """
     result = run_in_thread(work, "background")
     try:
@@ -49,9 +49,9 @@ def run_in_background(work: Callable[[], T], before_end: Callable[[Future[T]], N
 
 @contextlib.contextmanager
 def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
-    """Context of a training in this thread: SIGINT and SIGTERM request a stop, and take their usual effect at its end.
+    """Context of a training in this thread: SIGINT and SIGTERM request a stop, and have their usual effect at its end.
 
-    Handlers can be set in the main thread only; in another thread signals stay as they are.
+    Handlers can be set in the main thread only; in another thread, this context changes nothing.
     """
     received: list[tuple[int, threading.Timer]] = []
     is_main = threading.current_thread() is threading.main_thread()
@@ -79,7 +79,7 @@ def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
 
 
 def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> StopRequested:
-    """For a worker on Ray: the workers poll the recorder in turns, without waiting for its answer.
+    """For workers on Ray: they poll the recorder one after another, without waiting for its reply.
 
     If the recorder is gone for good, training stops.
     """
@@ -107,8 +107,8 @@ def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> St
 
 def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended: Callable[[], bool] = lambda: False
                 ) -> None:
-    """For a driver: have running trainings stop, and wait until their logs, or `ended`, say that all have; at most for
-    `SAVE_SECONDS`.
+    """For a driver: stop running trainings, and wait until all have ended, according to their logs or `ended`. The wait
+    is at most `SAVE_SECONDS`.
     """
     logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
     training = {folder for folder, log in logs.items() if _is_training(next(log))}
@@ -117,7 +117,7 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
     notify(MESSAGE)
     deadline = time.monotonic() + SAVE_SECONDS
     requests = [folder / STOP_REQUEST for folder in training]
-    with contextlib.suppress(OSError):  # failing storage must not keep the process from exiting as it would
+    with contextlib.suppress(OSError):  # failing storage must not prevent the usual exit
         for request in requests:
             request.touch()
         try:
@@ -131,7 +131,7 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
 
 
 def _is_training(events: Iterable[Event]) -> bool:
-    """Whether workers train, by a log: those placed last have started, or others continue meanwhile."""
+    """Whether workers train, according to a log: those placed last have started, or others continue meanwhile."""
     states = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))
               and not getattr(event, "instead_of", "")]
     return bool(states) and isinstance(states[-1], StartEvent)

@@ -23,8 +23,8 @@ _starting = threading.Event()
 
 
 def session_folder() -> Path:
-    """The folder in which Ray makes its session folders (logs, sockets), which all users could enter: a new one of mode
-    0700. It is removed when this process exits; if that was killed, by this user's next command on this machine.
+    """A new folder of mode 0700 for Ray's session folders (logs, sockets), which by default all users can enter. It is
+    removed when this process exits. If the process was killed, this user's next command on this machine removes it.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if len(str(base)) + len(_PREFIX) + 8 > _LONGEST or not base.is_dir():
@@ -56,9 +56,9 @@ def _remove_stale(folder: Path) -> None:
 
 @contextmanager
 def in_own_groups() -> Iterator[None]:
-    """Context in which child processes with a `preexec_fn`, such as Ray's, get a process group of their own.
+    """Context in which child processes with a `preexec_fn`, such as Ray's, get their own process group.
 
-    A terminal or `timeout` signals the whole group of this process, which still needs Ray to save the current step.
+    A terminal or `timeout` signals the whole group of this process, but Ray is still needed to save the current step.
     """
     _starting.set()
     try:

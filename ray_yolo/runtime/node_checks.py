@@ -1,6 +1,7 @@
 """Checks every node of a cluster before training starts: same code and libraries, storage, data set, clock.
 
-`report` runs on the node, `node_errors` and `node_warnings` judge its result. A cluster of one node is not checked.
+`report` runs on each node; `node_errors` and `node_warnings` evaluate the reports. A cluster of one node is not
+checked.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ray_yolo.storage.store import is_address, open_store
 SAMPLE = 32  # images that every node is checked for
 ANSWER_SECONDS = 60.0  # for a node to start a process and answer
 SKEW_SECONDS = 5.0
-LEAST_BYTES = 2 * 1024**3  # free for temporary files of Ray and torch
+LEAST_BYTES = 2 * 1024**3  # free space for temporary files of Ray and torch
 SHARED = "/dev/shm"  # loader processes pass images through it; by default containers have 64 MB of it
 LEAST_SHARED = 512 * 1024**2
 LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
@@ -77,7 +78,7 @@ def versions() -> dict[str, str]:
 
 
 def sample(*indices: AnnotationIndex) -> Files:
-    """(path, bytes) of some images of each index, at equal distances, that exist here; none of a snapshot."""
+    """(path, bytes) of some evenly spaced images of each index that exist on this machine; none of a snapshot."""
     paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices if not index.snapshot
              for number in range(min(SAMPLE, len(index)))]
     return tuple((path, os.path.getsize(path)) for path in dict.fromkeys(paths) if os.path.isfile(path))
@@ -87,8 +88,8 @@ def report(folder: str, files: Files) -> Report:
     """This node's report.
 
     Args:
-        folder: of storage, or a file in it; or a store's address.
-        files: that should exist here.
+        folder: the storage folder, or a file in it; or the address of a store.
+        files: that should exist on this node.
     """
     unseen, refuses = not (is_address(folder) or os.path.exists(folder)), ""
     place = Path(folder if os.path.isdir(folder) else os.path.dirname(folder))
@@ -153,12 +154,12 @@ def node_warnings(node: str, report: Report, skew: float) -> Iterator[str]:
 
 
 def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
-    """Raise if a node could not train like the others. Returns warnings about the nodes.
+    """Raise if training could not run on a node as on the others. Returns warnings about the nodes.
 
     A data set in a store is copied to each node as a snapshot.
 
     Args:
-        folder: of storage, or a file in it; or a store's address.
+        folder: the storage folder, or a file in it; or the address of a store.
 
     Raises:
         InputError: a node has other storage or data than the driver.
@@ -178,7 +179,7 @@ def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
 
 
 def make_snapshots(*indices: AnnotationIndex) -> None:
-    """Make snapshots of data sets in a store on the other nodes at the same time, so that no worker waits for another.
+    """Make snapshots of data sets in a store on all other nodes in parallel, so that no worker waits for another.
 
     Raises:
         InputError: if a snapshot cannot be made.
@@ -194,7 +195,7 @@ def make_snapshots(*indices: AnnotationIndex) -> None:
 
 
 def all_multiply_bf16() -> bool:
-    """Whether the processors of the other nodes multiply bf16."""
+    """Whether the processors of the other nodes support bf16 multiplication."""
     return all(supported for supported, _ in _run_on(other_nodes(), multiplies_bf16).values())
 
 
@@ -245,7 +246,7 @@ def least_room_for_images() -> int:
 
 def _run_on(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS
             ) -> dict[str, tuple[T, float]]:
-    """A function's result on each node, by the node's name, and the time at which it arrived.
+    """The result of a function on each node, by the node's name, with its time of arrival.
 
     Raises:
         ResourcesError: if a node does not answer, or cannot run it.

@@ -1,7 +1,7 @@
 """Prediction with trained weights: in this process, or on a pool of Ray Data actors, with the same result.
 
-The driver sends paths, actors return predictions and write pictures: every node must see the sources and the output
-folder, as in training. Ray is imported where it is used: that takes seconds.
+The driver sends paths; actors return predictions and write pictures. As in training, every node must see the sources
+and the output folder. Ray is imported only where it is used, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ray_yolo.runs.location import location, publish
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
 
-_PARTS_PER_WORKER = 32  # so many blocks of files, so that a worker with long videos does not delay the others
+_PARTS_PER_WORKER = 32  # blocks of files; many, so that a worker with long videos does not delay the others
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _collect(results: Iterable[tuple[Media, list[Prediction]]], media: Sequence[
 
 
 def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
-    """One line for a file: the number of objects of each class, over all frames; or why the file was skipped."""
+    """One line about a file: the number of objects of each class over all frames, or why the file was skipped."""
     if predictions[0].error:
         return f"left out, it {predictions[0].error}"
     counts = Counter(int(row[5]) for prediction in predictions for row in prediction.detections)
@@ -120,7 +120,7 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float
                    ) -> Generator[tuple[Media, list[Prediction]]]:
-    """`detect_files` on Ray Data actors with so many GPUs each; files come in any order, each one complete.
+    """`detect_files` on Ray Data actors with `gpus` GPUs each. Files are yielded in any order, each one complete.
 
     Raises:
         RayYoloError: why an actor has failed for good.
@@ -142,7 +142,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
         try:
             for row in results.iter_rows():
                 yield media[row["number"]], from_payload(row["found"])
-        except ray.exceptions.RayError as error:  # for an actor that could not start it has only the text
+        except ray.exceptions.RayError as error:  # for an actor that could not start, it contains only the text
             raise RayYoloError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from error
 
 

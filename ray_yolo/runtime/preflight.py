@@ -1,7 +1,7 @@
-"""What a start decides before any worker exists: data set, run folder, resolved recipe, anchors.
+"""The decisions of a start before any worker exists: data set, run folder, resolved recipe, anchors.
 
-Bad input is refused here, before any cluster work. The decisions of a run's first start are recorded and read back at
-every later one, so a start with another placement trains the same recipe.
+Bad input is refused here, before any work on the cluster. The decisions of a run's first start are recorded. Every
+later start reads them, so it trains the same recipe even with another placement.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 
 
 def check_early(config: RunConfig) -> Hooks:
-    """Refuse inconsistent settings before anything starts: missing GPUs, batch sizes and workers, model, callbacks.
-    Returns the functions of the callbacks.
+    """Refuse invalid settings before anything starts: missing GPUs, batch sizes and workers, model, callbacks. Returns
+    the functions of the callbacks.
     """
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
@@ -89,9 +89,9 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse an unknown model, an invalid model file, unreadable weights, and freezing of missing layers or of all.
+    """Refuse unknown models, invalid model files, unreadable weights, and freezing of missing layers or of all layers.
 
-    A ConfigError names the line of the file or the layers, a CheckpointError the weights.
+    A ConfigError names the line of the file or the layers; a CheckpointError names the weights.
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
@@ -140,10 +140,10 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
 
 
 def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> tuple[RunConfig, str]:
-    """The configuration with a fixed number of workers, and the reason for an automatic one.
+    """The configuration with a fixed number of workers, and the reason if the number is automatic.
 
-    A run keeps the number of its first start. A requested cluster decides; at most as many workers are chosen as a step
-    of the recipe has parts.
+    A run keeps the number of its first start. If a cluster was requested, its resources decide. The number is at most
+    that of the microbatches in a step.
     """
     placement = config.placement
     if placement.num_workers != "auto":
@@ -180,7 +180,7 @@ def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
 
 
 def _all_multiply_bf16(placement: Placement) -> bool:
-    """Whether the processors of this machine and of all nodes multiply bf16."""
+    """Whether the processors of this machine and of all nodes support bf16 multiplication."""
     if placement.num_workers == 0 or not multiplies_bf16():
         return multiplies_bf16()
     from ray_yolo.runtime import node_checks
@@ -189,7 +189,7 @@ def _all_multiply_bf16(placement: Placement) -> bool:
 
 
 def slower_precision(run: Run, gpus: float) -> str:
-    """A warning if this machine's processor does not multiply the run's precision; '': none."""
+    """A warning if this machine's processor does not support the run's precision; '': no warning."""
     if run.training.recipe.precision != "bf16" or gpus or multiplies_bf16():
         return ""
     return (f"{run.folder} trains in bf16, which this processor does not multiply: its steps are slower and round "
@@ -197,7 +197,7 @@ def slower_precision(run: Run, gpus: float) -> str:
 
 
 def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
-    """What `resolve_recipe` would return, without asking any worker: settings that depend on GPUs stay open.
+    """The result of `resolve_recipe` as far as it is known without workers; settings that depend on GPUs stay open.
 
     `gpus` of each worker are None if unknown. With `auto` workers the batch stays open, too.
     """
@@ -246,7 +246,7 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
     """The training of a recorded run, checked against today's data set and worker count.
 
     Raises:
-        ConfigError: if the recipe cannot be divided among so many workers.
+        ConfigError: if the recipe cannot be divided among `num_workers` workers.
         DatasetError: if the data set has changed since the first start.
     """
     record = run.training
@@ -260,8 +260,7 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
 
 
 def provenance(model: str = "") -> dict[str, Any]:
-    """Versions that a result depends on, with the package of the model, and the commit of the current folder, if it is
-    a git repository."""
+    """The versions that a result depends on, and the git commit of the current folder, if any."""
     command = [shutil.which("git") or "true", "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": commit,

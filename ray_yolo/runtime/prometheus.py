@@ -1,8 +1,8 @@
 """A sink that exports a training's event log as Ray metrics, which Prometheus collects from every node.
 
-Ray prefixes each name with `ray_` and drops a series some seconds after its last update, so an ended training is not
-shown. All are gauges, even counts: they continue in the next driver, where a counter would restart at zero.
-`cluster/grafana.json` draws them.
+Ray prefixes each name with `ray_`. It drops a series some seconds after its last update, so an ended training is not
+shown. All metrics are gauges, even counts, because the next driver continues them and a counter would restart at zero.
+`cluster/grafana.json` is a dashboard for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RUN_TAGS, _WORKER_TAGS = ("run",), ("run", "worker", "node")
 
 
 class RayMetrics(Sink):
-    """The metrics of a run; the process has to be connected to Ray."""
+    """Exports the metrics of a run; the process must be connected to Ray."""
 
     name, needs = "Ray metrics", (DatasetEvent, StartEvent, StepEvent, EpochEvent)
 
@@ -75,7 +75,7 @@ class RayMetrics(Sink):
 
 
 def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
-    """The values of `RUN_METRICS` by a log; None: not known yet."""
+    """The values of `RUN_METRICS` according to a log; None: not known yet."""
     start, step = last_of(events, StartEvent), last_of(events, StepEvent)
     rows, cost = epoch_rows(events), measure_goodput(events)
     best = best_row(rows)

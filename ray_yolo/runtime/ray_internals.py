@@ -17,7 +17,7 @@ from ray_yolo.core.internals import internal
 
 # Read by the driver before Ray starts; variables that the user has set take precedence.
 DRIVER_ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a report or a dead worker is seen (Ray: 2 s)
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # delay until a report or a dead worker is noticed (Ray: 2 s)
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # a frozen worker counts as dead (Ray: 600 s)
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",  # many workers import torch at the same time on a small node
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",  # for workers that hang while others have failed (Ray: 30 s)
@@ -30,9 +30,9 @@ DRIVER_ENVIRONMENT = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display prints them
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # they copy the ledger, and leave a file of each trial open
     # Our searcher limits the number of pending trials. With Tune's limit of one, each trial waits for the start of the
-    # previous process, and a starting process is dropped for one that another trial leaves: short trials get no third
+    # previous process. If another trial leaves its process, Tune drops the starting one. Short trials then get no third
     "TUNE_MAX_PENDING_TRIALS_PG": "200",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES if no GPU is requested
 }
 TRIAL_END_VARIABLE = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """Seconds that Tune gives a trial's thread to end."""
@@ -110,10 +110,10 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
 
 
 def expect_no_result_files() -> None:
-    """Keep Tune from warning at its end that the loggers which are switched off have written no files."""
+    """Suppress Tune's warning at its end that the disabled loggers have written no files."""
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
 
 
 def keep_trial_processes(tune_controller: Any, trial: Any, number: int) -> None:
-    """Have Tune keep so many processes of paused trials for other trials; it would end all but one."""
+    """Make Tune keep `number` processes of paused trials for other trials; by default it ends all but one."""
     tune_controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, number)

@@ -3,10 +3,10 @@
     serve run ray_yolo.serve:app weights=runs/train/exp/weights/best.pt
     curl --data-binary @picture.jpg http://127.0.0.1:8000/predict
 
-`Ingress` reads requests and refuses bodies that are too large or no picture. `Model` replicas detect, several images at
-a time. `Ingress` keeps a request until it is answered: if its replica is lost, another replica gets the request, alone,
-and the client does not notice. A picture that crashes a second replica is refused from then on. Settings are those of
-`ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
+`Ingress` reads requests and refuses bodies that are too large or not a picture. `Model` replicas detect objects in
+batches of images. `Ingress` keeps a request until it is answered. If its replica is lost, another replica processes the
+request alone, and the client does not notice. A picture that crashes a second replica is refused from then on. Settings
+are those of `ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RefusedError(Exception):
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
-    """The application with these settings; others come from the environment, then from the defaults of `ServeConfig`.
+    """The application with these settings. The others come from the environment or from the defaults of `ServeConfig`.
 
     Raises:
         ConfigError: for invalid settings, by name.
@@ -76,7 +76,7 @@ def app(args: Mapping[str, Any]) -> serve.Application:
 
 def application(config: ServeConfig) -> serve.Application:
     """The application with these settings."""
-    # Made here: a class with the deployment decorator would be pickled by value, with everything that it names.
+    # Applied here: a decorated class would be pickled by value, with everything that it refers to.
     model = serve.deployment(
         num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
         max_queued_requests=config.max_waiting,
@@ -107,7 +107,7 @@ class Model:
     """A replica with loaded weights.
 
     Args:
-        settings: of `ServeConfig`.
+        settings: fields of `ServeConfig`.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Model:
         _logger.info("%s is ready on %s", config.weights, self._predictor.device)
 
     async def detect_alone(self, content: bytes) -> dict[str, Any] | str:
-        """`detect_batch` of one suspect picture, which no other request shares."""
+        """`detect_batch` of one suspect picture, in a batch of its own."""
         return (await asyncio.to_thread(self.detect_batch, [content]))[0]
 
     @serve.batch
@@ -137,7 +137,7 @@ class Model:
             answers = [read_picture(content) for content in files]
             pictures = [one for one in answers if not isinstance(one, str)]
             results = iter(self._predictor.detect(pictures) if pictures else ())
-        except Exception as error:  # of the device or the model: the next request would meet it too
+        except Exception as error:  # of the device or the model: the next request would fail, too
             self._broken = f"{type(error).__name__}: {error}"
             raise
         return [one if isinstance(one, str) else self._answer(one.shape, next(results).detections.tolist())
@@ -210,8 +210,8 @@ class Ingress:
     async def _ask(self, content: bytes) -> dict[str, Any]:
         """A replica's detections.
 
-        With a replica all pictures of its batch are lost, one of which may be the cause. Each is retried alone, one
-        after the other: the cause crashes one more replica, and the others are answered.
+        If a replica is lost, one picture of its batch may be the cause. Each picture is therefore retried alone, one
+        after the other. The cause crashes one more replica; the other requests are answered.
         """
         if self._deadly and hashlib.sha256(content).digest() in self._deadly:
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has crashed two replicas before")
@@ -232,7 +232,7 @@ class Ingress:
 
 
 def check_header(content: bytes | bytearray, max_pixels: int) -> None:
-    """Refuse a body that is no picture, or too large a one, before anything is decoded, with a RefusedError."""
+    """Raise a RefusedError for a body that is not a picture, or is too large, before anything is decoded."""
     if not content:
         raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is empty; send a picture file as it is")
     try:
@@ -248,7 +248,7 @@ def check_header(content: bytes | bytearray, max_pixels: int) -> None:
 
 
 def read_picture(content: bytes) -> Any:
-    """The pixels of a picture file, checked and decoded as in `predict`; or, as text, why it cannot be read."""
+    """The pixels of a picture file, checked and decoded as in `predict`; or a text with the reason of a failure."""
     try:
         check_image(content)
         return read_image(content)

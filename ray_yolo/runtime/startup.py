@@ -1,4 +1,4 @@
-"""What a start is doing, from the command to the first training step."""
+"""The status of a start, from the command to the first training step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FILE_SECONDS = 2.0  # between updates of the file that `ray_yolo.status` reads
 
 
 class StartupStatus:
-    """Context that shows the phase of a start and its seconds: as a live line on a terminal, else as a line now and
-    then. It ends at the first training step.
+    """Context that shows the phase of a start and its seconds. A terminal gets a live line, other outputs get a new
+    line at intervals. It ends at the first training step.
 
     Args:
         quiet: show no phases; `print` still prints.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class StartupStatus:
             self.update()
 
     def watch_workers(self, run_dir: Path, num_workers: int, describe_wait: Callable[[], str] = str) -> None:
-        """From now on the phase is that of the workers, by the run's log.
+        """From now on, show the phase of the workers, according to the run's log.
 
         Args:
             num_workers: of the start; 0: training runs in this process.

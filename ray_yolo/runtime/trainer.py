@@ -1,7 +1,7 @@
-"""One training from start to end: checks, resources, workers, and the run's records, which the driver keeps.
+"""One training from start to end: checks, resources, workers, and the run's records, which the driver writes.
 
-`python -m ray_yolo.train` and `YOLO.train` call `fit`. With `num_workers` 0 the same session runs in this process,
-without Ray, and keeps the same records and checkpoints.
+`python -m ray_yolo.train` and `YOLO.train` call `fit`. With `num_workers` 0, the same session runs in this process,
+without Ray, and writes the same records and checkpoints.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TrainResult:
     last: Path  #: weights of the last epoch
     epochs: int  #: trained in all
     best_epoch: int  #: of these weights; counted from 0, as in results.csv
-    best_fitness: float  #: by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
+    best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
     paused: bool = False  #: after `stop_after` epochs, with more to train
 
@@ -74,7 +74,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
         command: recorded as the command of this training.
         queue: of a standing worker pool; None: start workers for this training.
-        trained: called when log and weights are complete, before the records that follow from them.
+        trained: called when log and weights are complete, before the records that are derived from them.
 
     Raises:
         InputError: for all user errors, before any cluster work (exit 2).
@@ -148,7 +148,7 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
 def dry_run(config: RunConfig) -> RunConfig:
     """The configuration that a start would train, after all its checks. It starts nothing and changes no run.
 
-    What only a running cluster decides stays open. Raises the same errors as `fit`.
+    Settings that only a running cluster determines stay open. Raises the same errors as `fit`.
     """
     check_early(config)
     if run := _find(config):
@@ -172,7 +172,7 @@ def _find(config: RunConfig) -> Run | None:
 
 
 def _read_by(config: RunConfig, run: Run | None) -> Recipe:
-    """The recipe for reading the data set: of `--resume` the run's, possibly with a new path of the data."""
+    """The recipe for reading the data set; with `--resume`, that of the run, possibly with a new path of the data."""
     if run is None or not config.placement.resume:
         return config.recipe
     moved = {"data": config.recipe.data} if "data" in config.recipe.model_fields_set else {}
@@ -224,7 +224,7 @@ def _runs_a_script() -> bool:
 @contextmanager
 def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run: Run
                   ) -> Iterator[tuple[WorkerContext, Callable[[], bool]]]:
-    """Context of a session in this process: what surrounds its worker, and whether a stop was requested."""
+    """Context of a session in this process: yields its worker's context, and whether a stop was requested."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
     with (graceful_signals(run_logger.warn) as stop_requested,
@@ -245,7 +245,7 @@ def _ray_metrics(run: Run, local: bool) -> list[Sink]:
 
 
 def _slim_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
-    """Drop what only training needs from the final weights."""
+    """Remove from the final weights everything that only training needs."""
     try:
         slim_weights(run_dir, TRAINED)
     except OSError as error:

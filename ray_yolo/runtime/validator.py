@@ -102,7 +102,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
 
 def _write(config: ValConfig, evaluation: Evaluation, description: DatasetDescription, index: AnnotationIndex,
            folder: Path) -> list[str]:
-    """Write the requested files and, as in training, the pictures. Returns the pictures that could not be drawn."""
+    """Write the requested files and the same pictures as in training. Returns the pictures that could not be drawn."""
     failed: Failed = {}
     if config.save_txt:
         write_label_files(evaluation.detections, index, folder, scores=config.save_conf)

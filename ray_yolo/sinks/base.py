@@ -1,7 +1,7 @@
-"""Sinks: everything that is made from a run's event log while it is written (files, console, MLflow, pictures, hooks).
+"""Sinks: the consumers of a run's event log while it is written (files, console, MLflow, pictures, callbacks).
 
-Each sink runs in its own thread. An exception in one becomes a warning in the log; it affects neither the other sinks
-nor training nor the exit code. Every sink uses the log alone, so it can be rebuilt.
+Each sink runs in its own thread. An exception in a sink becomes a warning in the log; it affects neither the other
+sinks nor training nor the exit code. A sink reads only the log, so its output can be rebuilt.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ _PROMPT_SECONDS = 3.5  # for all sinks that can be completed elsewhere
 class Sink:
     """One consumer of the events of a run.
 
-    `event` is called for each event in order, then `update`, also again after it has failed: both in the sink's own
-    thread. The driver calls `finish` once, when the log is complete and read, and the sinks before this one are
-    finished.
+    The sink's own thread calls `event` for each event in order, then `update`. It calls `update` again after a failure.
+    The driver calls `finish` once, when the log is complete and read, and the sinks before this one are finished.
     """
 
     name: ClassVar[str]
@@ -53,7 +52,7 @@ class Sink:
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether training has reached its end, by `history`."""
+        """Whether training has reached its end, according to `history`."""
         last = last_of(self.history, StartEvent, EndEvent)
         return isinstance(last, EndEvent) and last.status == "done"
 
@@ -79,18 +78,18 @@ class Sink:
         """Complete the sink."""
 
     def abandon(self) -> str:
-        """Called instead of `finish` after a timeout. Returns a warning for the case that there was none yet."""
+        """Called instead of `finish` after a timeout. Returns a warning, which is logged if there was none yet."""
         return f"{self.name}: not complete after {self.patience_seconds:g} s"
 
 
 class SinkRunner:
     """Feeds one sink from a log, in a daemon thread.
 
-    An update that fails costs one warning and is retried, soon at first, then once a minute. An error of this package
-    (`RayYoloError`) says what the user must change, so it is not retried.
+    If an update fails, one warning is logged, and the update is retried, soon at first, then once a minute. An error of
+    this package (`RayYoloError`) states what the user must change, so it is not retried.
 
     Args:
-        interactive: a user waits at a prompt: `prompt_seconds` limits the last update.
+        interactive: whether a user waits at a prompt. `prompt_seconds` then limits the last update.
     """
 
     def __init__(self, sink: Sink, log: Path, warn: Warn, *, interactive: bool = False) -> None:
@@ -121,7 +120,7 @@ class SinkRunner:
         return complete
 
     def _await_last_update(self, time_limit: float, deadline: float) -> bool:
-        """Whether the last update succeeds in time; if not, the thread ends when it can."""
+        """Whether the last update succeeds in time; if not, the thread ends later."""
         if not time_limit:
             self._abandoned.set()
             return False
@@ -183,5 +182,5 @@ class Sinks:
 
 
 def without_classes(event: Event) -> Event:
-    """The event; an epoch without the results of each class."""
+    """The event; an epoch event loses its per-class results."""
     return event.model_copy(update={"per_class": ()}) if isinstance(event, EpochEvent) else event

@@ -7,7 +7,8 @@ any of
     on_epoch_end(event)              once per epoch, with its event: epoch, step, train, val, metrics, ...
     on_run_end(result)               the `TrainResult`, or None if the training did not end
 
-A thread that reads the event log calls them one by one. Training never waits for them; an exception becomes a warning.
+The thread that reads the event log calls them one by one. Training never waits for them. An exception becomes a
+warning.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ Hooks = dict[str, Callable[..., Any]]
 
 
 class Callbacks(Sink):
-    """The functions of one training, as `load_callbacks` gives them.
+    """The functions of one training, as returned by `load_callbacks`.
 
     Args:
-        warn: receives an exception in a function as text.
+        warn: receives the text of an exception in a function.
     """
 
     name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0

@@ -1,6 +1,6 @@
 """Completes the records of a finished run (MLflow, its registry, TensorBoard) in a process that survives the terminal.
 
-A command at a prompt gives its sinks a few seconds. This process makes what is pending after them.
+A command at a prompt gives its sinks a few seconds. This process completes the deliveries that are pending after that.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FINISH_SECONDS = 60.0  # for the command to mark its run as finished
 
 def start_detached(module: str, argument: str, *, pass_fds: Sequence[int] = (),
                    environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a module as a process that a signal at the terminal, or the end of the terminal, does not reach.
+    """Start a module as a process that survives signals at the terminal and the end of the terminal.
 
-    multiprocessing would import the main module of its parent: a user's script would train again.
+    multiprocessing is not used: it would import the main module of its parent, so a user's script would train again.
     """
     return subprocess.Popen(
         [sys.executable, "-m", module, argument], pass_fds=pass_fds, start_new_session=True,
@@ -39,7 +39,8 @@ def start_completion(run_dir: Path, uri: str | None) -> subprocess.Popen[bytes]:
 
 
 def complete_records(run_dir: Path, uri: str | None) -> None:
-    """Make what is pending for a finished run. What fails stays pending: no terminal is left to report it to."""
+    """Complete the pending deliveries of a finished run. A failed one stays pending, because no terminal is left for a
+    report."""
     if (run_dir / "finished").exists():
         with suppress(Exception):
             complete(run_dir)

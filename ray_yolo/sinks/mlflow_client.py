@@ -1,11 +1,11 @@
-"""MLflow's client with short time limits, its database and experiments, and the notes on deliveries in a run folder.
+"""MLflow's client with short time limits, its database and experiments, and the delivery files of a run folder.
 
 | file | content |
 |---|---|
 | `mlflow.json` | the MLflow run of the folder |
 | `mlflow-owed.json` | a pending delivery: made by the plot process, `ray_yolo.sync` or the project's next training |
 
-The private names of MLflow are used in this file alone, and were checked with MLflow 3.17.
+Private names of MLflow are used only in this file. They were checked with MLflow 3.17.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
 
 _SQLITE = b"SQLite format 3\0"
 _LONGEST_CREATION_SECONDS = 600.0
-# MLflow's own limits let one call block for minutes. With these a call fails soon, and is repeated.
+# With MLflow's default limits, one call can block for minutes. With these, a call fails soon and is repeated.
 _CLIENT_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -72,9 +72,9 @@ def build_client(uri: str) -> MlflowClient:
 
 
 def _ensure_database(path: Path, artifacts: str | None) -> None:
-    """Create the database if it does not exist: under a temporary name, since MLflow cannot open an incomplete one.
+    """Create the database if it does not exist, under a temporary name, because MLflow cannot open an incomplete one.
 
-    MLflow itself tries for two minutes to open a file that is no database.
+    MLflow itself tries for two minutes to open a file that is not a database.
     """
     if path.exists():
         if not path.is_file() or _first_bytes(path) not in (b"", _SQLITE):
@@ -110,7 +110,7 @@ def _is_incomplete(path: Path) -> bool:
 
 
 def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """The id of the experiment of this name, created if it does not exist, of MLflow's kind "model training".
+    """The id of the experiment with this name. If it does not exist, it is created with MLflow's kind "model training".
 
     Raises:
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
@@ -150,7 +150,7 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
 
 
 def note_pending(run_dir: Path, uri: str, **fields: Any) -> None:
-    """Record that a delivery of a run to a server is pending, with what the server needs besides the log.
+    """Record that a delivery of a run to a server is pending, with the data that the server needs besides the log.
 
     Args:
         fields: `parent_run_id`, `tags`, `registered_name`; fields of an existing note for this server stay.

@@ -1,4 +1,4 @@
-"""The desired content of an MLflow run: for a training from its event log alone, for a validation from its results.
+"""The desired content of an MLflow run, computed from the event log of a training or the results of a validation.
 
 Nothing here contacts a server. The same log always gives the same plan, so a delivery can be repeated. `mlflow_run`
 delivers a plan; `mlflow_client` connects to the server.
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A data split, as `mlflow.entities.Dataset` has it."""
+    """A data split, with the fields of `mlflow.entities.Dataset`."""
 
     name: str
     digest: str
@@ -154,7 +154,7 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
 def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:
     """The splits of the data set at the last start. A file `data.yaml` is named after its folder.
 
-    Splits with equal digests are merged: MLflow would keep the context of the first one alone.
+    Splits with equal digests are merged, because MLflow would keep only the context of the first one.
     """
     path = Path(run.recipe["data"])
     name = path.parent.name if path.stem == "data" and path.parent.name else path.stem

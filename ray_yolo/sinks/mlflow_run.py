@@ -1,8 +1,9 @@
 """Delivers plans (`mlflow_plan`) to an MLflow server, and keeps the MLflow run of a training up to date.
 
-A delivery asks the server for the content of the run and posts the difference. Interrupted trainings, failed servers
-and late deliveries are therefore the same case: nothing is posted twice, and only durable rows are posted. A training
-delivers in a thread of the driver with short time limits: a slow or failed server costs one warning and no time.
+A delivery requests the content of the run from the server and posts the difference. Interrupted trainings, failed
+servers and late deliveries are therefore the same case: nothing is posted twice, and only durable rows are posted. A
+training delivers in a thread of the driver with short time limits. A slow or failed server causes one warning and no
+delay.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MONITOR_SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
 
 class Delivery:
-    """Delivers the plans of one run folder to one server, and caches what the server holds.
+    """Delivers the plans of one run folder to one server, and caches the server's content.
 
     Args:
         folder: with the files of the run. The id of the MLflow run is stored there.
@@ -68,13 +69,13 @@ class Delivery:
         self._held: set[Hashable] = set()  # names of parameters, (name, digest) of data, (key, epoch) of points
 
     def deliver(self, plan: RunPlan, *, with_files: bool = True) -> str:
-        """Post what the MLflow run lacks of a plan, its final status last. Returns its id.
+        """Post the parts of a plan that the MLflow run lacks, with its final status last. Returns its id.
 
         Args:
-            with_files: also deliver the files, if the run has ended by the plan.
+            with_files: also deliver the files, if the run has ended according to the plan.
 
         Raises:
-            Exception: any that MLflow raises. A repeated call asks the server again what has arrived.
+            Exception: any that MLflow raises. A repeated call requests the server's content again.
         """
         client, self._client = self._client or self._open(plan), None  # kept only if all of the following succeeds
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag  # after its settings
@@ -102,7 +103,7 @@ class Delivery:
         return run_id
 
     def _post(self, items: Sequence[Any], most: int, send: Callable[[Sequence[Any]], object]) -> None:
-        """Send items, at most so many in a call."""
+        """Send items, at most `most` per call."""
         for start in range(0, len(items), most):
             send(items[start : start + most])
             self.last_answer = time.monotonic()
@@ -161,11 +162,13 @@ class Delivery:
 class Mlflow(Sink):
     """The MLflow run of a training. It also makes the pending deliveries of the project's finished runs.
 
-    At the end it may take as long as the server replies at least every 10 s; every 60 s for an sqlite database, which
-    may have to be created first. At a prompt it takes 2 s, or none if it has not started, and the rest is pending.
+    At the end it has no time limit as long as the server replies at least every 10 s. For an sqlite database, which may
+    have to be created first, this is 60 s. At a prompt it takes at most 2 s, or none if it has not started, and the
+    rest is pending.
 
-    Without Ray this thread shares Python's lock with training: MLflow's import and its database made a first epoch of a
-    second take eleven. So it starts some seconds after the first step; a shorter training delivers after its end.
+    Without Ray, this thread shares Python's lock with training: MLflow's import and its database extended a first epoch
+    from one second to eleven. The thread therefore starts some seconds after the first step; a shorter training
+    delivers after its end.
 
     Args:
         is_drawing: whether the plot process still draws at the end. Then it delivers the files afterwards.
@@ -194,7 +197,7 @@ class Mlflow(Sink):
         return max(self._delivery.last_answer, self._other.last_answer)
 
     def update(self, last: bool = False) -> None:
-        """Deliver the news of this run, then each pending run once. The last time deliver the files, too."""
+        """Deliver the new rows of this run, then each pending run once. The last call also delivers the files."""
         now = time.monotonic()
         if self.is_training:
             self._began = min(self._began, now)
@@ -211,7 +214,7 @@ class Mlflow(Sink):
             deliver_pending(folder, self._uri, self._other)
 
     def finish(self) -> None:
-        """Clear a note of an earlier start, or leave one for the files that follow the pictures."""
+        """Clear the note of an earlier start, or leave a note about the files that are delivered after the pictures."""
         if self._is_drawing():
             self._note_rest("MLflow gets the files in the background, after the last pictures. If it does not")
         else:
@@ -281,7 +284,7 @@ def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) ->
 
 
 def synchronise(folder: Path, uri: str) -> str:
-    """Deliver a whole run folder to a server, which keeps what it has already. Returns the id of the MLflow run.
+    """Deliver a whole run folder to a server, which keeps its existing content. Returns the id of the MLflow run.
 
     Raises:
         InputError: if the folder has no event log of a training.
@@ -295,7 +298,7 @@ def synchronise(folder: Path, uri: str) -> str:
 
 
 def _deliver_run(delivery: Delivery, folder: Path, uri: str, note: Mapping[str, Any]) -> str | None:
-    """Deliver a run folder and register its weights, as a note says. Returns the id; None without an event log."""
+    """Deliver a run folder and register its weights, according to a note. Returns the id; None without an event log."""
     plan = plan_run(read_events(folder / EVENTS_FILE), note["parent_run_id"], note["tags"])
     run_id = delivery.deliver(plan) if plan else None
     if run_id and note.get("registered_name"):

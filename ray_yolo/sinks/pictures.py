@@ -1,7 +1,7 @@
-"""Pictures of a training, drawn by a plot process of their own: matplotlib in this one would delay training.
+"""Pictures of a training, drawn by a separate plot process, because matplotlib in this process would delay training.
 
 The plot process starts after the first step, runs at idle priority, and follows the event log. It completes the
-pictures at the end of the training, or after its driver has left or was killed: the end closes its pipe.
+pictures at the end of the training, or after its driver has exited or was killed, which closes its pipe.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
 
 
 def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path, failed: Failed) -> None:
-    """Labels beside detections, curves and confusion matrices, from a (N, 7+) table of detections."""
+    """Draw labels next to detections, curves and confusion matrices, from a (N, 7+) table of detections."""
     store = ImageStore(index, imgsz, smooth=True)
     for number in range(NUM_BATCHES):
         images = range(number * VAL_PICTURES, min((number + 1) * VAL_PICTURES, len(index)))
@@ -102,12 +102,12 @@ def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: Image
 
 
 class PlotSink(Sink):
-    """The pictures of a training, drawn by the plot process; all that cannot be drawn are one warning.
+    """The pictures of a training, drawn by the plot process. Those that cannot be drawn cause one warning.
 
-    A job, whose machine may go with it, waits a minute for the last ones. A prompt returns at once.
+    A job waits a minute for the last pictures, because its machine may be removed at its end. A prompt returns at once.
 
     Args:
-        uri: the MLflow server to which the plot process delivers what is pending after the driver's end.
+        uri: the MLflow server to which the plot process makes pending deliveries after the driver's end.
     """
 
     name, interval_seconds, patience_seconds, prompt_seconds = "pictures", 0.5, 60.0, 0.5
@@ -121,7 +121,7 @@ class PlotSink(Sink):
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, last: bool = False) -> None:
-        """Start the plot process; the last time, wait until it has drawn everything."""
+        """Start the plot process. The last call waits until it has drawn everything."""
         if not (self.is_training or last):
             return
         if self._pipe is None:
@@ -159,9 +159,9 @@ def start_process() -> tuple[Connection, subprocess.Popen[bytes] | None]:
 
 
 def _set_priority(pid: int, policy: str, nice: int) -> None:
-    """Set the scheduling policy of a process and the niceness of its session, as far as the system permits.
+    """Set the scheduling policy of a process and the niceness of its session, if the system permits it.
 
-    Linux schedules each session as one group (autogroup): in a session of its own a policy alone has no effect.
+    Linux schedules each session as one group (autogroup), so in a separate session the policy alone has no effect.
     """
     try:
         os.sched_setscheduler(pid, getattr(os, policy), os.sched_param(0))
@@ -173,9 +173,9 @@ def _set_priority(pid: int, policy: str, nice: int) -> None:
 
 
 def follow_training(pipe: Connection) -> None:
-    """Draw the run of a message (run folder, spec, MLflow server) until another message, or the end of the pipe.
+    """Draw the run that a message names (run folder, spec, MLflow server) until another message or the end of the pipe.
 
-    Then complete the pictures, reply with those that could not be drawn, and deliver what the driver left pending.
+    Then complete the pictures, reply with those that could not be drawn, and make the driver's pending deliveries.
     """
     run_dir, spec, uri = pipe.recv()
     plots, start, pause = PlotWorker(run_dir, spec), monotonic(), 0.0
@@ -202,7 +202,8 @@ class PlotWorker:
         self._detections_time = 0  # modification time of the detections that are drawn
 
     def update(self) -> None:
-        """Draw what is new: first the training mosaics and labels, then results, and the detections of a better epoch.
+        """Draw everything new: first the training mosaics and labels, then results, and the detections of a better
+        epoch.
         """
         if not (self._run_dir / "labels.jpg").exists() and "labels.jpg" not in self.failed:
             draw_training(self._run_dir, self._spec, self.failed)

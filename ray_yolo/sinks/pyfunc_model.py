@@ -34,8 +34,8 @@ class DetectorModel(PythonModel):
         """Detect in the images of a column `image`: paths of files, or (height, width, 3) uint8 RGB.
 
         Returns:
-            A row for each detection, by image and falling score: image (its row in the input, from 0), x1, y1, x2, y2
-            in pixels, score, class, name.
+            A row for each detection, by image and descending score. The columns are image (its row in the input, from
+            0), x1, y1, x2, y2 in pixels, score, class, name.
         """
         images = [image for cell in model_input["image"] for image in _images(cell)]
         rows = [(number, *row[:5], int(row[5]), self.predictor.names[int(row[5])])

@@ -1,7 +1,7 @@
 """Registers the best weights of a finished run as an MLflow model, for `mlflow.pyfunc.load_model`.
 
-The model is code, not a pickle: a copy of this package and a file that uses it, with the weights as plain tensors
-beside them. It is created only for a registered name; the weights are artifacts of the run in any case.
+The model is code, not a pickle: a copy of this package, a file that uses it, and the weights as plain tensors. It is
+created only for a registered name; the weights are artifacts of the run in any case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pyd
 
 
 class Registry(Sink):
-    """Registers the best weights of a completed training; at a prompt it is pending after 0.5 s."""
+    """Registers the best weights of a completed training. At a prompt, the registration is pending after 0.5 s."""
 
     name, needs, patience_seconds, prompt_seconds = "model registry", (StartEvent, EndEvent), 600.0, 0.5
 
@@ -72,8 +72,8 @@ class Registry(Sink):
 
 
 def log_model(run_dir: Path, uri: str, run_id: str, name: str) -> str:
-    """Register the best weights of a run folder (else the last ones) as a model of its MLflow run, under a name.
-    Returns the model's URI, for `mlflow.pyfunc.load_model`.
+    """Register the best (else the last) weights of a run folder as a model of its MLflow run, under a name. Returns the
+    model's URI, for `mlflow.pyfunc.load_model`.
 
     The model becomes the newest version in the server's registry, with the alias `best`. A second call does not add a
     second model or version.

@@ -170,7 +170,7 @@ class TrainingReport:
 def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
     """The splits of a data set: counts, boxes of each class, and the label paths that were searched.
 
-    Of many classes only the most frequent ones are listed, and those without boxes.
+    If there are many classes, only the most frequent ones and those without boxes are listed.
     """
     lines = [DATA_HEADER, *(("%11s" * 7) % (name, split.images, split.boxes, split.empty_file, split.no_file,
                                             split.images_left_out, split.rows_left_out)
@@ -214,7 +214,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
 
 
 def settings_line(recipe: Recipe) -> str:
-    """The settings of a step in one line; an open setting is shown with what resolves it."""
+    """The settings of a step in one line; an open setting is shown with the source that resolves it."""
     rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
     precision = f"precision {recipe.precision}" + " (bf16 where it is fast, else fp32)" * (recipe.precision == "auto")
     if recipe.microbatch is None:

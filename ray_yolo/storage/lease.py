@@ -1,11 +1,11 @@
-"""File locks, and leases in a store: an object that names the process that trains a run, while the process renews it.
+"""File locks, and leases in a store. A lease is an object that names the process that trains a run and renews it.
 
     {"attempt": 3, "holder": "...", "owner": "node 4711", "renewed": 17}
 
-A lease not renewed for `EXPIRES` seconds by the store's clock may be taken over, by a write conditional on the version
-read. Each acquisition increments the attempt. Keys that its holder writes contain this number as a fencing token: a
-process that lost its lease may still write (a zombie). A released lease keeps its object, and so the number. A `holder`
-id is backed by a lock on its machine: the same id again proves that the previous process is dead.
+A lease that was not renewed for `EXPIRES` seconds of the store's clock may be taken over. The write is conditional on
+the version read. Each acquisition increments the attempt. Keys that the holder writes contain this number as a fencing
+token, because a process that lost its lease may still write (a zombie). A released lease keeps its object and thus the
+number. A `holder` id is backed by a lock on its machine: if the same id appears again, the previous process is dead.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Terms:
 
 
 class Lease:
-    """A lease that this process holds; a thread renews it until it is given back, or calls `on_loss` once if another
-    process has taken it over."""
+    """A lease that this process holds. A thread renews it until its release. If another process has taken it over, the
+    thread calls `on_loss` once."""
 
     def __init__(self, store: Store, key: str, terms: Terms, version: Any) -> None:
         self._store, self._key, self._terms, self._version = store, key, terms, version
@@ -60,7 +60,7 @@ class Lease:
         return self._terms.attempt
 
     def release(self) -> None:
-        """Release it; if storage fails it expires."""
+        """Release the lease; if storage fails, it expires."""
         self._stop.set()
         self._thread.join()
         try:
@@ -69,7 +69,7 @@ class Lease:
             return
 
     def renew(self) -> bool:
-        """Renew it once. Returns whether this process still holds it."""
+        """Renew the lease once. Returns whether this process still holds it."""
         with self._renewing:
             terms = replace(self._terms, renewed=self._terms.renewed + 1)
             version = _replace(self._store, self._key, terms, self._version)
@@ -89,7 +89,7 @@ class Lease:
 
 def acquire(store: Store, key: str, holder: str, patience: float = 0.0,
             on_wait: Callable[[str], None] = lambda owner: None) -> Lease | str:
-    """The lease at a key, or its present owner.
+    """Acquire the lease at a key. Returns the lease, or its current owner.
 
     Args:
         holder: an id that at most one live process has.
@@ -182,7 +182,7 @@ def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _replace(store: Store, key: str, terms: Terms, version: Any) -> Any:
-    """Write a lease if it still is this version. Returns the new version, None if another process was faster."""
+    """Write a lease if its version is unchanged. Returns the new version, or None if another process was faster."""
     replaced = store.put_if(key, terms.to_bytes(), version)
     if replaced is None:  # also if the response was lost and the request repeated
         lease = read_terms(store, key)

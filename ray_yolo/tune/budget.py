@@ -1,6 +1,6 @@
-"""Time of a sweep: what it will take, what is left, and when its exploration has to end.
+"""The time of a sweep: forecast, remaining time, and the end of its exploration.
 
-Work is counted in epochs of the base recipe, as the schedule does.
+Work is counted in epochs of the base recipe, as in the schedule.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from ray_yolo.tune.ledger import Begun
 from ray_yolo.tune.schedule import Line, Outcome, Over, Schedule, Scheduled, Task, confirmation_of
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
-PLAYED = 40  # trials up to which a forecast plays the schedule through
+PLAYED = 40  # trials up to which a forecast simulates the schedule
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The trainings of a sweep of so many trials, in epochs of the base recipe."""
+    """The trainings of a sweep with a number of trials, in epochs of the base recipe."""
 
     trials: int
     exploration: float
     confirmation: tuple[float, ...]  # phases, one after another
 
     def seconds(self, epoch_seconds: float, slots: int, epochs: int) -> float:
-        """Until the end, if one slot takes so long for an epoch."""
+        """Seconds until the end, if one slot takes `epoch_seconds` for an epoch."""
         return (self.exploration / slots * epoch_seconds
                 + sum(phase_seconds(work, epochs, slots, epoch_seconds) for work in self.confirmation))
 
 
 def phase_seconds(work: float, epochs: int, slots: int, epoch_seconds: float) -> float:
-    """Seconds for whole trainings of `epochs` epochs, `work` in all, that run side by side on the slots."""
+    """Seconds for whole trainings of `epochs` epochs, `work` in total, that run in parallel on the slots."""
     return math.ceil(work / epochs / slots - 1e-9) * epochs * epoch_seconds
 
 
 def forecast(begun: Begun, trials: int) -> Forecast:
-    """Forecast of a sweep: its schedule is simulated with equal orders at all rungs. Beyond `PLAYED` trials, each one
+    """Forecast a sweep by simulating its schedule with equal orders at all rungs. Beyond `PLAYED` trials, each one
     counts as the mean trial of the second half."""
     if trials <= PLAYED:
         exploration = _explored(begun, trials)
@@ -59,7 +59,7 @@ def forecast(begun: Begun, trials: int) -> Forecast:
 
 
 def _explored(begun: Begun, trials: int) -> float:
-    """Work of the exploration of so many trials, with the ladder that is played out at its end."""
+    """Work of the exploration of `trials` trials, including the rest of the ladder at its end."""
     lines: list[Line] = []
     space = replace(begun.space, algorithm="grid" if begun.space.algorithm == "grid" else "random")
     schedule = begun.model_copy(update={"space": space}).schedule(write=lines.append)
@@ -70,12 +70,12 @@ def _explored(begun: Begun, trials: int) -> float:
 
 
 def is_fresh(line: Scheduled, begun: Begun) -> bool:
-    """Whether a training is one on a fresh seed."""
+    """Whether a training uses a fresh seed."""
     return line.seed != begun.recipe.seed
 
 
 def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
-    """The largest sweep that ends within so many seconds, found by bisection."""
+    """The largest sweep that ends within `seconds`, found by bisection."""
     low, high, epochs = 1, limit, begun.rungs[-1]
     while high - low > max(1, low // 20):
         middle = min((low + high) // 2, 2 * low + 1)
@@ -85,8 +85,8 @@ def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, 
 
 
 def recorded_epoch_seconds(folders: Sequence[Path], recipe: Recipe, labels: str, workers: int) -> float | None:
-    """Seconds of an epoch on `workers` workers, by the newest trainings in these folders of the same model, sizes and
-    labels; None if there is none."""
+    """Seconds of an epoch on `workers` workers, or None if it is unknown. They are taken from the newest trainings in
+    these folders with the same model, sizes and labels."""
     logs = sorted((log for folder in folders for log in folder.glob(f"*/{EVENTS_FILE}")),
                   key=lambda log: log.stat().st_mtime_ns, reverse=True)
     spans = [span for log in logs[:_READ_LOGS] for span in _comparable_spans(read_events(log), recipe, labels, workers)]
@@ -106,8 +106,8 @@ def _comparable_spans(events: Sequence[Event], recipe: Recipe, labels: str, work
 
 
 def trained_spans(events: Sequence[Event], workers: int) -> list[tuple[int, float]]:
-    """(epochs, seconds of a slot of `workers` workers) of each command of a log that has ended: from its first worker
-    to its end, so that the time includes validation and checkpoints."""
+    """(epochs, seconds of a slot of `workers` workers) of each ended command of a log. The time lasts from the
+    command's first worker to its end, so it includes validation and checkpoints."""
     spans: list[tuple[int, float]] = []
     first: StartEvent | None = None
     since, seconds, number = 0.0, 0.0, 0
@@ -126,15 +126,15 @@ def trained_spans(events: Sequence[Event], workers: int) -> list[tuple[int, floa
 
 
 class Budget:
-    """Decides when exploration ends: after so many trials, or in time for the confirmation.
+    """Decides when exploration ends: after a number of trials, or in time for the confirmation.
 
     Args:
         begun: the sweep.
-        trials: at which exploration ends.
+        trials: number at which exploration ends.
         hours: until the end of the sweep; 0: no limit.
         spent: seconds of the sweep's earlier commands.
-        epoch_seconds: of one slot, as far as known.
-        slots: returns how many trials train at once.
+        epoch_seconds: of one slot, if known.
+        slots: returns how many trials train in parallel.
     """
 
     def __init__(self, begun: Begun, trials: int, hours: float, spent: float, epoch_seconds: float | None,
@@ -157,15 +157,15 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """For which the sweep has run, over all its commands."""
+        """The running time of the sweep, over all its commands."""
         return self._spent + self._clock() - self._began
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of an epoch of the base recipe on one slot: measured here, and recorded before.
+        """Seconds of an epoch of the base recipe on one slot, from measurements of this sweep and from earlier records.
 
-        The record counts as two trainings: after a restart, the first tasks are short, and contain the start of their
-        workers.
+        The record counts as two trainings, because after a restart the first tasks are short and include the start of
+        their workers.
         """
         prior = 2.0 * self._begun.rungs[-1] if self._known else 0.0
         work = prior + sum(work for work, _ in self._measured)
@@ -173,11 +173,11 @@ class Budget:
         return seconds / work if work else None
 
     def measure(self, work: float, seconds: float) -> None:
-        """Note that a slot took so long for so much work."""
+        """Note that a slot took `seconds` for `work`."""
         self._measured.append((work, seconds))
 
     def explores(self) -> bool:
-        """Whether the sweep goes on with new trials. Once it does not, it never does again."""
+        """Whether the sweep continues with new trials. Once False, it stays False."""
         assert self.schedule is not None
         self._closed = self._closed or len(self.schedule.genes) >= self._trials or self._must_close()
         return not self._closed
@@ -186,7 +186,7 @@ class Budget:
         return self._limit < math.inf and self.seconds + (self._closing_seconds() or 0.0) >= self._limit
 
     def _closing_seconds(self) -> float | None:
-        """Seconds until the end, if exploration ends now; about a third of the paused trials that are due go on."""
+        """Seconds until the end, if exploration ends now. About a third of the paused trials that are due continue."""
         assert self.schedule is not None
         each, slots, begun = self.epoch_seconds, max(1, self._slots()), self._begun
         if each is None:
@@ -209,7 +209,7 @@ class Budget:
 
 
 def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds: float | None) -> list[str]:
-    """What a sweep will train and how long it takes, line by line."""
+    """The trainings of a sweep and their time, line by line."""
     rungs, genes = begun.rungs, ", ".join(gene.name for gene in begun.space.genes)
     lines = [f"genes: {genes}",
              f"ladder: {' -> '.join(map(str, rungs))} epochs, the best third continues; the winner and the default are "

@@ -1,4 +1,4 @@
-"""What a sweep may claim about its winner: pairs of trainings of the winner and the default, each pair on one seed."""
+"""The claim of a sweep about its winner, from pairs of trainings: the winner and the default on the same seed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pydantic import BaseModel
 from ray_yolo.core.formatting import format_count
 
 NOISE, CORRELATION = 0.1, 0.0  # of one training, as a share of its fitness; between two recipes on one seed
-PRIOR_FREEDOM = 3.0  # so many trainings is the noise that is known beforehand worth
-DOUBT = 1.5  # so many times the deviation that the exploration states is expected
+PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
+DOUBT = 1.5  # standard deviations of the exploration that are subtracted
 
 
 class Claim(BaseModel, frozen=True):
     """Better than the default by `gain` +- `margin` (90 %) over `pairs` pairs, in units of fitness; or not better.
 
     `ahead`: the candidate has the higher mean over the pairs and a positive gain, so it is the winner. `detectable` is
-    the true gain that so many pairs would have shown in half of all sweeps. Numbers are rounded, since their last bits
-    depend on the processor.
+    the true gain that this number of pairs would detect in half of all sweeps. Numbers are rounded, because their last
+    bits depend on the processor.
     """
 
     better: bool
@@ -43,12 +43,14 @@ def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[f
           expected: tuple[float, float] | None = None) -> Claim:
     """The claim from the fitness of the candidate and the default on the same fresh seeds, in the same order.
 
-    It is better if the mean difference of the pairs is significant (one-sided, 5 %), and so is the gain: the mean of
-    that difference and of what the exploration `expected` (mean, standard deviation), weighted by 1 / variance. The
-    candidate was chosen for its expectation, which is therefore too high: `DOUBT` deviations are subtracted.
+    The candidate is better if the mean difference of the pairs and the gain are both significant (one-sided, 5 %). The
+    gain is the mean of this difference and of the exploration's expectation `expected` (mean, standard deviation),
+    weighted by 1 / variance. The candidate was selected for its expectation, which is therefore biased upwards: `DOUBT`
+    standard deviations are subtracted.
 
-    Noise is a share of the fitness, the same for both: it is estimated from all trainings, and beforehand from the
-    measured one and the exploration's `noise` (0: unknown). `more` are trainings of the default on other seeds.
+    Noise is a share of the fitness, the same for candidate and default. It is estimated from all trainings. Its prior
+    is the measured noise and the exploration's `noise` (0: unknown). `more` are trainings of the default on other
+    seeds.
     """
     pairs = len(candidate)
     if not pairs or max(*candidate, *default) <= 0:

@@ -1,6 +1,6 @@
 """Displays the progress of a sweep on the driver's console.
 
-A terminal shows a live table of the best trials, with other output above it. Job logs and files get one line for each
+A terminal shows a live table of the best trials, with other output above it. Job logs and files get one line per
 result.
 """
 
@@ -40,7 +40,7 @@ class SweepDisplay:
     Use it from one thread; `say` is thread-safe.
 
     Args:
-        trials: the present rows of the ledger.
+        trials: the current rows of the ledger.
         left: returns the seconds until the end of the sweep; None: unknown.
     """
 
@@ -64,12 +64,12 @@ class SweepDisplay:
         print_unwrapped(self._console, text)
 
     def started(self, name: str, until: int) -> None:
-        """Show that a trial is trained until so many epochs."""
+        """Show that a trial is trained until `until` epochs."""
         self._running[name] = until
         self._draw()
 
     def ended(self, name: str) -> None:
-        """Show that a trial does not train any more."""
+        """Show that a trial no longer trains."""
         self._running.pop(name, None)
         self._draw()
 
@@ -131,7 +131,7 @@ def result_line(trial: Trial) -> str:
 
 
 def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: Claimed | None = None) -> str:
-    """The result of a sweep over `recipe`, the commands that use it, and what it may claim."""
+    """The result of a sweep over `recipe`, its claim, and commands that use the result."""
     weights = f"{location(folder)}/weights/best.pt"
     lines = [f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}",
              f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}",

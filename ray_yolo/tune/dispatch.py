@@ -1,4 +1,4 @@
-"""Hands the tasks of a sweep's schedule to Ray Tune, the virtually earliest first, and returns their results."""
+"""Passes the tasks of a sweep's schedule to Ray Tune, the virtually earliest first, and returns their results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ray_yolo.tune.trials import trial_folder
 
 
 class Dispatcher:
-    """The tasks that are ready, and those that are under way, by the names of their run folders.
+    """The tasks that are ready or running, by the names of their run folders.
 
     Args:
-        seed: of the recipe; trainings on other seeds have run folders of their own.
-        explores: whether the sweep goes on with new proposals.
-        known: the result of a task that any sweep of the project has trained; None: it has to be trained.
-        limit: how many tasks may be under way.
+        seed: of the recipe; a training on another seed has its own run folder.
+        explores: whether the sweep continues with new proposals.
+        known: returns the result of a task if any sweep of the project has trained it; None: it must be trained.
+        limit: the maximum number of running tasks.
     """
 
     def __init__(self, schedule: Schedule, seed: int, explores: Callable[[], bool],
@@ -28,7 +28,7 @@ class Dispatcher:
         """The end of the sweep."""
 
     def advance(self) -> None:
-        """Take the decisions that are due."""
+        """Make the decisions that are due."""
         while self.over is None:
             reply = self._schedule.next(self._explores)
             if isinstance(reply, Over):
@@ -45,10 +45,10 @@ class Dispatcher:
         return trial_folder(task.trial, seed=None if task.seed == self._seed else task.seed)
 
     def take(self, can_take: Callable[[str], bool]) -> Task | None:
-        """The task whose result is needed first, which is under way from now on.
+        """The task whose result is needed first; it counts as running from now on.
 
         Args:
-            can_take: whether the caller can train in a run folder; if not, it waits for the caller that can.
+            can_take: whether the caller can train in a run folder; if not, the task waits for another caller.
         """
         self.advance()
         if not self._ready or len(self.running) >= self._limit():

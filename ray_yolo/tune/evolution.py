@@ -1,9 +1,9 @@
-"""The genes of trial k by any algorithm: a pure function of the space, the seed and the rows finished before it.
+"""The genes of trial k by any algorithm: a pure function of the space, the seed and the rows that finished before it.
 
-It reads no clock and keeps no state; rows are ranked by rung, fitness and trial number. So a proposal can be recomputed
-from a sweep's ledger, and a free slot never waits for the end of a generation.
+It reads no clock and keeps no state; rows are ranked by rung, fitness and trial number. A proposal can therefore be
+recomputed from a sweep's ledger, and a free slot never waits for the end of a generation.
 
-Source: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation).
+Source: YOLOv5's evolution as published up to v7.0 (one parent of the best five, multiplicative mutation).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_DRAWS = 1000  # without a changed gene: then no gene can change
 
 @dataclass(frozen=True)
 class Gene:
-    """One searched field: a range from `low` to `high`, the whole numbers of it, or `values` to choose from.
+    """One searched field: a range from `low` to `high`, the integers in such a range, or `values` to choose from.
 
     `log` spreads random proposals evenly over the logarithm of a range; `gain` is how far evolution moves the gene
     (0: never).
@@ -52,9 +52,9 @@ class Gene:
 class Space:
     """The genes of a search. Its first trials are the `starts` (a grid has none).
 
-    Evolution mutates a `parent`: one of the five best rows, drawn by fitness, or their mean, weighted by fitness. It
-    first draws `random_first` proposals at random, and later one with probability `random_share`: children stay near
-    their parents, and a good region may be far from the start.
+    Evolution mutates a `parent`: one of the five best rows, drawn by fitness, or their mean, weighted by fitness. The
+    first `random_first` proposals are random, and later each one with probability `random_share`. Children stay near
+    their parents, but a good region may be far from the start.
     """
 
     genes: tuple[Gene, ...]
@@ -66,12 +66,12 @@ class Space:
 
 
 class TrialRow(NamedTuple):
-    """A trial that has ended. Without a finite fitness it failed, and is never a parent."""
+    """A trial that has ended. Without a finite fitness, it failed and is never a parent."""
 
     trial: int
     genes: Mapping[str, GeneValue]
     fitness: float | None
-    rung: int = 0  # how far it was trained; fitness is comparable within a rung only
+    rung: int = 0  # how far it was trained; fitness is comparable only within a rung
 
 
 def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
@@ -102,7 +102,7 @@ def parents_of(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tup
 
 
 def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
-    """The `count` best rows, best first: by rung, then fitness, then trial number; failed rows never."""
+    """The `count` best rows, best first: by rung, then fitness, then trial number. Failed rows are excluded."""
     alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
     return sorted(alive, key=lambda row: (-row.rung, -_fitness(row), row.trial))[:count]
 
@@ -110,7 +110,7 @@ def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
 def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
     """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6, for rows in the order of `best_rows`.
 
-    A row of a lower rung weighs at most as much as each row of a higher one.
+    A row of a lower rung has at most the weight of each row of a higher one.
     """
     fitness = np.minimum.accumulate([_fitness(row) for row in parents])
     weights = fitness - fitness.min() + WEIGHT_FLOOR
@@ -120,10 +120,10 @@ def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
 def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
     """A child of `parent` that differs from it, inside the genes' limits.
 
-    A range's value is multiplied by clip(1 + gain x b x z x u x 0.2, 0.3, 3.0), b Bernoulli(0.8) and z standard
-    normal per gene, u uniform(0, 1) once per child; then rounded to 5 decimals and clipped. So 0 stays 0. Whole
-    numbers are rounded up or down at random, without bias: small ones would never move otherwise.
-    Draws are repeated until a gene changes. If no gene can move, the child equals the parent.
+    A range's value is multiplied by clip(1 + gain x b x z x u x 0.2, 0.3, 3.0), then rounded to 5 decimals and clipped.
+    Per gene, b is Bernoulli(0.8) and z standard normal. Per child, u is uniform(0, 1). A value of 0 therefore stays 0.
+    Integers are rounded up or down at random, without bias; otherwise small ones would never move. Draws are repeated
+    until a gene changes. If no gene can move, the child equals the parent.
     """
     gains = np.array([gene.gain for gene in genes])
     child = dict(parent)
@@ -141,8 +141,8 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
 
 
 def screen(genes: Sequence[Gene], origin: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
-    """The origin with a quarter, a half, or all of its genes drawn anew, and at least one: the effect of a gene shows,
-    near and far."""
+    """The origin with a quarter, a half, or all of its genes redrawn, but at least one. This shows the effect of a gene
+    near and far from the origin."""
     share = SCREENED[int(rng.integers(len(SCREENED)))]
     drawn = {gene.name: draw(gene, rng.random()) for gene in genes if rng.random() < share}
     if not drawn:
@@ -160,7 +160,7 @@ def can_move(gene: Gene, value: GeneValue) -> bool:
 def nearest(gene: Gene, value: object) -> GeneValue:
     """The nearest value that a gene allows: the value clipped to the range, an equal choice, or the first choice.
 
-    A value that is no number becomes the low end of a range.
+    For a range, a value that is not a number becomes the low end.
     """
     if gene.kind == "choice":
         return next((choice for choice in gene.values if choice == value), gene.values[0])
@@ -169,7 +169,7 @@ def nearest(gene: Gene, value: object) -> GeneValue:
 
 
 def grid_size(genes: Sequence[Gene]) -> int:
-    """The number of points of the grid over choices and ranges of whole numbers."""
+    """The number of points of the grid over choices and integer ranges."""
     return math.prod(len(_grid_values(gene)) for gene in genes)
 
 

@@ -1,6 +1,6 @@
-"""Writes and reads the files of a sweep that users and YOLOv5's tools know: evolve.csv and hyp_evolve.yaml.
+"""Writes and reads the files of a sweep in YOLOv5's formats: evolve.csv and hyp_evolve.yaml.
 
-They are computed from the ledger, and can be written again from it.
+They are computed from the ledger and can be rewritten from it at any time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
     """The text of evolve.csv: YOLOv5's columns, all its genes, and the other genes of the sweep.
 
     It has one row for each trial with a result, by number. Cells are right-aligned, numbers exact. If trials were
-    paused, a last column has the epochs that each has trained: only numbers after equally many are comparable.
+    paused, a last column has the epochs trained by each, because only numbers after equally many epochs are comparable.
     """
     finished = [trial for trial in trials if trial.fitness is not None]
     genes = _gene_names(finished)
@@ -57,7 +57,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: Claimed | 
     """The text of hyp_evolve.yaml, for `--hyp`: all genes of the winner, and their changes during its training.
 
     Args:
-        claim: of the end; without one the winner is the best row so far.
+        claim: at the end of the sweep; without a claim, the winner is the best row so far.
 
     Returns:
         None if no row has a result.
@@ -84,7 +84,7 @@ def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Se
 
 
 def drop_weights(folder: str | os.PathLike[str]) -> None:
-    """Remove checkpoints, weights and detections of a trial that cannot win; its command trains it again.
+    """Remove checkpoints, weights and detections of a trial that cannot win. Its command can train it again.
 
     An error of a store is ignored: the end of the sweep tries again.
     """
@@ -99,7 +99,7 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
 
 
 def keep_best(folder: Path, runs: Iterable[Path]) -> bool:
-    """Copy weights/best.pt and weights/last.pt to the sweep's folder from the first of the best trial's runs that has
+    """Copy weights/best.pt and last.pt of the best trial to the sweep's folder. They come from its first run that has
     them. Returns whether there is one.
 
     Raises:
@@ -126,10 +126,10 @@ def _weights_of(run: Path) -> list[Path]:
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
-    """Starts from old results, each gene moved into the space. Missing genes are those of the space's first start.
+    """Starts from old results, with each gene clipped to the space. Missing genes are those of the space's first start.
 
-    An evolve.csv gives its five best rows by this search's objective, a hyp file one start, a folder one for each hyp
-    file. Their old fitness is not used: it comes from another data set or schedule.
+    An evolve.csv gives its five best rows by this search's objective. A hyp file gives one start, a folder one start
+    per hyp file. The old fitness is not used, because it is from another data set or schedule.
 
     Raises:
         InputError: if the file is none of these, is a search space, or has no usable row.
@@ -174,7 +174,7 @@ def _read_hyps(path: str) -> list[dict[str, Any]]:
 
 
 def _read_hyp(path: str) -> dict[str, Any]:
-    """Genes of a hyp file. A search space is refused: its ranges are no values to start from."""
+    """The genes of a hyp file. A search space is refused: its ranges are not values."""
     values = read_config_file(path)
     for name, item in values.items():
         is_list = isinstance(item.value, list) and name in _RECIPE and _RECIPE[name].types in ((int,), (float,))

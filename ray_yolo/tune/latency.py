@@ -1,7 +1,7 @@
-"""The time that the networks of a search space take for an image, and the trials that no faster network equals.
+"""The latency of the networks of a search space, and the Pareto front of accuracy against latency.
 
-The time depends on model and image size. It is measured once, before a sweep, and recorded in its ledger: the sweep
-remains a function of it.
+The latency depends on model and image size. It is measured once, before a sweep, and recorded in its ledger, so the
+sweep remains a function of the ledger.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WARM_UP, _IMAGES = 5, 25
 
 
 class Network(NamedTuple):
-    """What decides the time for an image."""
+    """The properties that determine the latency."""
 
     model: str | Mapping[str, Any]  # a name, or the mapping of a model YAML
     imgsz: int
 
 
 class Latency(NamedTuple):
-    """The best trial of a network, which no faster network equals."""
+    """The best trial of a network on the Pareto front."""
 
     milliseconds: float  # per image
     fitness: float
@@ -64,8 +64,8 @@ def networks(space: Space, recipe: Recipe) -> dict[str, Network]:
 
 
 def measure(networks: Mapping[str, Network], num_classes: int, gpus: float) -> dict[str, float]:
-    """Milliseconds that each network takes for an image in this process: the median of some, each alone, in fp32,
-    suppression included."""
+    """Milliseconds per image of each network in this process, in fp32, including suppression: the median of several
+    images, one at a time."""
     found, names, device = {}, tuple(map(str, range(num_classes))), local_device(gpus)
     for name, (model, imgsz) in networks.items():
         trained = Trained(build_model(model, num_classes).eval(), find_family(model), names, Recipe(imgsz=imgsz))
@@ -77,7 +77,7 @@ def measure(networks: Mapping[str, Network], num_classes: int, gpus: float) -> d
 
 
 def pareto(trials: Iterable[Trial], recipe: Recipe, latencies: Mapping[str, float], epochs: int) -> list[Latency]:
-    """The trials of so many epochs that no trial with a network as fast equals, fastest first."""
+    """The trials of `epochs` epochs that no trial with an equally fast network equals, fastest first."""
     rows = [Latency(latencies[name], trial.fitness, trial.number, name) for trial in trials
             if trial.fitness is not None and trial.epochs == epochs
             and (name := network_name(overlay(recipe, trial.genes))) in latencies]

@@ -1,8 +1,8 @@
 """The ledger of a sweep: an append-only log of each proposal, each training and each result, in virtual order.
 
-Its first line says what is searched; the others are those of `tune/schedule.py`, and each is on disk before the sweep
-acts on it. A restart reads the ledger and nothing else. No line but its envelope has a wall-clock time, an attempt or a
-lost worker, so two executions of a sweep have equal ledgers.
+The first line describes what is searched; the others are those of `tune/schedule.py`. Each line is on disk before the
+sweep acts on it. A restart reads only the ledger. Apart from its envelope, a line contains no wall-clock time, attempt
+or lost worker, so two executions of a sweep have equal ledgers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Begun(Line):
         return (ours.imgsz / base.imgsz) ** 2 * ours.fraction / base.fraction
 
     def exceeds_limit(self, genes: Genes) -> str:
-        """Why genes are not trained; '': their network is fast enough."""
+        """Why these genes are not trained; '': their network is fast enough."""
         limit, network = self.search.limit, network_name(overlay(self.recipe, genes))
         if limit is None or (time := self.latencies[network]) <= limit.latency_ms:
             return ""
@@ -83,7 +83,7 @@ class Begun(Line):
 
 
 class Exploited(Line):
-    """Under population based training: it continues from another trial's checkpoint with changed genes."""
+    """Under population based training: a trial continues from another trial's checkpoint with changed genes."""
 
     trial: int
     genes: Genes
@@ -110,14 +110,14 @@ class Ledger:
     Args:
         path: the file; created if it does not exist.
         sweep: what is searched.
-        resolved: the base recipe with every open setting decided. Used by the first start only, as the next three.
+        resolved: the base recipe with every open setting resolved. Only the first start uses this and the next three.
         rungs: epochs at which trials pause.
         virtual_slots: trainings at the same virtual time.
         latencies: milliseconds per image of each network, if the search has a limit.
-        stored: the sweep's folder in a store, if it is in one: each line is uploaded before it takes effect.
+        stored: the sweep's folder in a store, if any. Each line is uploaded before it takes effect.
 
     Raises:
-        InputError: if the file is the ledger of another sweep, naming what differs.
+        InputError: if the file is the ledger of another sweep; the error states the difference.
     """
 
     def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe, rungs: Sequence[int] = (),
@@ -147,7 +147,7 @@ class Ledger:
 
     @property
     def claim(self) -> Claimed | None:
-        """The claim of a sweep that has ended; None while it explores."""
+        """The claim of a sweep that has ended; None during exploration."""
         return claim_of(self.lines)
 
     def append(self, line: Line) -> None:
@@ -182,7 +182,7 @@ class Ledger:
 
 
 def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
-    """The proposal of population based training that follows from these rows."""
+    """The next proposal of population based training, given these rows."""
     number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
     return Proposed(trial=number, genes=propose(begun.space, begun.recipe.seed, number, rows),
                     how=begun.space.algorithm, parents=(), at=0.0)
@@ -192,7 +192,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
     """All lines of a ledger; none if the file does not exist.
 
     Raises:
-        InputError: if the file is no ledger, was written by another version, or is damaged.
+        InputError: if the file is not a ledger, was written by another version, or is damaged.
     """
     lines = read_lines(path)
     if lines and lines[0]["type"] != "sweep":
@@ -306,7 +306,7 @@ def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
 
 
 def _as_written(line: Any) -> Any:
-    """The line as a reader of the file gets it."""
+    """The line as it is read back from the file."""
     return type(line).model_validate(plain(line.model_dump(mode="json")))
 
 

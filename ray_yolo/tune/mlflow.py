@@ -1,6 +1,6 @@
 """The MLflow run of a sweep: the parent of its trials' runs, computed from the ledger.
 
-`sweep_run` computes its content from the rows alone; `deliver` sends it. If the server is unreachable, a warning is
+`sweep_run` computes its content from the rows only; `deliver` sends it. If the server is unreachable, a warning is
 logged and the search continues.
 """
 
@@ -119,7 +119,8 @@ def deliver(folder: Path, uri: str, sweep: SweepRun) -> str | None:
 
 
 def _plan(folder: Path, sweep: SweepRun) -> RunPlan:
-    """The content in the form in which any run is delivered. The step of `best/fitness` is the best trial's number."""
+    """The content in the form in which all runs are delivered. The step of `best/fitness` is the best trial's
+    number."""
     now = round(time.time() * 1000)
     points = [Point("fitness", value, now, trial) for trial, value in sweep.fitness.items()]
     points += [Point("best_fitness", value, now, trial) for trial, value in sweep.best_fitness.items()]

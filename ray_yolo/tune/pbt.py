@@ -1,4 +1,4 @@
-"""Forks a training from another run's checkpoint with other hyper-parameters, for population based training.
+"""Forks a training from another run's checkpoint with other hyperparameters, for population based training.
 
 Ray's schedulers exchange Tune checkpoints. Here a Tune checkpoint is only a pointer (`Origin`) to a checkpoint of a
 distributed training. An exploit forks that checkpoint into a new run folder: the workers of the old folder may still
@@ -33,7 +33,7 @@ def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping
     """The name of the run folder in which a trial trains.
 
     Args:
-        pointer: the checkpoint that Ray gives the trial: another trial's, or its own if it was only paused.
+        pointer: the checkpoint that Ray gives the trial: that of another trial, or its own if it was only paused.
         noted: the last origin in the ledger, for the first start after a restart of the sweep.
     """
     if pointer and pointer.trial == number:
@@ -72,7 +72,7 @@ def newest_origin(folder: Path, number: int, epochs: int) -> Origin | None:
 
 
 def asked_recipe(folder: Path) -> Recipe | None:
-    """The recipe as requested for the training of a run folder; None if it has not started."""
+    """The recipe that was requested for the training of a run folder; None if it has not started."""
     record = read_record(folder)
     return record.asked if isinstance(record, RunRecord) else None
 

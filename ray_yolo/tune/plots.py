@@ -50,7 +50,7 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
 
     Args:
         genes: values of each gene, one per trial in the order of the trials.
-        rungs: how far each trial was trained: the best is the highest on the highest rung.
+        rungs: how far each trial was trained. The best trial has the highest fitness on the highest rung.
     """
     heights = np.asarray(fitness, dtype=float)
     done = np.isfinite(heights)
@@ -74,9 +74,9 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
 
 
 def plot_importance(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
-    """How much the order of trials by each gene agrees with that by fitness: the rank correlation, the largest first.
+    """The rank correlation between each gene and fitness, the largest first.
 
-    It shows monotonic effects of single genes, among trials that were trained equally long.
+    It shows monotonic effects of single genes among trials with the same number of epochs.
     """
     shares = {name: spearman(values, fitness) for name, values in genes.items() if len(values) > 2}
     names = sorted(shares, key=lambda name: abs(shares[name]))

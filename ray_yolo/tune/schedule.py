@@ -1,15 +1,16 @@
-"""The order of a sweep's trainings: a state machine on a virtual clock, driven by outcomes in any real order.
+"""The order of a sweep's trainings: a state machine on a virtual clock. Outcomes may arrive in any real order.
 
-The unit of virtual time is one epoch of the base recipe. A number of virtual slots train; they begin one after another,
-so that equal trainings do not end together and the next one waits for a single result. At each time, the slot that is
-free first takes the next decision: it continues a paused trial to its next rung, or trains a new proposal. A result
-counts when its virtual time has come. So every line of the ledger follows from space, seed, slots and outcomes, and two
-executions at other speeds write equal ledgers.
+The unit of virtual time is one epoch of the base recipe. A fixed number of virtual slots train. They start one after
+another: equally long trainings then do not end together, and the next one waits for a single result. The slot that is
+free first makes the next decision: it continues a paused trial to its next rung, or trains a new proposal. A result
+counts when its virtual time has come. Every line of the ledger therefore follows from space, seed, slots and outcomes,
+and executions at different speeds write equal ledgers.
 
-Trials pause at each rung. The best third continues; audits continue whatever they show, and if the order at a rung
-says little about the next one, the rung is dropped. When exploration is closed, the ladder is played out, and the best
-trials and the default are trained on fresh seeds. This course of time is a fork: a later exploration continues where
-it was closed, and does not see it; its trainings are known by then.
+Trials pause at each rung, and the best third continues. Audits always continue. If they show that the order at a rung
+does not predict the order at the next one, the rung is dropped. When exploration is closed, the trials on the ladder
+continue to their ends, and the best trials and the default are trained on fresh seeds. This phase is a fork of virtual
+time: a later exploration continues at the point of closing and ignores the fork. The trainings of the fork are not
+repeated.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from ray_yolo.tune.evolution import (
 from ray_yolo.tune.surrogate import Observation, Surrogate, encode, fit_surrogate, propose_place
 from ray_yolo.tune.trials import overlay
 
-AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and each tenth
-SHARE = 3  # one in so many continues
+AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and every tenth
+SHARE = 3  # one in `SHARE` continues
 LEAST_CORRELATION = 0.55  # Spearman, between a rung and the next one
 GP_EACH = 2  # all but each second trial are proposed by the Gaussian process,
 SCREENED_FIRST, SCREENED_SHARE = 8, 0.3  # after the first trials; of the others, this share redraws some genes
@@ -53,7 +54,7 @@ Numbers = Mapping[str, float | None]
 
 
 class Outcome(BaseModel, frozen=True):
-    """The result of a training after so many epochs. Without a fitness it failed, for a `reason`."""
+    """The result of a training after a number of epochs. Without a fitness, it failed for a `reason`."""
 
     fitness: float | None = None
     metrics: Numbers = {}
@@ -63,7 +64,7 @@ class Outcome(BaseModel, frozen=True):
 
 
 class Task(NamedTuple):
-    """Train a trial on one seed, from where it is, until so many epochs are trained. Times are virtual."""
+    """Train a trial on one seed, from its present epoch to a later one. Times are virtual."""
 
     trial: int
     genes: Genes
@@ -100,7 +101,7 @@ class Proposed(Line):
 
 
 class Scheduled(Line):
-    """A slot trains a trial on a seed, until so many epochs are trained."""
+    """A slot trains a trial on a seed until it has a number of epochs."""
 
     trial: int
     seed: int
@@ -112,7 +113,7 @@ class Scheduled(Line):
 
 
 class Counted(Line):
-    """Its result counts from now on."""
+    """The result of a training counts from now on."""
 
     trial: int
     seed: int
@@ -124,7 +125,7 @@ class Counted(Line):
 
 
 class Failed(Line):
-    """It failed, and does not continue."""
+    """A training has failed and does not continue."""
 
     trial: int
     seed: int
@@ -133,7 +134,7 @@ class Failed(Line):
 
 
 class Dropped(Line):
-    """The order of trials after so many epochs says little about the next rung: none pauses there any more."""
+    """The order of trials at a rung does not predict that at the next rung: trials no longer pause there."""
 
     epochs: int
     correlation: float
@@ -161,7 +162,7 @@ class Chosen(Line):
 
 
 class Claimed(Line):
-    """The end: the winner, which is the default (0) unless another is ahead of it, and what may be said."""
+    """The end: the winner, which is the default (0) unless another trial is ahead of it, and the claim."""
 
     winner: int
     claim: Claim
@@ -179,7 +180,7 @@ LINES: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in (
 
 
 def address(recipe: Recipe, genes: Genes, seed: int) -> str:
-    """The identity of a training of a sweep over `recipe`: equal ones need not be trained again."""
+    """The identity of a training of a sweep over `recipe`: equal trainings need not be repeated."""
     return recipe_digest(overlay(recipe, genes).model_copy(update={"seed": seed}))
 
 
@@ -189,7 +190,7 @@ def rungs_of(epochs: int, warmup: float = 0.0, *, short: bool = False) -> tuple[
     Args:
         epochs: of a whole training.
         warmup: the most epochs of warm-up that the space allows; see `longest_warmup`.
-        short: whether the budget is under ten trainings: the first rung is a ninth, if warm-up is over by then.
+        short: whether the budget is under ten trainings. The first rung is then a ninth, if warm-up is over by then.
     """
     third, past = -(-epochs // 3), math.floor(warmup) + 1
     first = max(-(-epochs // (9 if short else 3)), past)
@@ -204,7 +205,7 @@ def longest_warmup(space: Space, recipe: Recipe, batches_per_epoch: int) -> floa
 
 
 def confirmation_of(trainings: float) -> tuple[int, int]:
-    """The finalists and the pairs of seeds that an exploration of so many trainings deserves: about a fifth of it."""
+    """The numbers of finalists and of pairs after an exploration of `trainings`: their work is about a fifth of it."""
     return 1 if trainings < 60 else 3, int(np.clip(round(trainings / WORK_PER_PAIR), 1, MOST_PAIRS))
 
 
@@ -218,13 +219,13 @@ def spearman(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def is_audited(trial: int) -> bool:
-    """Whether a trial continues past the first rung whatever it shows."""
+    """Whether a trial continues past the first rung regardless of its result."""
     return trial < AUDITS_FIRST or trial % AUDITS_EACH == AUDITS_EACH - 1
 
 
 @dataclass
 class _Track:
-    """One course of virtual time: what has been scheduled and counted in it."""
+    """One course of virtual time, with the trainings that were scheduled and counted in it."""
 
     slots: list[float]
     running: dict[tuple[int, int], Scheduled] = field(default_factory=dict)  # by trial and seed
@@ -263,7 +264,7 @@ class _Closing:
 
 
 class Schedule:
-    """Decides what is trained next. Not thread-safe; it reads no clock and no file.
+    """Decides what to train next. It reads no clock and no file. Not thread-safe.
 
     Args:
         space: the genes, with all starts.
@@ -271,7 +272,7 @@ class Schedule:
         rungs: epochs at which trials pause, ascending; the last one is the whole training.
         virtual_slots: trainings at the same virtual time.
         cost: virtual time of one epoch with these genes: pixels x images, 1 for the base recipe.
-        write: is called with each new line, in virtual order, before the line takes effect.
+        write: called with each new line, in virtual order, before the line takes effect.
     """
 
     def __init__(self, space: Space, seed: int, rungs: Sequence[int], virtual_slots: int,
@@ -291,11 +292,11 @@ class Schedule:
         self._check_genes, self._problems = False, list[str]()
 
     def next(self, explore: bool | Callable[[], bool] = True) -> Task | Waiting | Over:
-        """The virtually earliest task that was not handed out; call it until it returns no task.
+        """The virtually earliest task that was not returned before; call it until it returns no task.
 
         Args:
-            explore: whether exploration continues. If not, no trial is proposed any more, the ladder is played out,
-                and fresh seeds decide.
+            explore: whether exploration continues. If not, no more trials are proposed, the ladder is completed, and
+            fresh seeds decide.
         """
         while not self._ready:
             if (state := self._step(explore() if callable(explore) else explore)) is not None:
@@ -303,13 +304,13 @@ class Schedule:
         return self._ready.popleft()
 
     def finish(self, task: Task, outcome: Outcome) -> None:
-        """Record the outcome of a task, in any real order."""
+        """Record the outcome of a task. Outcomes may arrive in any real order."""
         self._known[task.trial, task.seed, task.until] = outcome
 
     @property
     def closing_work(self) -> tuple[float, ...]:
-        """Work still to be done if exploration is closed now, in epochs of the base recipe: of the tasks that are
-        running, the finalists' first seed, and the seeds of the claim."""
+        """The remaining work if exploration is closed now, in epochs of the base recipe. It has three parts: running
+        tasks, the finalists' first seed, and the seeds of the claim."""
         closing, track = self._closing, self._explored
         if closing and closing.over:
             return (0.0,)
@@ -332,7 +333,8 @@ class Schedule:
         return share * (self._next_rung(track, line.until) - line.until) * self._cost(self.genes[line.trial])
 
     def restore(self, lines: Iterable[Line]) -> None:
-        """Continue from the lines of a ledger. Proposals are taken from them; all else must follow from them.
+        """Continue from the lines of a ledger. Proposals are taken from the lines; everything else must follow from
+        them.
 
         Raises:
             InputError: if a line does not follow from those before it.
@@ -362,7 +364,8 @@ class Schedule:
     # One step: count what is due, then decide for the slot that is free first.
 
     def _step(self, explore: bool | None) -> Waiting | Over | None:
-        """Advance by one decision. None: there may be more to do. Without `explore` the recorded lines decide."""
+        """Advance by one decision. Returns None if there may be more to do. Without `explore`, the recorded lines
+        decide."""
         closing = self._closing
         if closing and closing.over:
             if not (self._recorded if explore is None else self._goes_on(explore)):
@@ -425,8 +428,8 @@ class Schedule:
         return True
 
     def _drop(self, track: _Track, trial: int, epochs: int) -> None:
-        """Drop the rung below if audits show that its order says little about this one. Once exploration is closed, it
-        stays: all that pause there would be trained on, and the sweep would end late."""
+        """Drop the rung below if audits show that its order does not predict that at this rung. After exploration, it
+        stays: otherwise all trials paused there would continue and delay the end."""
         below = [rung for rung in self._rungs if rung < epochs and rung not in track.dropped]
         if self._closing or not below or not is_audited(trial):
             return
@@ -440,7 +443,7 @@ class Schedule:
         return next(rung for rung in self._rungs if rung > trained and rung not in track.dropped)
 
     def _ladder(self, track: _Track) -> tuple[int, Literal["best", "audit", "unranked"]] | None:
-        """The paused trial that continues next, highest rung first, and why."""
+        """The paused trial that continues next, highest rung first, and the reason."""
         for level, rung in reversed(list(enumerate(self._rungs[:-1]))):
             at_rung = {trial: results[rung] for trial, results in track.results.items() if rung in results}
             ranked = sorted(at_rung, key=lambda trial: (-at_rung[trial], trial))
@@ -485,7 +488,7 @@ class Schedule:
         self._schedule(track, slot, number, self._seed, self._next_rung(track, 0), "new")
 
     def _proposal(self, number: int, rows: Sequence[TrialRow]) -> tuple[Genes, str, tuple[int, ...]]:
-        """The genes of a new trial, by which method, and its parents."""
+        """The genes of a new trial, the method that chose them, and its parents."""
         space = self._space
         if space.algorithm == "gp":
             process = self._process(self._explored) if number >= SCREENED_FIRST and number % GP_EACH else None
@@ -513,15 +516,15 @@ class Schedule:
         return encode(self._space.genes, self.genes[trial])
 
     def _process(self, track: _Track) -> Surrogate | None:
-        """The process of all results that are counted, if there are some."""
+        """The process of all counted results, if there are any."""
         seen = [Observation(self._place(trial), self._rungs.index(epochs), fitness)
                 for trial, epochs, fitness in track.counted]
         return fit_surrogate(seen, len(self._rungs)) if sum(row.fitness is not None for row in seen) > 1 else None
 
-    # The end: finalists on fresh seeds, always beside the default.
+    # The end: finalists on fresh seeds, always together with the default.
 
     def _plan(self, track: _Track) -> Closed:
-        """How many finalists and pairs the work so far deserves: about a fifth of it."""
+        """The numbers of finalists and pairs for the work so far: about a fifth of it."""
         finalists, pairs = confirmation_of(track.work / self._rungs[-1])
         return Closed(at=min(track.slots), finalists=finalists, pairs=pairs)
 
@@ -549,7 +552,7 @@ class Schedule:
             self._emit(Claimed(winner=closing.over.winner, claim=closing.over.claim))
 
     def _finalists(self, track: _Track, process: Surrogate | None) -> tuple[int, ...]:
-        """Trials other than the default, best first: by what the process expects of a whole training."""
+        """Trials other than the default, best first, by the fitness that the process expects of a whole training."""
         default = self._owner(0)
         trials = sorted({self._owner(trial) for trial in track.results if trial not in track.failed} - {default})
         if not trials or not process:
@@ -585,7 +588,7 @@ class Schedule:
         return outcome.fitness if outcome else None
 
     def _owner(self, trial: int) -> int:
-        """The first trial with the same genes: its trainings are looked up."""
+        """The first trial with the same genes, whose trainings are reused."""
         return self._owners[_key(self.genes[trial])]
 
     def _emit(self, line: Line) -> None:

@@ -1,6 +1,6 @@
 """The settings of a sweep: its trainings, search algorithm, scheduler and objective.
 
-This module imports neither torch nor ray: the schedulers themselves are Ray's classes.
+This module imports neither torch nor ray; Ray's classes implement the schedulers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TunePlacement(Placement):
 
 
 class SweepConfig(ConfigModel):
-    """What is searched, for how long, and how many trials at once."""
+    """The space, the budget, and the number of parallel trials."""
 
     space: str = "ladder"
     """Genes and how to search them: a YAML file, or a shipped one (evolve, ladder, pbt, quick)."""
@@ -43,8 +43,8 @@ class SweepConfig(ConfigModel):
     max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trials at the same time, 1 or more; auto: as many as fit into the cluster."""
     virtual_slots: int = Field(0, ge=0, le=4096)
-    """Trials at the same virtual time, which decide what a proposal knows: equal numbers make equal sweeps on any
-    cluster; 0: those of the first start's cluster, and a few more."""
+    """Trials at the same virtual time, which determine the results that a proposal can use. Equal numbers make equal
+    sweeps on any cluster; 0: chosen by the first start for its cluster."""
     keep_weights: bool = False
     """Keep the weights and checkpoints of every trial, not only those of the best one."""
     warm_start: str = ""
@@ -73,7 +73,7 @@ class NoStopping(ConfigModel):
 
 
 class Ladder(ConfigModel):
-    """Pauses every trial at each rung: the best third continues from there, and fresh seeds decide at the end."""
+    """Pauses every trial at each rung. The best third continues, and fresh seeds decide at the end."""
 
     name: Literal["ladder"] = "ladder"
     first_epochs: int = Field(0, ge=0)
@@ -81,7 +81,8 @@ class Ladder(ConfigModel):
 
 
 class Pbt(ConfigModel):
-    """Population based training: the worst trials continue from a good one's checkpoint with changed genes (Ray's)."""
+    """Population based training (Ray's): the worst trials continue from a good trial's checkpoint with changed
+    genes."""
 
     name: Literal["pbt"] = "pbt"
     interval_epochs: int = Field(5, ge=1)
@@ -93,7 +94,7 @@ class Pbt(ConfigModel):
 
 
 class Limit(ConfigModel):
-    """What a trial's network must not exceed; others are not trained."""
+    """Limits of a trial's network; a network that exceeds one is not trained."""
 
     latency_ms: float = Field(gt=0.0)
     """Milliseconds for one image on one worker, in fp32, suppression included."""
@@ -112,13 +113,14 @@ class Search(ConfigModel):
     """Algorithm, scheduler and objective of a search."""
 
     algorithm: Literal["gp", "evolve", "random", "grid"] = "evolve"
-    """gp: a Gaussian process and evolve by turns; evolve: children of the best rows; random; grid: each combination."""
+    """gp: a Gaussian process and evolve alternately; evolve: children of the best rows; random; grid: each
+    combination."""
     parent: Literal["single", "mean"] = "single"
     """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
     random_first: int = Field(0, ge=0)
     """Proposals under evolve that are drawn at random before the first child."""
     random_share: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the later proposals under evolve that are drawn at random and are no children."""
+    """Share of the later proposals under evolve that are drawn at random."""
     scheduler: Annotated[NoStopping | Ladder | Pbt, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = NoStopping()
     """Rule that pauses or exchanges trials: a name, or a name with its settings."""
@@ -140,8 +142,8 @@ class Search(ConfigModel):
         """Check that the base recipe fits the search.
 
         Raises:
-            ConfigError: if the recipe has another objective, validates too seldom for the scheduler, or if there are
-                changes of its own or a limit under population based training.
+            ConfigError: if the recipe has another objective or validates too seldom for the scheduler. Under population
+            based training, also if the recipe has changes or the search has a limit.
         """
         if recipe.objective not in (Recipe().objective, self.recipe_objective):
             raise ConfigError("objective: a sweep and its trials maximise the search.objective of the space; write it "
@@ -162,12 +164,12 @@ class Search(ConfigModel):
 
     @property
     def recipe_objective(self) -> ObjectiveConfig:
-        """The same objective as a section of the recipe: it decides the best weights and the patience of trials."""
+        """The same objective as a section of the recipe, for the best weights and the patience of trials."""
         weights = dict.fromkeys(ObjectiveConfig.model_fields, 0.0)
         return ObjectiveConfig(**weights | {objective_field(name): weight for name, weight in self.objective.items()})
 
     def random_warning(self, trials: int, starts: int) -> str | None:
-        """Warning that all of the trials are starts or drawn at random under evolution, if they are."""
+        """A warning if, under evolution, all trials are starts or random; None otherwise."""
         if self.algorithm != "evolve" or not 0 < trials - starts <= self.random_first:
             return None
         return (f"evolve: all {trials} trials are starts or drawn at random, and none is a child of a better one; "

@@ -1,6 +1,6 @@
 """Connects Ray Tune, which starts, pauses and stops trials, to the schedule or the population of a sweep.
 
-Ray's own saving and restoring of searches is not used: it ran finished trials again when measured, and it unpickles.
+Ray's saving and restoring of searches is not used: in a test it ran finished trials again, and it unpickles.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tune_config_of(trial: Trial) -> dict[str, Any]:
 
 
 def _no_state(self: object) -> dict[str, Any]:
-    """Nothing to pickle: Ray's own restore is not used."""
+    """Nothing to pickle, because Ray's restore is not used."""
     return {}
 
 
@@ -53,10 +53,10 @@ class LadderScheduler(FIFOScheduler):
     """Pauses a trial after each task, and continues it when the schedule has issued its next one.
 
     Args:
-        measure: takes the work of a task, and the seconds of its slot.
-        cost: work of one epoch with some genes.
+        measure: receives the work of a task, and the seconds of its slot.
+        cost: returns the work of one epoch with some genes.
         slots: trial processes to keep while their trials pause.
-        is_complete: whether the records of a trial are, so that its process may end.
+        is_complete: whether the records of a trial are complete, so that its process may end.
     """
 
     def __init__(self, dispatcher: Dispatcher, measure: Callable[[float, float], None], cost: Callable[[Genes], float],
@@ -69,12 +69,12 @@ class LadderScheduler(FIFOScheduler):
         """No task is started any more."""
 
     def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
-        """Keep the processes of paused trials from the first trial on: a new one takes seconds."""
+        """Keep the processes of paused trials from the first trial on, because a new process takes seconds."""
         keep_trial_processes(tune_controller, trial, self._slots)
         self._slots = 0
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> str:
-        """Pass on the outcome of a task. A trial may always be continued, so it pauses."""
+        """Pass on the outcome of a task. Any trial may be continued, so it pauses."""
         if "outcome" not in result:  # it is lost, and starts again
             return str(TrialScheduler.CONTINUE)
         self.paused[str(trial)] = trial
@@ -109,7 +109,7 @@ class TaskSearcher(Searcher):
         self._dispatcher, self._scheduler = dispatcher, scheduler
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The configuration of a task, FINISHED at the end of the sweep, or None: there is none to start."""
+        """The configuration of a task, FINISHED at the end of the sweep, or None if there is no task to start."""
         task = None
         if not self._scheduler.closed:
             task = self._dispatcher.take(lambda name: name not in self._scheduler.paused)
@@ -127,10 +127,10 @@ class TaskSearcher(Searcher):
 
 
 class SweepCallback(Callback):
-    """Follows the trials of a sweep: display, files, weights, and failures that no recipe has caused.
+    """Handles the events of a sweep's trials: display, files, weights, and failures that no recipe has caused.
 
     Args:
-        stop: called if the cluster has no capacity for any trial; running ones go on.
+        stop: called if the cluster has no capacity for any trial; running trials continue.
         each_step: called many times a second.
     """
 
@@ -157,7 +157,7 @@ class SweepCallback(Callback):
             self._display.ended(str(trial))
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Say why Tune starts a trial again: the recipe did not cause the failure."""
+        """Print why Tune starts a trial again: the recipe did not cause the failure."""
         self._display.say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
@@ -215,7 +215,7 @@ class SweepCallback(Callback):
 
 
 class LadderCallback(SweepCallback):
-    """Follows the tasks of a ladder."""
+    """Handles the events of a ladder's tasks."""
 
     def __init__(self, ledger: Ledger, display: SweepDisplay, dispatcher: Dispatcher, scheduler: LadderScheduler, *,
                  drops: bool, each_step: Callable[[], None]) -> None:
@@ -229,7 +229,7 @@ class LadderCallback(SweepCallback):
 
 
 class PopulationCallback(SweepCallback):
-    """Records what happens to the trials of a population before Tune acts on it."""
+    """Records the events of a population's trials before Tune acts on them."""
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """Record an exploit before the trial's process begins to train."""
@@ -271,7 +271,7 @@ class KeyedPbt(PopulationBasedTraining):
         self._seed = seed
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> str:
-        """Ray's decision. It seeds Python's generator with the key, and restores it."""
+        """Ray's decision, made with Python's generator seeded by the key; the generator is restored."""
         before = random.getstate()
         random.seed(f"{self._seed} {trial} {result.get('epoch')}")
         try:

@@ -7,7 +7,7 @@
     optimizer.name: {type: choice, values: [SGD, AdamW]}
     mosaic: {type: fixed, value: 1.0}
 
-A space is checked against the base recipe, so that no trial can fail because of its values.
+A space is checked against the base recipe, so that no trial fails because of its values.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_
 """Fields that a recipe, or its share for each worker, checks against each other: their combinations are checked."""
 _UNEVEN = ("imgsz", "batch_size", "microbatch")  # whole numbers between two valid ones may be invalid
 _MAX_CHECKED = 10_000  # combinations: about a second
-_MAX_WHOLE = 2.0**53  # above it, not every whole number is a float, as limits are
+_MAX_WHOLE = 2.0**53  # above it, not every integer is a float, and limits are floats
 Model = TypeVar("Model", bound=BaseModel)
 Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
 
@@ -133,7 +133,7 @@ def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
 def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space") -> TuneSpace:
     """The space of a mapping in the form shown at the top of this module.
 
-    Trial 0 is the base recipe, with each gene moved to the nearest value that the space allows.
+    Trial 0 is the base recipe, with each gene set to the nearest value that the space allows.
 
     Raises:
         ConfigError: for the first invalid entry, with its file and line.

@@ -1,9 +1,10 @@
-"""A Gaussian process over genes and the share of a training, and its proposals: where a whole training may be best.
+"""A Gaussian process over genes and the share of a training, which proposes genes for whole trainings.
 
-The logarithm of fitness is a parabola of each gene, plus Matern 5/2 with a length for each gene; both times the
-correlation between two rungs, with noise for each rung. Weights, lengths, correlation and noise have the highest
-posterior density, with priors for many genes and few rows (lengths grow with the root of the number of genes, as
-Hvarfner et al. 2024 propose). They are fitted to the first rows only, a multiple of `REFIT`: most proposals reuse them.
+The logarithm of fitness has a kernel of two parts: a parabola of each gene, and Matern 5/2 with a length scale per
+gene. Both are multiplied by the correlation between two rungs; each rung has its own noise. Weights, lengths,
+correlation and noise maximise the posterior density. The priors are for many genes and few rows: lengths grow with the
+root of the number of genes, as Hvarfner et al. 2024 propose. The fit uses only the first rows, a multiple of `REFIT`,
+so most proposals reuse it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SHARED = 0.7  # correlation of the noise of two rungs of one training
 
 
 class Observation(NamedTuple):
-    """Fitness of a trial at a rung; None: it failed there."""
+    """The fitness of a trial at a rung; None: the trial failed there."""
 
     place: tuple[float, ...]
     level: int  # number of the rung
@@ -38,12 +39,12 @@ class Observation(NamedTuple):
 
 
 def encode(genes: Sequence[Gene], values: Mapping[str, GeneValue]) -> tuple[float, ...]:
-    """The place of genes in the unit cube; the values of a choice are evenly spaced."""
+    """The position of genes in the unit cube; the values of a choice are evenly spaced."""
     return tuple(_share(gene, values[gene.name]) for gene in genes)
 
 
 def decode(genes: Sequence[Gene], place: Sequence[float]) -> Genes:
-    """The genes of a place, numbers to five digits."""
+    """The genes at a position, with numbers rounded to five digits."""
     return {gene.name: _value(gene, share) for gene, share in zip(genes, place, strict=True)}
 
 
@@ -99,7 +100,7 @@ class Surrogate:
         return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
 
     def gain(self, place: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-        """By how much whole trainings at a place exceed those at another: mean and standard deviation, in fitness."""
+        """The gain in fitness of whole trainings at one position over another: mean and standard deviation."""
         points, levels = np.array([place, other]), np.full(2, self._top)
         cross = self._cross(points, levels)
         covariance = self.signal * (_kernel(points, levels, points, levels, self._settings) - cross.T @ cross)
@@ -109,11 +110,11 @@ class Surrogate:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the best fitness of a whole training as a share of it, as the fit sees it."""
+        """The fitted standard deviation of the best fitness of a whole training, as a share of it."""
         return float(np.sqrt(self._settings.noise[self._top] * self.signal)) * self.scale * (1 + SOFT)
 
     def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
-        """The process after these trainings, each with the fitness that is expected."""
+        """The process conditioned on these trainings, each with its expected fitness."""
         other = copy(self)
         other._values = np.r_[self._values, self._half @ self._cross(points, levels)]
         other._points, other._levels = np.vstack([self._points, points]), np.r_[self._levels, levels]
@@ -122,16 +123,16 @@ class Surrogate:
 
 
 def fit_surrogate(observations: Sequence[Observation], levels: int) -> Surrogate:
-    """The process of these observations, in the order in which they were counted."""
+    """The process fitted to these observations, in the order in which they were counted."""
     first = max(REFIT, len(observations) // REFIT * REFIT)
     return Surrogate(observations[-MOST:], levels, _fit(tuple(observations[:first][-MOST:]), levels))
 
 
 def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, running: Sequence[Observation],
                   rng: np.random.Generator) -> Genes:
-    """The genes of the highest expected improvement on `tops` (places) and running trials, among places near `tops`.
+    """The genes with the highest expected improvement on `tops` (positions) and running trials, near `tops`.
 
-    Running trials are believed to show what is expected.
+    Running trials are assumed to get their expected fitness.
     """
     best = process.predict(tops)[0].max()
     if running:
@@ -154,7 +155,7 @@ def _improvement(ahead: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 def _neighbours(genes: Sequence[Gene], origins: np.ndarray, size: float, rng: np.random.Generator) -> np.ndarray:
-    """The places themselves, and one near each: moved along a few axes, or along all."""
+    """The positions, and one neighbour of each, moved along a few axes or all axes."""
     count, axes = origins.shape
     share = np.array([2 / axes, 0.3, 1.0])[rng.integers(3, size=(count, 1))]
     moves = rng.random((count, axes)) < share
@@ -168,9 +169,9 @@ def _neighbours(genes: Sequence[Gene], origins: np.ndarray, size: float, rng: np
 
 def _prepare(observations: Sequence[Observation], levels: int
              ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float, float]:
-    """Points, levels, and values: scaled to whole trainings by trials that have both, and standardised.
+    """Points, levels and values. Values are scaled to whole trainings by trials that have both, and standardised.
 
-    With the offset and the scale of the logarithms, and the best fitness.
+    Also returns the offset and the scale of the logarithms, and the best fitness.
     """
     points = np.array([row.place for row in observations])
     level = np.array([row.level for row in observations])
@@ -218,7 +219,7 @@ def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
-    """The parameters of the highest posterior density, by resilient propagation from the priors' centres."""
+    """The parameters that maximise the posterior density, found by resilient propagation from the priors' centres."""
     points, level, values, *_ = _prepare(observations, levels)
     axes, count = points.shape[1], len(values)
     centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADDITIVE / axes)),

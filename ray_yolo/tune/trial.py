@@ -1,9 +1,9 @@
 """One trial as a Ray Tune function: a distributed training on the standing pool.
 
-A task of a ladder is trained in the function's thread and reported once, at its end; Tune then pauses the trial, and
-its process trains another one. Population based training exchanges trials while they train: there the training is a
-thread, and each recorded epoch is reported. An exploited trial's configuration is a copy of another one's, so the
-number of a trial comes from its name, trialN.
+A task of a ladder is trained in the function's thread and reported once, at its end. Tune then pauses the trial, and
+its process trains another one. Population based training exchanges trials while they train: there the training runs in
+another thread, and each recorded epoch is reported. After an exploit, the configuration is a copy of another trial's,
+so the number of a trial is taken from its name, trialN.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from ray_yolo.tune.trials import Origin, overlay, train_command
 
 POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
-_RELEASE_SECONDS = 0.05  # between two looks at a lock
+_RELEASE_SECONDS = 0.05  # between two checks of a lock
 
 _logger = logging.getLogger(__name__)
 _earlier: list[Future[Any]] = []  # the last training of this process, whose records may not be complete yet
 
 
 def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
-    """Train the trial of this Tune process until its next pause, and report the outcome. Tune pauses it then.
+    """Train the trial of this Tune process until its next pause, and report the outcome. Tune then pauses it.
 
-    An outcome that an earlier process has left in the run folder is not trained again.
+    If an earlier process has left the outcome in the run folder, it is not trained again.
 
     Args:
         config: of a task, see `Dispatcher.config`.
-        payload: what all trials share, as plain JSON.
+        payload: the settings that all trials share, as plain JSON.
         queue: job queue of the sweep's worker pool.
     """
     _prepare_process(payload)
@@ -93,9 +93,9 @@ def task_config(payload: Mapping[str, Any], config: Mapping[str, Any]) -> RunCon
 
 
 def read_outcome(folder: Path, until: int) -> Outcome | None:
-    """The result of a training after so many epochs, or at its end if that is earlier, by its log; None: not yet.
+    """The result of a training after `until` epochs, or at its earlier end, from its log; None: not yet known.
 
-    Fitness, metrics and losses are those of the best epoch so far, which best.pt shows.
+    Fitness, metrics and losses are those of the best epoch so far, the epoch of best.pt.
     """
     events = read_events(folder / EVENTS_FILE)
     rows = [row for row in epoch_rows(surviving(events)) if row.epoch < until]
@@ -108,14 +108,14 @@ def read_outcome(folder: Path, until: int) -> Outcome | None:
 
 
 def _prepare_process(payload: Mapping[str, Any]) -> None:
-    undo_niceness()  # else the workers take the processor, and a slot waits for its next task
+    undo_niceness()  # otherwise the workers take the CPU, and a slot waits for its next task
     os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     if payload["cache"]:
         os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
 
 
 def _train(config: RunConfig, link: Mapping[str, Any], share: PoolShare) -> None:
-    """Train until log and weights are complete. A thread completes the other records while the next task begins."""
+    """Train until log and weights are complete. A thread completes the other records while the next task starts."""
     trained: Future[Any] = Future()
     work = partial(fit, config, quiet=True, link=link, command=train_command(config.recipe), queue=share,
                    trained=partial(trained.set_result, None))
@@ -131,7 +131,8 @@ def _train(config: RunConfig, link: Mapping[str, Any], share: PoolShare) -> None
 
 @cache
 def _recorder() -> ActorHandle[Recorder]:
-    """Writes the logs of all trainings of this process: to start an actor takes seconds."""
+    """The writer of the logs of all trainings of this process. They share it, because starting an actor takes
+    seconds."""
     return start_recorder()
 
 
@@ -140,7 +141,7 @@ def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Qu
 
     Args:
         config: `genes`, and `origin` if the ledger has one from an earlier start of the sweep.
-        payload: what all trials share, as plain JSON.
+        payload: the settings that all trials share, as plain JSON.
         queue: job queue of the sweep's worker pool.
     """
     _prepare_process(payload)
@@ -184,7 +185,7 @@ def read_pointer(checkpoint: ray.tune.Checkpoint) -> Origin:
 
 
 def is_external_failure(error: BaseException) -> bool:
-    """Whether the recipe is not the cause of a failure: no capacity, no storage, or a lost process or node."""
+    """Whether a failure has another cause than the recipe: no capacity, no storage, or a lost process or node."""
     return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
 
 
@@ -233,7 +234,7 @@ def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: Queu
 
 
 def _stop(thread: threading.Thread, folder: Path) -> None:
-    """Request the training to stop after its step: its workers and this process continue with other trials."""
+    """Request the training to stop after its step. Its workers and this process continue with other trials."""
     (folder / STOP_REQUEST).touch()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
@@ -245,7 +246,7 @@ def _failure(error: BaseException) -> str:
     """Why a training failed, if the recipe is the cause.
 
     Raises:
-        TrainingError: if it is not, after a report, so that Tune starts the trial again.
+        TrainingError: if the recipe is not the cause, after a report, so that Tune starts the trial again.
     """
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if not is_external_failure(error):
@@ -255,12 +256,12 @@ def _failure(error: BaseException) -> str:
 
 
 class _Reporter:
-    """Reports validated epochs to Tune, each as soon as the event of its checkpoint follows.
+    """Reports validated epochs to Tune, each as soon as the event of its checkpoint has followed.
 
     Args:
         newest: returns a pointer to the newest checkpoint from which other trials may continue.
         past: events that were reported before. If no epoch follows, the last one is reported again for Tune.
-        keeps_best: whether each best epoch is saved as best.pt, as it is except under --nosave.
+        keeps_best: whether each best epoch is saved as best.pt, which holds except under --nosave.
     """
 
     def __init__(self, search: Search, newest: Callable[[], Origin | None], past: Sequence[Event], *,
@@ -285,7 +286,7 @@ class _Reporter:
                 self._track_best(event)
 
     def finish(self) -> None:
-        """Report the epoch that no checkpoint followed: under --nosave only the last epoch has one."""
+        """Report the epoch that no checkpoint followed: under --nosave, only the last epoch has a checkpoint."""
         if last := self._pending or self._last:
             self._send(last, None)
 

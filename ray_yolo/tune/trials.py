@@ -1,4 +1,5 @@
-"""The trials of a sweep: their genes and lineage, the recipes these make, and the commands that repeat them."""
+"""The trials of a sweep: their genes and lineage, the recipes that follow from these, and the commands that repeat
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
 
 class Segment(NamedTuple):
-    """The genes with which weights were trained from an epoch on."""
+    """The genes that trained weights from an epoch on."""
 
     epoch: int
     genes: Genes
@@ -46,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Trial:
-    """One row of a sweep, in its present state."""
+    """One row of a sweep in its current state."""
 
     number: int
     lineages: Mapping[str, Lineage]  # of the weights in each of its run folders
@@ -55,7 +56,7 @@ class Trial:
     fitness: float | None = None  # of its best epoch, whose weights are best.pt
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     losses: Mapping[str, float | None] = field(default_factory=dict)
-    epochs: int = 0  # trained; fitness is comparable after equally many only
+    epochs: int = 0  # trained; fitness is comparable only after equally many
     weights: str = ""  # digest of the weights after them
     seeds: Mapping[int, float] = field(default_factory=dict)  # fitness of whole trainings on fresh seeds
     reason: str = ""
@@ -68,17 +69,17 @@ class Trial:
 
     @property
     def lineage(self) -> Lineage:
-        """The genes with which its weights were trained, from the first epoch on."""
+        """The genes that trained the trial's weights, from the first epoch on."""
         return self.lineages[self.folder_name]
 
     @property
     def ancestors(self) -> tuple[int, ...]:
-        """Trials from which its genes or its weights came."""
+        """The trials from which its genes or its weights came."""
         return (*self.parents, *(origin.trial for origin in self.origins))
 
     @property
     def genes(self) -> Genes:
-        """Its present genes."""
+        """Its current genes."""
         return self.lineage[-1].genes
 
     @property
@@ -88,7 +89,7 @@ class Trial:
 
     @property
     def row(self) -> TrialRow:
-        """The part of it from which proposals are made."""
+        """The part of the trial from which proposals are made."""
         return TrialRow(self.number, self.genes, self.fitness, self.epochs)
 
 
@@ -111,7 +112,8 @@ def trial_folder(number: int, num_exploits: int = 0, seed: int | None = None) ->
 
 
 def best_trials(trials: Iterable[Trial], count: int) -> list[Trial]:
-    """The best trials, best first: by epochs trained, then fitness, then number; none without a fitness."""
+    """The best trials, best first: by epochs trained, then fitness, then number. Trials without a fitness are
+    excluded."""
     by_number = {trial.number: trial for trial in trials if trial.state != "failed"}
     return [by_number[row.trial] for row in best_rows((trial.row for trial in by_number.values()), count)]
 
@@ -150,7 +152,7 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
 
 
 def network_name(recipe: Recipe) -> str:
-    """The name of a recipe's network, which decides the time for an image."""
+    """The name of a recipe's network, which determines the latency."""
     return f"{recipe.model} at {recipe.imgsz} px"
 
 
@@ -162,7 +164,7 @@ def trained_recipe(recipe: Recipe, lineage: Sequence[Segment]) -> Recipe:
 
 
 def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -> Recipe:
-    """The recipe that continues with these genes from an epoch on, which is after its last change."""
+    """The recipe that continues with these genes from an epoch on; the epoch must be after its last change."""
     before = recipe.at(epoch)
     new = {name: value for name, value in genes.items() if recipe_value(before, name) != value}
     changes = (*recipe.changes, Change(epoch=epoch, settings=new))
@@ -172,7 +174,7 @@ def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -
 def replay_command(recipe: Recipe, lineage: Sequence[Segment]) -> str:
     """The command that trains a row of a sweep over `recipe` again, on any number of workers (`--num-workers`).
 
-    The training has the row's fitness at the row's best epoch, also if the row was stopped early.
+    The training has the row's fitness at the row's best epoch, even if the row was stopped early.
     """
     return shlex.join(train_command(trained_recipe(recipe, lineage)))
 

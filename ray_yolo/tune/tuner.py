@@ -1,11 +1,11 @@
-"""A sweep over the whole cluster: many trials at once, each a distributed training, with one ledger.
+"""A sweep over the whole cluster: many parallel trials, each a distributed training, with one ledger.
 
     <project>/<name>/ledger.jsonl        each proposal, the rows it follows from, and its result
     <project>/<name>/trials/trialN/      the run folder of each trial, as of any training
     <project>/<name>/evolve.csv, hyp_evolve.yaml, *.png    computed from the ledger
 
-If the driver is killed, the same command continues the sweep: ended rows stay, running ones resume from their
-checkpoints under their own numbers, and proposals continue. With more --trials or --hours, a finished sweep of that
+If the driver is killed, the same command continues the sweep. Ended rows are kept, running rows resume from their
+checkpoints and keep their numbers, and proposals continue. With more --trials or --hours, a finished sweep with this
 --name continues.
 """
 
@@ -84,10 +84,10 @@ SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
 
 def concurrent_trials(config: TuneConfig, gpus: float) -> int:
-    """The number of trials that fit into the cluster at once.
+    """The number of trials that fit on the cluster in parallel.
 
-    Tune does not know what a trial's own workers need. Without this limit each trial would hold some of its workers,
-    and all would wait for each other (a deadlock).
+    Tune does not track the resources of a trial's workers. Without this limit, each trial could hold some of its
+    workers while all trials wait for each other (a deadlock).
 
     Raises:
         ConfigError: if not even one trial fits.
@@ -101,7 +101,7 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
 
 
 def room_for_trials(config: TuneConfig, gpus: float) -> int:
-    """The number of trials that fit into the present cluster at once; 0: none."""
+    """The number of trials that fit on the current cluster in parallel; 0: none."""
     total, workers = ray.cluster_resources(), config.sweep.workers_per_trial
     needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
     slots = min(math.floor(total.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
@@ -109,10 +109,11 @@ def room_for_trials(config: TuneConfig, gpus: float) -> int:
 
 
 def trials_ahead(slots: int) -> int:
-    """How many trials start up while others train: as few as keep the slots busy, since proposals ignore their results.
+    """The number of trials that start up while others train: the fewest that keep the slots busy.
 
-    Start-up takes some seconds, the shortest trials some ten. Two slots need two, because idle workers help other
-    trials and two may end together; of more slots about an eighth ends during a start-up.
+    It is small, because the proposals of these trials ignore the results of those that still train. Start-up takes a
+    few seconds, the shortest trials about ten. Two slots need two, because idle workers join other trials and two
+    trials may end together. Of more slots, about an eighth ends during a start-up.
     """
     return min(slots, max(2, slots // 8))
 
@@ -184,7 +185,7 @@ def dry_run(config: TuneConfig) -> TuneConfig:
 
 
 def plan(config: TuneConfig) -> list[str]:
-    """What a sweep with this configuration of `dry_run` would train, line by line, as far as that is known."""
+    """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
     config, space, train = _checked(config)
     recipe = config.recipe
     slots = _planned_slots(config)
@@ -195,14 +196,14 @@ def plan(config: TuneConfig) -> list[str]:
 
 
 def _planned_slots(config: TuneConfig) -> int:
-    """The trials that train at once, as far as known without a cluster: those of this machine."""
+    """The number of parallel trials, as far as known without a cluster: those that fit on this machine."""
     if ray.is_initialized():
         return max(1, room_for_trials(config, 0.0))
     return max(1, int(cores() // (config.placement.cpus * config.sweep.workers_per_trial)))
 
 
 def _has_more(folder: Path, config: TuneConfig) -> bool:
-    """Whether a finished sweep goes on: more trials or hours are requested than it has had."""
+    """Whether a finished sweep continues, because more trials or hours are requested than it has had."""
     lines, record = read_ledger(folder / LEDGER_FILE), read_record(folder)
     spent = record.seconds if isinstance(record, SweepRecord) else 0.0
     is_short = not config.sweep.hours or spent < 0.95 * 3600 * config.sweep.hours
@@ -221,7 +222,7 @@ def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
 
 
 def _virtual_slots(config: TuneConfig, space: TuneSpace, slots: int) -> int:
-    """As asked for, else the slots and those that start up meanwhile."""
+    """The requested number; by default the slots and the trials that start up meanwhile."""
     return config.sweep.virtual_slots or slots + _ahead(config, space, slots)
 
 
@@ -231,7 +232,7 @@ def _ahead(config: TuneConfig, space: TuneSpace, slots: int) -> int:
 
 
 def _epoch_seconds(config: TuneConfig, recipe: Recipe, labels: str, project: Path) -> float | None:
-    """Seconds of an epoch on the workers of a trial, by earlier trainings of this project."""
+    """Seconds of an epoch on the workers of a trial, from earlier trainings of this project."""
     folders = [*project.glob("*/trials"), project.parent / "train"]
     return recorded_epoch_seconds(folders, recipe, labels, config.sweep.workers_per_trial)
 
@@ -240,11 +241,11 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     """Check everything that needs no cluster.
 
     Returns:
-        The configuration, with each trial's workers in its placement and at most as many trials as a grid has points;
-        the space with warm starts; and the training labels.
+        The configuration, the space with warm starts, and the training labels. The configuration has each trial's
+        workers in its placement, and at most as many trials as a grid has points.
 
     Raises:
-        InputError: for what cannot be searched or trained.
+        InputError: for a configuration that cannot be searched or trained.
     """
     loaded, settings = load_space(config.sweep.space, config.recipe), config.sweep
     space = loaded.space
@@ -264,7 +265,7 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
 
 
 def _check_genes(config: TuneConfig, space: Space) -> None:
-    """Refuse genes by which a trial could not be trained: batches that workers cannot share, models, weights."""
+    """Refuse genes that cannot be trained: batches that workers cannot share, invalid models, weights."""
     for genes in combinations(space.genes):
         resolve(overlay(config.recipe, genes), config.placement.max_workers, gpu=False)
     for name, value in [(gene.name, str(value)) for gene in space.genes if gene.name in ("model", "weights")
@@ -305,7 +306,7 @@ class _Execution:
         return isinstance(self.space.search.scheduler, Pbt)
 
     def slots_now(self) -> int:
-        """How many trials the cluster has room for at present, at most a second ago."""
+        """The number of trials that currently fit on the cluster; the value is at most one second old."""
         now = time.monotonic()
         if now - self._room[0] > 1.0:
             self._room = now, max(1, room_for_trials(self.config, self.gpus))
@@ -355,7 +356,7 @@ class _Execution:
             write_record(self.folder, self.run.record)
 
     def each_step(self) -> None:
-        """Note the time, and update MLflow's curve in another thread, every some seconds."""
+        """Every few seconds, note the time and update MLflow's curve in another thread."""
         now = time.monotonic()
         if now - self._noted > NOTE_SECONDS:
             self._noted = now
@@ -367,7 +368,7 @@ class _Execution:
                 deliver, self.folder, uri, sweep_run(self.config, self.ledger.trials, "RUNNING"))
 
     def run_trials(self) -> None:
-        """Run the unfinished and the newly proposed trials with Ray Tune, until the sweep has ended.
+        """Run the unfinished and the newly proposed trials with Ray Tune until the sweep has ended.
 
         One worker pool trains all trials. While its workers are busy, `trials_ahead` more trials start up, unless
         --max-concurrent limits them.
@@ -421,7 +422,7 @@ class _Execution:
                        search_alg=TaskSearcher(dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
 
     def run_population(self, payload: Mapping[str, Any], queue: Any) -> None:
-        """Train a population. Ray's scheduler takes the whole of it at once, and no searcher."""
+        """Train a population. Ray's scheduler requires the whole population at once, and no searcher."""
         ledger, settings = self.ledger, self.space.search.scheduler
         assert isinstance(settings, Pbt)
         callback = PopulationCallback(ledger, self.display, drops=False, each_step=self.each_step)
@@ -507,7 +508,7 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
 
 
 def _payload(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
-    """What all trials share, as plain JSON; see `train_trial`."""
+    """The settings that all trials share, as plain JSON; see `train_trial`."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
                  "registered_name": "", "cpus_per_worker": config.placement.cpus}
     placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else

@@ -22,7 +22,7 @@ def check_sweep(folder: Path) -> list[CheckResult]:
 
 
 def compare_sweeps(one: Path, other: Path) -> list[CheckResult]:
-    """Compare the ledgers of two sweeps line by line but for their times, and the weights by the digests in them."""
+    """Compare the ledgers of two sweeps line by line, except for times, and the weights by the digests in them."""
     return [CheckResult("ledgers", compare(_read(one), _read(other)))]
 
 

@@ -65,7 +65,8 @@ TUNED = {  # the best row of yolo_curves
     "lr0": 0.0508, "momentum": 0.6147, "weight_decay": 0.0004, "warmup_epochs": 4.1563, "box": 0.0286, "cls": 0.8883,
     "obj": 1.5846, "hsv_v": 0.5892, "translate": 0.0293, "scale": 0.3002, "fliplr": 0.214, "mosaic": 0.1152}
 ANCHOR_FREE = {gene: limits for gene, limits in SPACE.items() if gene != "obj"} | {
-    "box": {"type": "loguniform", "low": 2.0, "high": 30.0}, "loss.dfl": {"type": "loguniform", "low": 0.3, "high": 6.0}}
+    "box": {"type": "loguniform", "low": 2.0, "high": 30.0},
+    "loss.dfl": {"type": "loguniform", "low": 0.3, "high": 6.0}}
 
 
 def base_of(table: str, data: str) -> tuple[Recipe, dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""Membership of one training: its workers, their generations, and the worker that the others wait for.
+"""Membership of one training: its workers, their generations, and the worker that others wait for.
 
-A generation is a process group. The next one forms between two steps, when all living members of the current one have
-registered for it; waiting newcomers become members too. A worker without heartbeats counts as dead; if it returns, it
-joins as a new worker.
+A generation is a process group. The next generation forms between two steps, when all living members of the current one
+have registered for it. Waiting newcomers become members too. A worker without heartbeats counts as dead; if it returns,
+it joins as a new worker.
 
-`Coordinator` runs as an actor beside the recorder. It needs neither Ray nor torch, whose imports take seconds. The cost
-of a heartbeat does not depend on the number of workers; the driver's queries take one pass over them.
+`Coordinator` runs as an actor next to the recorder. It imports neither Ray nor torch, because these imports take
+seconds. The cost of a heartbeat does not depend on the number of workers; the driver's queries take one pass over them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Progress, WorkerStatus
 from ray_yolo.core.system import Process, own_process
 
-SILENCE_SECONDS = 3.0  # without a heartbeat, of which there is one a second, until a worker counts as dead
+SILENCE_SECONDS = 3.0  # without a heartbeat until a worker counts as dead; it sends one a second
 STALL_REPORT_SECONDS = 8.0  # without a step, until a stall is reported
 STACKS_SECONDS = 2.5  # from finding a hung worker to killing it, in which all workers dump their stacks
 SETTLE_SECONDS = 60.0  # to wait for more workers when the first generation forms
 PEERS_NEEDED = ("exchanging", "validating", "joining")  # phases in which a worker may be inside a collective
-_PEERS_ONLY = ("exchanging", "joining")  # phases that last only as long as peers make them
+_PEERS_ONLY = ("exchanging", "joining")  # phases whose duration depends on peers alone
 _PROCESS_CHECK_SECONDS = 0.1  # between two checks of the processes of this machine
 _REMEMBERED = 1000  # departed workers
 
@@ -71,18 +71,18 @@ class HeartbeatReply(NamedTuple):
     stack_dump_requests: int  # so far; at each new one every worker dumps its stacks
     peer_lost: bool  # this generation's collectives cannot finish: abort them
     all_draining: bool  # all members have to leave, and no other worker could take over the state
-    unknown: bool = False  # the coordinator does not know the worker, as after a restart: see `Coordinator.introduce`
+    unknown: bool = False  # the worker is not registered, as after a restart: see `Coordinator.introduce`
 
 
 class HungWorker(NamedTuple):
-    """A worker that does not move while others wait for it."""
+    """A worker that makes no progress while others wait for it."""
 
     process: Process
     text: str
 
 
 class _State(NamedTuple):
-    """What the coordinator counts workers by."""
+    """The states by which the coordinator counts workers."""
 
     member: bool  # of the current generation
     waits: bool  # for the next one
@@ -135,7 +135,7 @@ class _View(NamedTuple):
 
     @staticmethod
     def surely_waits(worker: _Worker) -> bool:
-        """Whether a member waits for others and does no work of its own."""
+        """Whether a member waits for others without doing any work."""
         return worker.alive and (worker.since is not None or worker.heartbeat.phase == "exchanging")
 
     def silence(self, worker: _Worker) -> float:
@@ -143,7 +143,7 @@ class _View(NamedTuple):
         return self.now - worker.heard
 
     def waited(self, worker: _Worker) -> float:
-        """Seconds in which a member has not moved, since the last departure: it may have waited for that worker."""
+        """Seconds without progress since the last departure: before that, a member may have waited for that worker."""
         return min(worker.idle(self.now), self.now - self.left_at)
 
     def is_blocked(self, worker: _Worker) -> bool:
@@ -152,13 +152,13 @@ class _View(NamedTuple):
                 and len(self.inside) > 1 and not self.broken)
 
     def is_needed(self, worker: _Worker) -> bool:
-        """Whether another member waits for this one; a last living member always counts as needed."""
+        """Whether another member waits for this one; the last living member always counts as needed."""
         if not worker.alive:
             return self.waiting > 0
         return self.surely_waiting > self.surely_waits(worker) or self.alive == 1
 
     def lateness(self, worker: _Worker) -> float:
-        """Seconds beyond its limit, of a silent worker or of a member that others wait for."""
+        """Seconds by which a silent worker, or a member that others wait for, exceeds its limit."""
         silent = self.silence(worker) - worker.heartbeat.heartbeat_limit
         if not worker.quorum or worker.since is not None or self.is_blocked(worker) or not (
                 self.broken or self.is_needed(worker)):
@@ -166,7 +166,7 @@ class _View(NamedTuple):
         return max(silent, self.waited(worker) - worker.heartbeat.limit)
 
     def is_deadlock(self) -> bool:
-        """Whether all remaining members wait for one another beyond the limit, which is shorter once one has left."""
+        """Whether all remaining members wait for one another beyond the limit, which is shorter after a departure."""
         def limit(worker: _Worker) -> float:
             return worker.heartbeat.limit if self.left_at > -math.inf else worker.registration.timeout_seconds
 
@@ -176,12 +176,12 @@ class _View(NamedTuple):
 
 
 class Coordinator:
-    """Keeps the members of one training. No call blocks.
+    """Tracks the members of one training. No call blocks.
 
     Args:
-        wanted: number of workers for the first generation, if they come in time.
-        clock: seconds.
-        restarted: it replaces a coordinator that died; members introduce themselves first.
+        wanted: number of workers for the first generation, if they register in time.
+        clock: returns the time in seconds.
+        restarted: this coordinator replaces one that died; members introduce themselves first.
     """
 
     def __init__(self, wanted: int, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
@@ -205,7 +205,7 @@ class Coordinator:
         self._ended: Summary | None = None
 
     def register(self, uid: str, registration: Registration) -> None:
-        """A worker between two steps requests the next generation; a departed worker is ignored."""
+        """A worker between two steps requests to join the next generation; a departed worker is ignored."""
         now = self._refresh()
         if uid in self._departed:
             return
@@ -219,14 +219,14 @@ class Coordinator:
                                   draining=draining))
 
     def quorum(self, uid: str) -> Quorum | Summary | Literal["left", "unknown"] | None:
-        """The answer to a registered worker.
+        """The reply to a registered worker.
 
         | reply | meaning |
         |---|---|
-        | `Quorum` | the generation that it belongs to |
+        | `Quorum` | the generation that the worker belongs to |
         | `Summary` | training has ended |
-        | `left` | the others continue without it: it was draining, or counted as lost |
-        | `unknown` | it has to register again |
+        | `left` | the others continue without this worker: it was draining, or counted as lost |
+        | `unknown` | the worker has to register again |
         | None | not known yet |
         """
         if self._ended:
@@ -242,7 +242,7 @@ class Coordinator:
         return worker.quorum if worker.since is None else None
 
     def introduce(self, uid: str, registration: Registration, quorum: Quorum) -> bool:
-        """A member reports its generation to a coordinator that does not know it, as after a restart.
+        """A member reports its generation to a coordinator that has no record of it, as after a restart.
 
         Returns:
             Whether that generation is the current one; if not, the worker has to register.
@@ -275,7 +275,7 @@ class Coordinator:
                               member and not staying)
 
     def drain(self, uid: str) -> None:
-        """Have a worker leave after the current step; the last one stays until another has its state."""
+        """Make a worker leave after the current step; the last one stays until another worker has its state."""
         if worker := self._workers.get(uid):
             self._put(uid, worker._replace(draining=True))
         elif uid not in self._departed:
@@ -297,9 +297,9 @@ class Coordinator:
         _remember(self._departed, uid, worker.draining if worker else self._departed.get(uid, False))
 
     def mark_lost(self, workers: Collection[int]) -> list[int]:
-        """The driver reports workers, by number, whose processes have ended. Returns those that were not draining, for
-        which that is a failure."""
-        self._broken |= any(number in self._left for number in workers)  # they left with an error; peers do not know
+        """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
+        were not draining."""
+        self._broken |= any(number in self._left for number in workers)  # left with an error, unknown to peers
         draining = {uid for uid, worker in self._workers.items() if worker.draining}
         draining |= {uid for uid, was_draining in self._departed.items() if was_draining}
         failed = [number for number in workers if self._numbered.get(number) not in draining]
@@ -335,8 +335,8 @@ class Coordinator:
         return tuple(sorted(statuses, key=attrgetter("worker", "node", "pid")))
 
     def describe_stall(self) -> str | None:
-        """A warning about a stall, once for each step. It names the hung worker, or says that all workers wait for one
-        another and regroup.
+        """A warning about a stall, once for each step. It names the hung worker, or states that all workers wait for
+        one another and regroup.
         """
         view = self._view()
         if self._ended or view.size < 2:
@@ -365,7 +365,7 @@ class Coordinator:
         return first
 
     def find_hung_worker(self) -> HungWorker | None:
-        """The worker the furthest beyond its limit, once all workers have dumped their stacks."""
+        """The worker that exceeds its limit most, once all workers have dumped their stacks."""
         view = self._view()
         now, late = view.now, {uid: view.lateness(worker) for uid, worker in self._workers.items()}
         uid = max(late, key=late.__getitem__, default="")
@@ -382,7 +382,7 @@ class Coordinator:
                                                f"({worker.heartbeat.phase}, after step {worker.heartbeat.step})")
 
     def _refresh(self) -> float:
-        """The time, after workers that are silent or have ended on this machine were noted as such."""
+        """The time. Marks workers as dead that are silent, or whose processes on this machine have ended."""
         now = self._clock()
         while self._living and now - self._workers[uid := next(iter(self._living))].heard > SILENCE_SECONDS:
             del self._living[uid]
@@ -427,12 +427,12 @@ class Coordinator:
         self.leave(uid)
 
     def _can_do_without(self, newcomer: _Worker) -> bool:
-        """Whether other workers train without a newcomer, or will."""
+        """Whether other workers train, or will train, without a newcomer."""
         staying = any(state.waits and state.alive and not state.draining for state in self._states)
         return any(state.member for state in self._states) or (staying and newcomer.registration.progress is None)
 
     def _is_ready(self, now: float) -> bool:
-        """Whether the next generation can form. Draining workers count only where no other waits."""
+        """Whether the next generation can form. Draining workers count only if no other worker waits."""
         waiting = sum(number for state, number in self._states.items() if state.waits and state.alive)
         staying = sum(number for state, number in self._states.items()
                       if state.waits and state.alive and not state.draining)
@@ -480,7 +480,7 @@ class Coordinator:
                      max((worker.heartbeat.step for worker in members), default=0), self._broken)
 
     def _abort_exchange(self, view: _View) -> str:
-        """Have members that wait for one another abort that, and regroup. Returns the reason."""
+        """Make members that wait for one another abort the exchange and regroup. Returns the reason."""
         self._broken, self._left_at = True, view.now
         waited, heartbeat = min((view.waited(worker), worker.heartbeat) for worker in view.inside.values())
         peers = ", ".join(sorted(self._left.values()))

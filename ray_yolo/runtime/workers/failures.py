@@ -15,9 +15,9 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 
-# These would recur: bad input, or a defect of the program. torch raises NotImplementedError where a device lacks an
-# operator, such as torchvision's nms, built for CPUs, on a GPU. It is a RuntimeError, as are torch's transient errors,
-# so it has to be named.
+# Errors that would recur: bad input, or a bug. torch raises NotImplementedError if a device lacks an operator, such as
+# a CPU build of torchvision's nms on a GPU. It is a subclass of RuntimeError, as are torch's transient errors, so it is
+# listed explicitly.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
@@ -55,7 +55,7 @@ class FailurePolicy:
         self.run_dir, self.restarts, self._emit = run_dir, RestartBudget(max_failures), emit
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
-        """Return if workers that failed together are to be restarted; else raise the training's error."""
+        """Return if workers that failed together may be restarted; otherwise raise the training's error."""
         events = read_events(self.run_dir / EVENTS_FILE)
         worker, error = cause_of(failures)
         reason = f"{describe_worker(worker, events)}: {error_line(error)}"
@@ -80,7 +80,7 @@ class FailurePolicy:
 class PoolFailurePolicy:
     """The policy of a standing pool: lost workers are replaced as long as others start or make progress.
 
-    What a failure means for a job is decided by the job's own `FailurePolicy`.
+    The `FailurePolicy` of a job decides what a failure means for the job.
 
     Args:
         progress: a number that grows while workers start or train.
@@ -91,7 +91,7 @@ class PoolFailurePolicy:
         self._restarts, self._progress, self.notify = RestartBudget(max_failures), progress, notify
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
-        """Return if the workers are to be replaced, else raise a LostWorkersError."""
+        """Return if the workers may be replaced; otherwise raise a LostWorkersError."""
         if not self._restarts.allow(self._progress()):
             worker, error = min(failures.items())
             raise LostWorkersError(f"{describe_worker(worker, [])}: {error_line(error)}; given up after "
@@ -99,13 +99,13 @@ class PoolFailurePolicy:
 
 
 def run_gracefully(work: Callable[[], T], run_dir: Path, notify: Callable[[str], None]) -> T:
-    """What `work` returns; on a signal its workers save the current step first, see `request_stop`."""
+    """Return or raise the outcome of `work`; on a signal its workers save the current step first (`request_stop`)."""
     def before_end(result: Future[T]) -> None:
         try:
             request_stop([run_dir], notify, result.done)
         finally:
             if not result.done():
-                cluster.stop_workers(run_dir)  # or they would train on without a recorder
+                cluster.stop_workers(run_dir)  # otherwise they would continue without a recorder
 
     return run_in_background(work, before_end)
 
@@ -132,7 +132,7 @@ def describe_worker(worker: int, events: Sequence[Event]) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error on one line: its last one, where Ray and loader processes put the reason."""
+    """The last line of an error, in which Ray and loader processes put the reason."""
     name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
     text = redact(re.sub(rf"^[\w.]*\b{name}: ", "", lines[-1]))[:_LONGEST]
     return text if isinstance(error, RayYoloError) else f"{name}: {text}"

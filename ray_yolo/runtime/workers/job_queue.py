@@ -1,10 +1,11 @@
 """The job queue of a standing worker pool: trials submit jobs, idle workers acquire them.
 
-Starting a worker takes ten seconds and more; a standing worker starts the next job at once. A job's own coordinator
-(`runtime/workers/coordinator.py`) forms its generations; it lives here to save each trial a process. The queue only
-assigns workers to jobs. Workers and trials poll, so that a lost one is known by its silence.
+Starting a worker takes ten seconds or more; a standing worker starts the next job at once. Each job has a coordinator
+(`runtime/workers/coordinator.py`), which forms its generations. It is an object of the queue, which saves each trial a
+process. The queue only assigns workers to jobs. Workers and trials poll the queue, so a lost one is detected by its
+silence.
 
-`JobQueue` runs as an actor beside the driver. It needs neither Ray nor torch.
+`JobQueue` runs as an actor on the driver's node. It imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Failure(NamedTuple):
 
 
 class JobStatus(NamedTuple):
-    """News of a job since the last poll."""
+    """What has happened to a job since the last poll."""
 
     summary: Summary | None
     failures: tuple[Failure, ...]
@@ -89,8 +90,8 @@ class JobQueue:
     """Assigns jobs to workers. No call but `wait_for_news` waits.
 
     Args:
-        clock: seconds.
-        restarted: it replaces a queue that died; its workers and their jobs are heard of first.
+        clock: returns the time in seconds.
+        restarted: this queue replaces one that died; it first waits for messages of workers and jobs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
@@ -108,10 +109,10 @@ class JobQueue:
         """Add a job.
 
         Args:
-            folder: of its run; two jobs in one folder never run side by side.
+            folder: of its run; two jobs in one folder never run at the same time.
             wanted: number of workers that it waits for.
             most: number of workers that it can use while others are idle.
-            priority: workers go to the least one first, among equal ones to the first.
+            priority: workers are assigned to the job of the least priority first, among equal ones to the first.
         """
         self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock(), priority), folder
         self._scanned = -math.inf
@@ -123,16 +124,16 @@ class JobQueue:
         return getattr(self._coordinators[job], method)(*arguments)
 
     async def wait_for_news(self, job: str, seconds: float) -> JobStatus | str | None:
-        """`poll`, at the next failure or end of a worker's part in the job, or after so many seconds."""
+        """`poll`, at the next failure or end of a worker's part in the job, or after `seconds`."""
         if job in self._jobs and self._closed is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._jobs[job].news.wait(), seconds)
         return self.poll(job)
 
     def poll(self, job: str) -> JobStatus | str | None:
-        """News for a job's trial; text: the queue is closed, and why; None: the job is unknown.
+        """The status of a job for its trial. Text: the queue is closed for this reason. None: the job is unknown.
 
-        After a failure no worker gets the job until it was polled twice: the failure policy has decided by then.
+        After a failure, no worker acquires the job until it was polled twice. By then the failure policy has decided.
         """
         self._scan()
         if self._closed is not None:
@@ -147,14 +148,14 @@ class JobQueue:
         return JobStatus(state.summary if over else None, failures)
 
     def cancel(self, job: str) -> None:
-        """A job's trial does not wait for it any more."""
+        """A job's trial no longer waits for it."""
         self._jobs.pop(job, None)
         for old in [name for name in self._folders if name not in self._jobs][:-_REMEMBERED]:
             del self._folders[old]
             self._coordinators.pop(old, None)
 
     def acquire(self, uid: str, worker: PoolWorker) -> JobAssignment | Literal["over", "leave"] | None:
-        """Work for an idle worker; None: there is none yet; `leave`: its node is draining; `over`: the queue is closed.
+        """Work for an idle worker. None: no work yet; `leave`: its node is draining; `over`: the queue is closed.
         """
         if self._closed is not None:
             return "over"
@@ -184,7 +185,7 @@ class JobQueue:
         state = self._workers.setdefault(uid, _QueueWorker(worker, 0.0, 0.0))
         state.heard, (state.job, state.number) = self._clock(), assignment
         self._progress += moved
-        if self._clock() - self._scanned >= _SCAN_SECONDS:  # or each heartbeat would cost a pass over all workers
+        if self._clock() - self._scanned >= _SCAN_SECONDS:  # else each heartbeat would need a pass over all workers
             self._scan()
         return self._leaves(state)
 
@@ -201,13 +202,13 @@ class JobQueue:
             self._jobs[job].news.set()
 
     def drain(self, uid: str) -> None:
-        """Have a worker leave its job after the current step; another one takes its part."""
+        """Make a worker leave its job after the current step; another worker takes its part."""
         if uid in self._workers:
             self._workers[uid].draining = True
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
-        """Have the workers on these nodes, and on no others, leave after the current step. Returns the node of each, by
-        the number of its bundle."""
+        """Make the workers on exactly these nodes leave after the current step. Returns the node of each, by the number
+        of its bundle."""
         self._draining = frozenset(nodes)
         return {worker.identity.number: worker.identity.node for worker in self._workers.values()
                 if worker.identity.node in nodes}
@@ -227,7 +228,7 @@ class JobQueue:
         return len(self._workers)
 
     def close(self, reason: str) -> None:
-        """There is no more work; the reason is what trials get."""
+        """Close the queue: there is no more work. Trials receive the reason."""
         self._closed = reason
         for job in self._jobs.values():
             job.news.set()
@@ -256,7 +257,7 @@ class JobQueue:
                 if job.summary is None and job.judged and not job.failures and now - job.heard <= ABSENCE_SECONDS}
 
     def _needed(self) -> str | None:
-        """The most urgent job that waits for a worker, unless workers are still at another job of its folder."""
+        """The most urgent job that waits for a worker, unless workers still train another job of its folder."""
         others = {worker.job for worker in self._workers.values()}
         busy = {self._folders[job]: job for job in others if job in self._folders}
         waiting = (name for name, job in self._open().items()
@@ -264,7 +265,7 @@ class JobQueue:
         return min(waiting, key=self._priority, default=None)
 
     def _helped(self) -> str | None:
-        """The most urgent running job that can use another worker; of equally urgent ones that with the fewest."""
+        """The most urgent running job that can use another worker; of equally urgent jobs, the one with the fewest."""
         counts = {name: len(self._busy_at(name)) for name in self._open()}
         can = [name for name, count in counts.items() if 0 < count < self._jobs[name].most]
         return min(can, key=lambda name: (self._priority(name), counts[name]), default=None)
@@ -278,7 +279,7 @@ class JobQueue:
         self._jobs[job].news.set()
 
     def _lose(self, uid: str) -> None:
-        """A worker that is lost with a draining node is no failure of its job."""
+        """Note a lost worker. If its node was draining, this is no failure of its job."""
         worker = self._workers.pop(uid)
         if worker.job in self._jobs and worker.identity.node not in self._draining:
             self._fail(worker.job, Failure(worker.number, None))

@@ -1,11 +1,11 @@
-"""A pool of workers: each is a Ray task in its own placement-group bundle, which gets a new worker when one is lost.
+"""A pool of workers: each is a Ray task in its own placement-group bundle, where a lost worker is replaced.
 
-Ray reserves a bundle as soon as its resources are available, and again elsewhere when its node is lost. The minimum
-number of workers share one placement group, as the placement strategy says. Each further worker has a group of its own,
-which waits for resources without blocking the others. So the pool need not track nodes or other jobs: a bundle is used
-or it waits, and the coordinator knows which workers train together.
+Ray reserves a bundle as soon as its resources are available. If its node is lost, Ray reserves it again on another
+node. The minimum number of workers share one placement group with the placement strategy. Each further worker has its
+own group, which waits for resources without blocking the others. The pool therefore need not track nodes or other jobs:
+a bundle is either used or waits. The coordinator tracks which workers train together.
 
-The pool serves ranges of workers, which Ray Train would restart at each change of their number, and sweeps.
+Elastic trainings and sweeps use the pool. Ray Train would restart all workers whenever their number changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Work = Callable[[dict[str, Any], int], Any]
 
 
 def uses_pool(placement: Placement) -> bool:
-    """Whether a training uses the pool: for a range of workers, unless a strict strategy binds all of them together."""
+    """Whether a training uses the pool: it is elastic, and no strict placement strategy binds its workers together."""
     return isinstance(placement.num_workers, tuple) and not placement.placement_strategy.startswith("STRICT")
 
 
@@ -57,7 +57,7 @@ def workers_line(placement: Placement) -> str:
 
 
 class WorkerPool:
-    """The bundles of a training's or a sweep's workers. A context; at its end all are freed, with the workers in them.
+    """The bundles of a training's or a sweep's workers. A context that frees all bundles and ends their workers.
 
     Args:
         work: called with `config` and the bundle's number.
@@ -98,8 +98,8 @@ class WorkerPool:
     def replace_lost_groups(self) -> list[int]:
         """Replace placement groups that have lost all their nodes by new groups of one bundle.
 
-        While there is no room for a lost group, Ray (2.60) tries to place it without a pause, some 90,000 times a
-        second, which costs the head and its agent a core each. For a new group it waits between two tries.
+        As long as a lost group does not fit, Ray (2.60) tries to place it about 90,000 times a second. The head and its
+        agent then use one core each. For a new group, Ray waits between two attempts.
 
         Returns:
             The bundles whose tasks have to be launched again: a task that waits in the old group never starts.
@@ -123,7 +123,7 @@ class WorkerPool:
         return self.groups[-1]
 
     def launch(self, number: int) -> None:
-        """Have a worker start as soon as its bundle is ready.
+        """Start a worker as soon as its bundle is ready.
 
         Raises:
             LostWorkersError: if another process has removed the group, as stopping a training does.
@@ -135,7 +135,7 @@ class WorkerPool:
         self._running[self._task.options(scheduling_strategy=strategy).remote(self._config, number)] = number
 
     def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """What ended workers returned, and the errors of the others; waits up to `seconds` for the first of them."""
+        """The results and the errors of ended workers; waits up to `seconds` for the first of them."""
         returned: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         if self.wait(seconds, 1):
@@ -150,7 +150,7 @@ class WorkerPool:
         return returned, failed
 
     def wait(self, seconds: float, number: int = 0) -> list[Any]:
-        """The ended tasks, once there are `number` of them (0: all), or after `seconds`."""
+        """The ended tasks, when `number` tasks have ended (0: all), or after `seconds`."""
         if not self._running:
             time.sleep(seconds)
             return []
@@ -159,14 +159,14 @@ class WorkerPool:
 
 def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placement, gpus: float, policy: FailurePolicy,
                   placed: Callable[[str, str], None]) -> Summary:
-    """Train on a pool of its own, with `train_fn(payload, number)` on each worker. Returns how training ended.
+    """Train on a new pool, with `train_fn(payload, number)` on each worker. Returns how training ended.
 
     Args:
         placed: see `WorkerPool`.
 
     Raises:
         RayYoloError: by the failure policy.
-        ResourcesError: if there is room for no worker for `wait_for_resources` seconds.
+        ResourcesError: if no worker can be placed for `wait_for_resources` seconds.
     """
     coordinator: ActorHandle[Coordinator] = payload["coordinator"]
     with WorkerPool(train_fn, payload, placement, gpus, placed) as pool:
@@ -180,7 +180,7 @@ def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placeme
 
 
 class Supervisor:
-    """Relaunches the workers of a pool, has them leave draining nodes, and applies the failure policy."""
+    """Relaunches the workers of a pool, makes them leave draining nodes, and applies the failure policy."""
 
     def __init__(self, pool: WorkerPool, coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue],
                  placement: Placement, gpus: float, policy: FailurePolicy | PoolFailurePolicy) -> None:
@@ -192,7 +192,7 @@ class Supervisor:
         self._trainable_at = time.monotonic()  # when a worker trained last, or could have
 
     def poll(self) -> Any:
-        """One round over all bundles. Returns the first true value that a worker returned: all work is done."""
+        """Check all bundles once. Returns the first true value that a worker returned: all work is done."""
         returned, failed = self._pool.ended(_POLL_SECONDS)
         for result in returned.values():
             if result:
@@ -220,7 +220,7 @@ class Supervisor:
         self._pool.wait(_POLL_SECONDS)  # their last events are in flight
 
     def _check_room(self, present: int) -> None:
-        """Raise a ResourcesError if no worker has been there, nor could be, for `wait_for_resources` seconds."""
+        """Raise a ResourcesError if for `wait_for_resources` seconds no worker was present and none could be placed."""
         missing = "" if present else cluster.missing_resources(self._placement, 1, self._gpus)
         now = time.monotonic()
         self._trainable_at = self._trainable_at if missing else now

@@ -1,4 +1,5 @@
-"""Jobs on a standing pool: the sweep's driver keeps the pool, trials submit trainings, workers train job by job."""
+"""Jobs on a standing pool: the sweep's driver runs the pool, trials submit trainings, workers train one job after
+another."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from ray_yolo.runtime.workers.rendezvous import answer, start_here
 from ray_yolo.runtime.workers.worker import note_sigterm, received_sigterm, train_job
 
 _ACQUIRE_SECONDS = 0.1  # between two requests of an idle worker
-_STATUS_SECONDS = 0.5  # until a trial is answered that there is no news of its job
+_STATUS_SECONDS = 0.5  # until a trial gets a reply if its job has no news
 _HEARTBEAT_SECONDS = 1.0
 _END_SECONDS = 10.0  # for the pool to end by itself once there is no more work
 
@@ -41,7 +42,7 @@ QueueHandle: TypeAlias = "ActorHandle[JobQueue]"
 
 
 class PoolShare(NamedTuple):
-    """A standing pool as a training uses it: the pool gives its workers to the job of the least priority first."""
+    """A training's access to a standing pool, which assigns its workers to the job of the least priority first."""
 
     queue: QueueHandle
     priority: float = 0.0
@@ -59,7 +60,7 @@ def standing_pool(placement: Placement, gpus: float, notify: Callable[[str], Non
     Args:
         gpus: of each worker.
         notify: takes warnings.
-        grows: add workers as soon as the cluster has room for more.
+        grows: add workers as soon as more fit on the cluster.
     """
     queue, over = start_here(JobQueue), threading.Event()
     supervising = threading.Thread(target=_supervise, args=(queue, placement, gpus, notify, grows, over),
@@ -96,7 +97,7 @@ def _supervise(queue: QueueHandle, placement: Placement, gpus: float, notify: Ca
 
 
 class JobCoordinator:
-    """A job's coordinator, which lives in the queue's actor; its methods are called like an actor's.
+    """A client of a job's coordinator, which is in the queue's actor; its methods are called like an actor's.
 
     Args:
         wanted: how many workers start together.
@@ -113,7 +114,7 @@ class JobCoordinator:
 
 def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpec, policy: FailurePolicy,
                    priority: float) -> Summary:
-    """Have a standing pool train a job, whose `payload` has a `JobCoordinator`. Returns how training ended.
+    """Train a job on a standing pool; its `payload` has a `JobCoordinator`. Returns how training ended.
 
     Raises:
         RayYoloError: by the failure policy.
@@ -145,10 +146,10 @@ def train_on_queue(payload: dict[str, Any], placement: Placement, spec: TrainSpe
 
 
 def pool_worker(config: dict[str, Any], number: int) -> bool:
-    """A worker's task: train job after job. Returns whether there is no more work for any worker.
+    """A worker's task: train one job after another. Returns whether there is no more work for any worker.
 
     Raises:
-        Exception: a job's error that this process may have caused: a new process replaces it.
+        Exception: an error of a job that this process may have caused; a new process replaces this one.
     """
     note_sigterm()
     queue, uid = config["queue"], uuid.uuid4().hex

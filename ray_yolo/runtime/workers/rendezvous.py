@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
-    """A new actor on this node that needs no CPU of it. If its process dies, it restarts empty, with `restarted`."""
+    """Start an actor on this node, without reserving a CPU. If its process dies, Ray restarts it with `restarted`."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
     def initialise(self: Any, *arguments: Any) -> None:
@@ -71,15 +71,15 @@ def own_address() -> str:
 
 
 class RendezvousClient(Rendezvous):
-    """Generations that the coordinator forms. A thread sends it this worker's `activity`.
+    """A client of the coordinator, which forms the generations. A thread sends it this worker's `activity`.
 
     Args:
-        worker: this worker's number among Ray's.
-        device: what it trains on.
+        worker: this worker's number in Ray.
+        device: on which it trains.
         timeout_seconds: after which a collective operation has failed.
-        notify: takes this worker's stacks, if others wait for it.
-        uid: by which the coordinator knows this worker.
-        alone: it may start before its peers, hence before it has loaded what only groups need.
+        notify: receives this worker's stacks, if others wait for it.
+        uid: identifies this worker to the coordinator.
+        alone: this worker may start before its peers, and before it has loaded what only groups need.
     """
 
     lasting = False
@@ -103,7 +103,7 @@ class RendezvousClient(Rendezvous):
             ray.exceptions.RayError: if the coordinator does not answer.
         """
         leave_process_group()
-        self._current = None  # else the heartbeat thread would introduce what this worker has left
+        self._current = None  # otherwise the heartbeat thread would introduce the generation that this worker has left
         if not self._alone:
             preload()
         host = own_address()
@@ -135,7 +135,7 @@ class RendezvousClient(Rendezvous):
         return self._all_draining
 
     def elect_saver(self) -> bool:
-        """Whether this worker saves the last finished step: the coordinator elects one of each generation."""
+        """Whether this worker saves the last finished step: the coordinator elects one worker of each generation."""
         return cast(bool, answer(self._coordinator.elect_saver.remote()))
 
     def finish(self, summary: Summary) -> None:
@@ -166,7 +166,7 @@ class RendezvousClient(Rendezvous):
                     self._notify(stacks())
                 stack_dump_requests = reply.stack_dump_requests
                 waits = self._activity.phase in PEERS_NEEDED
-                if (reply.peer_lost or is_over) and waits and group == self._groups:  # else the reply is about another
+                if (reply.peer_lost or is_over) and waits and group == self._groups:  # else it is for another group
                     abort_process_group()
 
     def _introduce(self) -> bool:
@@ -178,14 +178,14 @@ class RendezvousClient(Rendezvous):
         return cast(bool, answer(self._coordinator.introduce.remote(self._uid, request, quorum)))
 
     def _can_join(self) -> bool:
-        """Whether this worker has loaded what a group needs; one that started alone loads it now, while it trains."""
+        """Whether this worker has loaded what a group needs. A worker that started alone loads it while it trains."""
         if self._alone and self._preload.ident is None:
             self._preload.start()
         return not self._preload.is_alive()
 
 
 def answer(reference: Any) -> Any:
-    """The coordinator's answer, within a time limit."""
+    """The coordinator's reply, within a time limit."""
     return ray.get(reference, timeout=_ANSWER_SECONDS)
 
 
@@ -206,8 +206,7 @@ def drain_nodes(coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue], k
 @contextlib.contextmanager
 def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify: Callable[[str], None]
              ) -> Iterator[None]:
-    """Context in which the driver reports stalls, kills hung workers, and writes the workers' status into the run
-    folder."""
+    """Context in which the driver reports stalls, kills hung workers, and writes the status of workers to a file."""
     over = threading.Event()
 
     def watch(coordinator: ActorHandle[Coordinator]) -> None:
@@ -243,7 +242,7 @@ def kill(process: Process) -> None:
 
 
 def _kill(process: Process) -> None:
-    if process.is_here:  # several nodes may share a host name, with other processes behind the same ids
+    if process.is_here:  # several nodes may share a host name, and a process id may exist on each
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""One call that trains on Ray workers: TorchTrainer for a fixed number, a pool for a range and for a sweep's trials."""
+"""Trains on Ray workers: TorchTrainer for a fixed number, a pool for elastic runs and for the trials of a sweep."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
 
     | workers | trained by | a lost worker |
     |---|---|---|
-    | of a `queue` | the sweep's standing pool | is replaced by another one of the pool |
-    | a range | a pool of its own | is replaced in its bundle |
-    | a fixed number | Ray's TorchTrainer | is replaced where Ray can, otherwise all restart |
+    | of a `queue` | the sweep's standing pool | is replaced by another worker of the pool |
+    | a range | a new pool | is replaced in its bundle |
+    | a fixed number | Ray's TorchTrainer | is replaced if Ray can; otherwise all restart |
 
     Raises:
         RayYoloError: by the failure policy.
-        ResourcesError: if there is room for no worker.
+        ResourcesError: if no worker can be placed.
     """
     on_pool = queue is not None or uses_pool(placement)
     if not on_pool:

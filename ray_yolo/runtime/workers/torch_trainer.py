@@ -1,7 +1,7 @@
-"""Workers of Ray Train's TorchTrainer: a fixed number of them for a training, and those of a validation.
+"""Workers of Ray Train's TorchTrainer, for trainings with a fixed number of workers and for validations.
 
-Ray replaces a lost worker alone where it can; otherwise all restart from the newest checkpoint. Importing Ray Train
-takes seconds.
+If possible, Ray replaces only the lost worker; otherwise all workers restart from the newest checkpoint. Importing Ray
+Train takes seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COPY_SECONDS = 10.0  # the same for a run in a bucket: workers on other nodes r
 
 
 class InPlaceConfig(TorchConfig):
-    """Workers form their process groups themselves, so Ray may replace one alone."""
+    """Workers form their process groups themselves, so Ray may replace a single worker."""
 
     @property
     def backend_cls(self) -> Any:
@@ -51,7 +51,7 @@ class InPlaceConfig(TorchConfig):
 
 @dataclass
 class InterfaceConfig(TorchConfig):
-    """Ray forms the process group, over the network interface by which Ray knows the node."""
+    """Ray forms the process group, over the network interface whose address Ray lists for the node."""
 
     note_sigterm: bool = False  # in each worker, which by default it ends at once
 
@@ -82,8 +82,8 @@ class FailureCallback(ray.train.UserCallback):
     """Applies the failure policy in Ray's controller, before it restarts workers.
 
     Args:
-        workers: of which Ray replaces one while the others continue; 0: it restarts all.
-        coordinator: of these workers. A draining worker's end is no failure, nor is any end after training.
+        workers: their number, if Ray replaces one while the others continue; 0: Ray restarts all.
+        coordinator: of these workers. The end of a draining worker is no failure, nor is any end after training.
     """
 
     def __init__(self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
@@ -112,8 +112,8 @@ def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, 
                   folder: Path, callback: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
     """A Ray trainer of `train_fn(payload)` on the placement's workers; Ray keeps its own files in `folder`/ray.
 
-    Each trainer has a new Ray run name: under a known name Ray would continue from its own checkpoints, not ours.
-    The callback ends the run by raising. A worker is replaced `in_place`, or all restart with it.
+    Each trainer has a new Ray run name: under a known name, Ray would continue from Ray's checkpoints, not from ours.
+    The callback ends the run by raising. With `in_place`, only the lost worker is replaced; otherwise all restart.
     """
     kind = InPlaceConfig if in_place else partial(InterfaceConfig, note_sigterm="recorder" in payload)
     return TorchTrainer(
@@ -128,10 +128,11 @@ def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, 
 
 def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement,
                       gpus: float, policy: FailurePolicy) -> Any:
-    """What `train_fn(payload)` returns on the first of the placement's workers.
+    """Return the result of `train_fn(payload)` on the first of the placement's workers.
 
-    Ray restarts worker groups as the failure policy allows, but neither a dead controller nor a failed process-group
-    setup. Each attempt is a new Ray run, because our checkpoints, not Ray's, say where to continue.
+    Ray restarts worker groups as the failure policy allows. It restarts neither a dead controller nor a failed set-up
+    of a process group, so this function does. Each attempt is a new Ray run, because training continues from our
+    checkpoints, not from Ray's.
 
     Raises:
         RayYoloError: by the failure policy.
@@ -160,11 +161,11 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
 
 def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, policy: FailurePolicy,
          patience: float = _END_SECONDS) -> Any:
-    """What the trainer's first worker returns, or the training's outcome once the coordinator knows it. Meanwhile
-    workers leave draining nodes; without a coordinator all of them stop after the current step.
+    """Return the result of the trainer's first worker, or the training's outcome as soon as the coordinator has it.
+    Meanwhile workers leave draining nodes; without a coordinator, all workers stop after the current step.
 
-    Ray's controller blocks until a lost worker's resources are available again; training may end before. The workers
-    are killed if Ray has not ended `patience` seconds later.
+    Ray's controller blocks until the resources of a lost worker are available again; training may end before that. If
+    Ray has not ended `patience` seconds later, the workers are killed.
     """
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
@@ -184,7 +185,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
 
 
 def _stop_on_draining_nodes(policy: FailurePolicy) -> set[str]:
-    """Have all workers stop after the current step if nodes of theirs are draining. Returns these nodes."""
+    """Make all workers stop after the current step if some of their nodes are draining. Returns these nodes."""
     if not (nodes := draining_nodes()) or not (groups := held_by(policy.run_dir)):
         return set()
     if nodes := nodes & nodes_of(groups[-1]):

@@ -1,4 +1,4 @@
-"""What every worker runs: it rebuilds the training from the payload, connects to its surroundings, and trains."""
+"""The code of every worker: it rebuilds the training from the payload, connects to recorder and peers, and trains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def to_payload(spec: TrainSpec) -> dict[str, Any]:
 
 
 def from_payload(payload: dict[str, Any]) -> TrainSpec:
-    """The training that `to_payload` made a payload of."""
+    """The inverse of `to_payload`."""
     train, val = ray.get([payload["train"], payload["val"]], timeout=_INDEX_SECONDS)
     recipe, run_dir = Recipe.model_validate(payload["recipe"]), Path(payload["run_dir"])
     return TrainSpec(**{**payload, "recipe": recipe, "run_dir": run_dir,
@@ -71,12 +71,12 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
     summary = _train(payload, worker)
     if summary is None and received_sigterm():
-        raise WorkerLeftError("received SIGTERM, and left after a step")  # or Ray Train would not replace it
+        raise WorkerLeftError("received SIGTERM, and left after a step")  # otherwise Ray Train would not replace it
     return summary
 
 
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
-    """The task of a pool's worker. Returns the session's summary; None: it had to leave before the end."""
+    """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
     note_sigterm()
     return _train(payload, worker)
 
@@ -89,20 +89,20 @@ def _train(payload: dict[str, Any], worker: int) -> Summary | None:
 
 
 def note_sigterm() -> None:
-    """Have this process note SIGTERM, which by default ends a Ray process at once. Main thread only."""
+    """Make this process record SIGTERM, which by default ends a Ray process at once. Main thread only."""
     signal.signal(signal.SIGTERM, lambda number, _: _sigterms.put(number))
 
 
 def received_sigterm() -> bool:
-    """Whether this process has to leave its training, because its node will be taken away."""
+    """Whether this process has to leave its training, because its node will be removed."""
     return not _sigterms.empty()
 
 
 @contextmanager
 def _leaves_on_sigterm(coordinator: ActorHandle[Coordinator] | None) -> Iterator[str]:
-    """The id of a worker that asks its coordinator, if it has one, to leave after a step once it receives SIGTERM.
+    """Context with a new worker id. After SIGTERM, the worker asks its coordinator, if any, to leave after a step.
 
-    The request is repeated: a coordinator that was restarted has forgotten it.
+    The request is repeated, because a restarted coordinator has lost it.
     """
     uid, over = uuid.uuid4().hex, threading.Event()
 
@@ -125,7 +125,7 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
 
     Args:
         worker: its number among the job's workers.
-        uid: by which the coordinator knows this worker.
+        uid: identifies this worker to the coordinator.
     """
     gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
     recorder: RecorderClient = payload["recorder"]
@@ -173,7 +173,7 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
 
 
 def _device(on_pool: bool) -> torch.device:
-    """The device that Ray has assigned to this worker; a pool's worker sees no other GPU."""
+    """The device that Ray has assigned to this worker; a worker of a pool sees no other GPU."""
     if on_pool:
         gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return torch.device("cuda", 0) if gpus else torch.device("cpu")
@@ -183,11 +183,11 @@ def _device(on_pool: bool) -> torch.device:
 
 
 def _train_context(worker: int, device: torch.device, has_coordinator: bool) -> WorkerContext:
-    """The context of a worker of Ray Train; with a coordinator it forms its process groups itself."""
+    """The context of a Ray Train worker; with a coordinator, the worker forms its process groups itself."""
     import ray.train.torch
 
     def prepare_model(model: nn.Module) -> nn.Module:
-        """Ray's `prepare_model`, which would otherwise wrap by the number of workers that Ray has started."""
+        """A replacement for Ray's `prepare_model`, which would wrap by the number of workers that Ray has started."""
         return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
                                              parallel_strategy_kwargs=ddp_options())
 
