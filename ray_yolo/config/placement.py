@@ -38,8 +38,8 @@ class Placement(ConfigModel):
     address: str = ""
     """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
     workers: int = Field(-1, ge=-1, le=256)
-    """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but 1,
-    at most 16."""
+    """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
+    1, at most 16."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
     """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"
