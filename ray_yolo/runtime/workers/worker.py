@@ -66,10 +66,12 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
     import ray.train  # here, as below: it takes seconds, and workers of a pool do not need it
 
-    worker, group = ray.train.get_context().get_world_rank(), get_current_placement_group()
+    placement, worker = Placement.model_validate(payload["placement"]), ray.train.get_context().get_world_rank()
+    group = get_current_placement_group()
     if group is not None and worker == 0:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
-    summary = _train(payload, worker)
+    with _leaves_on_sigterm(payload["coordinator"]) as uid:
+        summary = train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # otherwise Ray Train would not replace it
     return summary
@@ -78,11 +80,6 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
     """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
     note_sigterm()
-    return _train(payload, worker)
-
-
-def _train(payload: dict[str, Any], worker: int) -> Summary | None:
-    """`train_job` as a worker of this training alone."""
     placement = Placement.model_validate(payload["placement"])
     with _leaves_on_sigterm(payload["coordinator"]) as uid:
         return train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
