@@ -1,7 +1,7 @@
 """Private names of other packages, looked up on use: a release without one breaks only the code that needs it.
 
-One module per package uses this: ops/torch_internals, runtime/ray_internals and sinks/mlflow_client. The names of
-torch.distributed are in engine/collectives, as all uses of it.
+One module per package uses this: ops/torch_internals, runtime/ray_internals and sinks/mlflow_client. Those of
+process groups are in engine/collectives.
 """
 
 from __future__ import annotations

@@ -236,8 +236,9 @@ def worker_copy(payload: Mapping[str, Any]) -> Iterator[tuple[Path, RemoteCheckp
 def _temporary_copy(folder: Path) -> Iterator[Path]:
     """Context with a new folder next to this one. The folders of killed workers are removed first.
 
-    A living worker holds a lock on its copy; the parent is locked until then. The names contain the host, because not
-    every shared file system shows other hosts' locks. Without locks, nothing is removed.
+    A living worker holds a lock on its copy. The parent folder is locked until the worker has that lock, so no other
+    worker finds the copy unlocked. The names contain the host, because not every shared file system shows other hosts'
+    locks. On a file system without locks, nothing is removed.
     """
     prefix = f".copy-{gethostname()}-"
     folder.parent.mkdir(parents=True, exist_ok=True)
