@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
-OTHERS = {"--address", "--head", "--working-dir", "--record-durations",  # Ray's, then pip's, MLflow's, TensorBoard's
-          "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}
+OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
+          "--record-durations", "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs
 COMMAND = re.compile(r"^(?:    )?(?:python -m ray_yolo\.|ray_yolo )(\w+) (.*)$", re.MULTILINE)
 IN_TABLES = ("coming_from_ultralytics",)  # tests/test_coming_from_ultralytics.py reads it

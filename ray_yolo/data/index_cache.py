@@ -34,7 +34,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
 
 
-def publish(target: Path, make: Callable[[Path], object]) -> Path:
+def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
     """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does."""
     if target.is_dir():
         return target

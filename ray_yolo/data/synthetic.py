@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 
 from ray_yolo.core.structures import Annotation
-from ray_yolo.data.index_cache import cache_folder, publish
+from ray_yolo.data.index_cache import build_in_place, cache_folder
 from ray_yolo.data.labels import covered
 from ray_yolo.data.yolo_txt import shares_of
 
@@ -50,7 +50,7 @@ BUILT_IN = {
 
 def ensure_shapes(name: str) -> Path:
     """The data.yaml of a built-in data set, drawn into the user's cache folder on first use."""
-    folder = publish(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
+    folder = build_in_place(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
     return folder / "data.yaml"
 
 

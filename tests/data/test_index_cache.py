@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.data.index_cache import cache_folder, publish
+from ray_yolo.data.index_cache import build_in_place, cache_folder
 
 
 def test_own_variable_beats_xdg_beats_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, kind: str) -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        publish(tmp_path / "here" / "target", fail)
+        build_in_place(tmp_path / "here" / "target", fail)
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -40,14 +40,14 @@ def make_with(*names: str) -> Callable[[Path], None]:
 
 
 def test_an_existing_folder_is_not_built_again(tmp_path: Path) -> None:
-    publish(tmp_path / "here" / "target", make_with("first"))
-    publish(tmp_path / "here" / "target", make_with("second"))
+    build_in_place(tmp_path / "here" / "target", make_with("first"))
+    build_in_place(tmp_path / "here" / "target", make_with("second"))
     assert [path.name for path in (tmp_path / "here" / "target").iterdir()] == ["first"]
 
 
 def test_a_file_replaces_what_was_there(tmp_path: Path) -> None:
     for text in ("first", "second"):
-        target = publish(tmp_path / "here" / "target", lambda file, text=text: file.write_text(text))
+        target = build_in_place(tmp_path / "here" / "target", lambda file, text=text: file.write_text(text))
         assert target.read_text() == text
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["target"]
 
@@ -57,6 +57,6 @@ def test_a_lost_race_is_no_error(tmp_path: Path) -> None:
         make_with("mine")(folder)
         make_with("theirs")(tmp_path / "here" / "target")
 
-    publish(tmp_path / "here" / "target", slow)
+    build_in_place(tmp_path / "here" / "target", slow)
     assert [path.name for path in (tmp_path / "here" / "target").iterdir()] == ["theirs"]
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["target"]
