@@ -222,7 +222,7 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
         if threads and not gpus:
             cpus = min(cpus, threads + math.ceil(threads / feeds))
         chosen = chosen.model_copy(update={"cpus_per_worker": float(cpus)})
-        reasons.insert(0, _free(nodes, placement.max_workers, gpus))
+        reasons.insert(0, _free(nodes, placement.max_workers, gpus, cpus))
     if chosen.workers < 0:
         loaders = loader_processes(int(chosen.cpus), gpus, threads, feeds)
         chosen = chosen.model_copy(update={"workers": loaders})
@@ -294,7 +294,8 @@ def _cache(images: Images | None) -> tuple[str, str]:
     return "ram" if images.num_bytes <= images.room else "none", needed
 
 
-def _free(nodes: Sequence[NodeResources], workers: int, gpus: float) -> str:
+def _free(nodes: Sequence[NodeResources], workers: int, gpus: float, each: int) -> str:
     cpus = sum(node.cpus for node in nodes)
     text = f"{cpus:g} CPUs free for {format_count(workers, 'worker')}"
-    return f"{text}, half of them left to other jobs" if not gpus and any(node.is_shared for node in nodes) else text
+    halved = not gpus and any(node.is_shared for node in nodes) and workers * each <= cpus / 2
+    return f"{text}, half of them left to other jobs" if halved else text

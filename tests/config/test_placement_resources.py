@@ -95,6 +95,8 @@ def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     assert event.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, 2 GB of memory available")
     (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(8, is_shared=True)]).event.reasons
     assert reason == "8 CPUs free for 2 workers, half of them left to other jobs"
+    (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(3, is_shared=True)]).event.reasons
+    assert reason == "3 CPUs free for 2 workers"  # each needs one, which is more than half
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
     assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
 
