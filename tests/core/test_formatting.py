@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from ray_yolo.core.formatting import format_count, format_duration, format_number, format_size
 
 

@@ -47,7 +47,8 @@ def test_what_fits_into_the_smallest_worker_becomes_the_microbatch() -> None:
 
 def test_every_worker_gets_images_of_a_small_data_set() -> None:
     for num_images, workers, microbatch in ((8, 1, 8), (8, 2, 4), (37, 2, 16), (3, 4, 1)):
-        assert resolve(Recipe(), workers, gpu=False, num_images=num_images).microbatch == microbatch, (num_images, workers)
+        recipe = resolve(Recipe(), workers, gpu=False, num_images=num_images)
+        assert recipe.microbatch == microbatch, (num_images, workers)
 
 
 def test_a_batch_of_no_images_is_refused() -> None:
