@@ -134,15 +134,15 @@ def test_unresponsive_storage_counts_as_a_failure(tmp_path: Path, monkeypatch: p
     desk.go.set()
 
 
-@pytest.mark.parametrize(("setting", "busy", "wrote", "waited", "seconds"), [
-    ("auto", False, 0.0, 0.0, 60), ("auto", False, 10.0, 0.0, 50), ("auto", False, 25.0, 0.0, 50),
-    ("auto", False, 100.0, 0.0, 200), ("auto", False, 1.0, 2.0, 200), ("auto", True, 1.0, 0.0, math.inf),
-    (25.0, True, 100.0, 2.0, 25), (0.0, False, 1.0, 0.0, math.inf)])
-def test_the_interval_of_saves_by_time_follows_from_their_cost(
-        setting: Any, busy: bool, wrote: float, waited: float, seconds: float) -> None:
+def test_the_interval_of_saves_by_time_follows_from_their_cost() -> None:
     """One complete save a minute; the thread is idle for as long as it writes; training waits for 1 % of the time."""
-    saver: Any = SimpleNamespace(is_busy=busy, wrote=wrote, waited=waited)
-    assert save_interval(setting, saver) == seconds
+    for setting, busy, wrote, waited, seconds in [
+        ("auto", False, 0.0, 0.0, 60), ("auto", False, 10.0, 0.0, 50), ("auto", False, 25.0, 0.0, 50),
+        ("auto", False, 100.0, 0.0, 200), ("auto", False, 1.0, 2.0, 200), ("auto", True, 1.0, 0.0, math.inf),
+        (25.0, True, 100.0, 2.0, 25), (0.0, False, 1.0, 0.0, math.inf),
+    ]:
+        saver: Any = SimpleNamespace(is_busy=busy, wrote=wrote, waited=waited)
+        assert save_interval(setting, saver) == seconds, (setting, busy, wrote, waited)
 
 
 @pytest.mark.parametrize(("copying", "writing", "seconds"), [(2.0, 43.0, 200), (0.25, 44.75, 90), (0.25, 9.75, 50)])

@@ -127,54 +127,55 @@ def test_kubernetes_accepts_the_pods(name: str) -> None:
     kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("name", PODS)
-def test_pods_are_restricted(name: str) -> None:
+def test_pods_are_restricted() -> None:
     """Kubernetes' `restricted` pod security standard, and no account token, which Ray jobs have no use for."""
-    pod = PODS[name]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] > 0
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["automountServiceAccountToken"] is False
-    for container in pod["containers"]:
-        context = container["securityContext"]
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["capabilities"] == {"drop": ["ALL"]}
+    for name, template in PODS.items():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["runAsUser"] > 0, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["automountServiceAccountToken"] is False, name
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["readOnlyRootFilesystem"] is True, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
 
 
-@pytest.mark.parametrize("name", PODS)
-def test_containers_have_limits_and_a_pinned_image(name: str) -> None:
-    for container in PODS[name]["spec"]["containers"]:
-        assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
-        assert container["resources"]["requests"] == container["resources"]["limits"]
-        assert container["image"].partition(":")[2] not in ("", "latest")
+def test_containers_have_limits_and_a_pinned_image() -> None:
+    for name, template in PODS.items():
+        for container in template["spec"]["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["limits"].keys(), name
+            assert container["resources"]["requests"] == container["resources"]["limits"], name
+            assert container["image"].partition(":")[2] not in ("", "latest"), name
 
 
-@pytest.mark.parametrize("name", PODS)
-def test_volumes_are_mounted_and_scratch_is_sized(name: str) -> None:
-    pod = PODS[name]["spec"]
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    assert {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]} == set(volumes)
-    assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume)
+def test_volumes_are_mounted_and_scratch_is_sized() -> None:
+    for name, template in PODS.items():
+        pod = template["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert mounted == set(volumes), name
+        assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume), name
 
 
-@pytest.mark.parametrize("name", RAY_PODS)
-def test_ray_pods_have_shared_memory_and_the_storage_of_the_entrypoint(name: str) -> None:
-    pod = PODS[name]["spec"]
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
-    storage = flag(JOBS[name.partition(":")[0]], "--storage-path")
-    assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory"
-    assert mounted[storage]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
-    assert CLAIM["spec"]["accessModes"] == ["ReadWriteMany"]
+def test_ray_pods_have_shared_memory_and_the_storage_of_the_entrypoint() -> None:
+    for name, template in RAY_PODS.items():
+        pod = template["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
+        storage = flag(JOBS[name.partition(":")[0]], "--storage-path")
+        assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory", name
+        assert mounted[storage]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"], name
+        assert CLAIM["spec"]["accessModes"] == ["ReadWriteMany"], name
 
 
-@pytest.mark.parametrize("name", PODS)
-def test_mlflows_secret_is_the_drivers_alone(name: str) -> None:
+def test_mlflows_secret_is_the_drivers_alone() -> None:
     """The head runs the driver, and the driver's node everything that talks to MLflow."""
-    (container,) = PODS[name]["spec"]["containers"]
-    secrets = [source["secretRef"] for source in container.get("envFrom", ())]
-    assert secrets == [{"name": "ray-yolo-mlflow", "optional": True}] * name.endswith("head")
+    for name, template in PODS.items():
+        (container,) = template["spec"]["containers"]
+        secrets = [source["secretRef"] for source in container.get("envFrom", ())]
+        assert secrets == [{"name": "ray-yolo-mlflow", "optional": True}] * name.endswith("head"), name
 
 
 def test_only_token_holders_and_the_jobs_own_pods_get_in_and_nothing_else_is_talked_to() -> None:
@@ -186,25 +187,24 @@ def test_only_token_holders_and_the_jobs_own_pods_get_in_and_nothing_else_is_tal
     assert all("to" in rule and "ipBlock" not in peer for rule in POLICY["spec"]["egress"] for peer in rule["to"])
 
 
-@pytest.mark.parametrize("file", JOBS)
-def test_the_job_ends_and_cleans_up(file: str) -> None:
-    spec = JOBS[file]["spec"]
-    assert spec["shutdownAfterJobFinishes"] is True  # Kueue asks for it too
-    assert spec["ttlSecondsAfterFinished"] > 0
-    assert spec["activeDeadlineSeconds"] > 0
-    assert 0 < spec["backoffLimit"] <= 10
+def test_the_job_ends_and_cleans_up() -> None:
+    for file, job in JOBS.items():
+        spec = job["spec"]
+        assert spec["shutdownAfterJobFinishes"] is True, file  # Kueue asks for it too
+        assert spec["ttlSecondsAfterFinished"] > 0, file
+        assert spec["activeDeadlineSeconds"] > 0, file
+        assert 0 < spec["backoffLimit"] <= 10, file
 
 
-@pytest.mark.parametrize("file", JOBS)
-def test_the_workers_fit_on_the_nodes(file: str) -> None:
+def test_the_workers_fit_on_the_nodes() -> None:
     """As many workers as GPUs, or one on each node; their CPUs within each node's, none on the head."""
-    job = JOBS[file]
-    (group,) = cluster(job)["workerGroupSpecs"]
-    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    per_node = int(limits.get("nvidia.com/gpu", 1))
-    assert int(flag(job, "--num-workers").split("-")[-1]) == group["replicas"] * per_node
-    assert int(flag(job, "--cpus-per-worker")) * per_node <= int(limits["cpu"])
-    assert cluster(job)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for file, job in JOBS.items():
+        (group,) = cluster(job)["workerGroupSpecs"]
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        per_node = int(limits.get("nvidia.com/gpu", 1))
+        assert int(flag(job, "--num-workers").split("-")[-1]) == group["replicas"] * per_node, file
+        assert int(flag(job, "--cpus-per-worker")) * per_node <= int(limits["cpu"]), file
+        assert cluster(job)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", file
 
 
 @pytest.mark.parametrize("file", JOBS)
@@ -222,15 +222,16 @@ def test_workers_are_signalled_before_their_pod_ends(file: str, title: str) -> N
     assert done.stdout.split() == ["messages"] * (title != "Recorder"), done.stderr
 
 
-@pytest.mark.parametrize("file", JOBS)
-def test_a_drain_leaves_the_head_and_takes_one_worker_at_a_time(file: str) -> None:
-    (group,) = cluster(JOBS[file])["workerGroupSpecs"]
-    head, workers = (part["spec"] for part in FILES[file][1:])
-    assert (head["minAvailable"], workers["minAvailable"]) == (1, group["replicas"] - 1)
-    for budget, kind in ((head, "head"), (workers, "worker")):  # KubeRay labels its pods with their kind
-        job = JOBS[file]["metadata"]["name"]
-        assert budget["selector"]["matchLabels"] == {"app.kubernetes.io/instance": job, "ray.io/node-type": kind}
-        assert PODS[f"{file}:{kind}"]["metadata"]["labels"]["app.kubernetes.io/instance"] == job
+def test_a_drain_leaves_the_head_and_takes_one_worker_at_a_time() -> None:
+    for file, job in JOBS.items():
+        (group,) = cluster(job)["workerGroupSpecs"]
+        head, workers = (part["spec"] for part in FILES[file][1:])
+        assert (head["minAvailable"], workers["minAvailable"]) == (1, group["replicas"] - 1), file
+        for budget, kind in ((head, "head"), (workers, "worker")):  # KubeRay labels its pods with their kind
+            name = job["metadata"]["name"]
+            labels = {"app.kubernetes.io/instance": name, "ray.io/node-type": kind}
+            assert budget["selector"]["matchLabels"] == labels, (file, kind)
+            assert PODS[f"{file}:{kind}"]["metadata"]["labels"]["app.kubernetes.io/instance"] == name, (file, kind)
 
 
 def test_only_workers_are_on_spot_and_lose_little() -> None:

@@ -8,11 +8,10 @@ from pydantic import ValidationError
 from ray_yolo.config.placement import Placement
 
 
-@pytest.mark.parametrize(("given", "read", "most"), [
-    ("auto", "auto", 1), (0, 0, 1), (3, 3, 3), ("2-8", (2, 8), 8), ([1, 4], (1, 4), 4)])
-def test_workers_are_a_number_a_range_or_auto(given: object, read: object, most: int) -> None:
-    placement = Placement.model_validate({"num_workers": given})
-    assert (placement.num_workers, placement.max_workers) == (read, most)
+def test_workers_are_a_number_a_range_or_auto() -> None:
+    for given, read, most in (("auto", "auto", 1), (0, 0, 1), (3, 3, 3), ("2-8", (2, 8), 8), ([1, 4], (1, 4), 4)):
+        placement = Placement.model_validate({"num_workers": given})
+        assert (placement.num_workers, placement.max_workers) == (read, most), given
 
 
 @pytest.mark.parametrize("given", [-1, 4097, "8-2", "0-4", "2-", "many"])
@@ -28,10 +27,11 @@ def test_a_name_is_no_path(name: str) -> None:
             Placement.model_validate({field: name})
 
 
-@pytest.mark.parametrize(("workers", "cpus", "threads"), [(-1, 4.0, 4), (0, 4.0, 4), (1, 4.0, 3), (5, 1.0, 1),
-                                                           (0, 0.5, 1), (0, "auto", 1)])
-def test_threads_are_what_loader_processes_leave(workers: int, cpus: float | str, threads: int) -> None:
-    assert Placement.model_validate({"workers": workers, "cpus_per_worker": cpus}).threads == threads
+def test_threads_are_what_loader_processes_leave() -> None:
+    left = {(-1, 4.0): 4, (0, 4.0): 4, (1, 4.0): 3, (5, 1.0): 1, (0, 0.5): 1, (0, "auto"): 1}
+    for (workers, cpus), threads in left.items():
+        placement = Placement.model_validate({"workers": workers, "cpus_per_worker": cpus})
+        assert placement.threads == threads, (workers, cpus)
 
 
 @pytest.mark.parametrize("cpus", [0, -1, 4097, "all"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from ray_yolo.config.placement import Images, NodeResources, Placement, most_cpus, share_out, workers_here, workers_on
 
 GB = 10**9
@@ -13,7 +9,7 @@ FITS, TOO_LARGE = Images(2 * GB, 2 * GB), Images(2 * GB + 1, 2 * GB)
 GPU_NODE = NodeResources(96, 8)
 
 
-@pytest.mark.parametrize(("nodes", "workers", "gpus", "strategy", "cpus"), [
+CPUS = (
     ([NodeResources(2)], 1, 0, "PACK", 2),
     ([NodeResources(2)], 2, 0, "PACK", 1),
     ([NodeResources(2)], 3, 0, "PACK", 1),  # at least one: whether they fit is asked elsewhere
@@ -41,14 +37,15 @@ GPU_NODE = NodeResources(96, 8)
     ([NodeResources(64), NodeResources(16, 1)], 1, 1, "PACK", 16),  # a node without GPUs holds none of these workers
     ([GPU_NODE, NodeResources(4, 1)], 9, 1, "PACK", 4),
     ([NodeResources(4, 8)], 8, 1, "PACK", 1),
-])
-def test_all_workers_have_the_most_cpus_that_fit_at_once(
-    nodes: list[NodeResources], workers: int, gpus: float, strategy: str, cpus: int
-) -> None:
-    assert most_cpus(nodes, workers, gpus, strategy) == cpus
+)
 
 
-@pytest.mark.parametrize(("given", "nodes", "gpus", "fixed", "images", "chosen"), [
+def test_all_workers_have_the_most_cpus_that_fit_at_once() -> None:
+    for nodes, workers, gpus, strategy, cpus in CPUS:
+        assert most_cpus(nodes, workers, gpus, strategy) == cpus, (nodes, workers, gpus, strategy)
+
+
+CHOSEN = (
     ({}, [NodeResources(2)], 0, 0, FITS, (2, 2, 0, "ram")),
     ({"num_workers": 2}, [NodeResources(2)], 0, 0, FITS, (1, 1, 0, "ram")),
     ({"num_workers": "1-4"}, [NodeResources(16)], 0, 0, TOO_LARGE, (4, 3, 1, "none")),
@@ -70,23 +67,21 @@ def test_all_workers_have_the_most_cpus_that_fit_at_once(
     ({"cache": "none"}, [NodeResources(2)], 0, 0, FITS, (2, 2, 0, "none")),
     ({"cache": "disk"}, [NodeResources(6)], 0, 0, FITS, (6, 6, 0, "disk")),
     ({}, [NodeResources(2)], 0, 0, None, (2, 2, 0, "none")),
-])
-def test_what_is_left_open_follows_from_the_node(
-    given: dict[str, object],
-    nodes: list[NodeResources],
-    gpus: float,
-    fixed: int,
-    images: Images | None,
-    chosen: tuple[float, int, int, str],
-) -> None:
+)
+
+
+def test_what_is_left_open_follows_from_the_node() -> None:
     """`chosen`: CPUs, threads, loader processes, cache."""
-    resources = share_out(Placement.model_validate(given), gpus, nodes, fixed, images)
-    placement = resources.placement
-    assert (placement.cpus, resources.threads, placement.loader_processes, placement.cache) == chosen
-    # nothing is open any more
-    assert share_out(placement, gpus, [NodeResources(999)], fixed, images).placement == placement
-    if "workers" not in given:
-        assert resources.threads + placement.loader_processes <= max(1, placement.cpus)
+    for given, nodes, gpus, fixed, images, chosen in CHOSEN:
+        resources = share_out(Placement.model_validate(given), gpus, nodes, fixed, images)
+        placement = resources.placement
+        found = (placement.cpus, resources.threads, placement.loader_processes, placement.cache)
+        case = (given, nodes, gpus, fixed, images)
+        assert found == chosen, case
+        # nothing is open any more
+        assert share_out(placement, gpus, [NodeResources(999)], fixed, images).placement == placement, case
+        if "workers" not in given:
+            assert resources.threads + placement.loader_processes <= max(1, placement.cpus), case
 
 
 def test_reasons_are_given_for_what_was_chosen_alone() -> None:
@@ -101,24 +96,22 @@ def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
 
 
-@pytest.mark.parametrize(("gpus", "each", "workers"), [
-    (0, "auto", 0), (1, "auto", 0), (2, "auto", 2), (8, "auto", 8), (8, 0.0, 0), (8, 2.0, 4), (2, 2.0, 0), (1, 0.5, 2)])
-def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus(gpus: int, each: Any, workers: int) -> None:
-    number, why = workers_here(gpus, each)
-    assert number == workers
-    assert why == (f"{gpus} GPUs here" if workers else
-                   "in this process: no cluster was requested, and there is at most one GPU")
+def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus() -> None:
+    for gpus, each, workers in ((0, "auto", 0), (1, "auto", 0), (2, "auto", 2), (8, "auto", 8),
+                                (8, 0.0, 0), (8, 2.0, 4), (2, 2.0, 0), (1, 0.5, 2)):
+        number, why = workers_here(gpus, each)
+        assert number == workers, (gpus, each)
+        assert why == (f"{gpus} GPUs here" if workers else
+                       "in this process: no cluster was requested, and there is at most one GPU"), (gpus, each)
 
 
-@pytest.mark.parametrize(("nodes", "gpus", "cpus", "workers", "why"), [
-    ([GPU_NODE, NodeResources(4, 1)], 1, 1, 9, "free GPUs: 9"),
-    ([GPU_NODE], 2, 1, 4, "free GPUs: 8"),
-    ([NodeResources(8, 0)], 1, 1, 1, "free GPUs: 0"),  # others have them all: it waits for one
-    ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 1, 2, "nodes with free CPUs: 2"),
-    ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 4, 1, "nodes with free CPUs: 1"),
-    ([], 0, 1, 1, "nodes with free CPUs: 0"),
-])
-def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node(
-    nodes: list[NodeResources], gpus: float, cpus: float, workers: int, why: str
-) -> None:
-    assert workers_on(nodes, gpus, cpus) == (workers, why)
+def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node() -> None:
+    for nodes, gpus, cpus, workers, why in [
+        ([GPU_NODE, NodeResources(4, 1)], 1, 1, 9, "free GPUs: 9"),
+        ([GPU_NODE], 2, 1, 4, "free GPUs: 8"),
+        ([NodeResources(8, 0)], 1, 1, 1, "free GPUs: 0"),  # others have them all: it waits for one
+        ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 1, 2, "nodes with free CPUs: 2"),
+        ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 4, 1, "nodes with free CPUs: 1"),
+        ([], 0, 1, 1, "nodes with free CPUs: 0"),
+    ]:
+        assert workers_on(nodes, gpus, cpus) == (workers, why), (nodes, gpus, cpus)

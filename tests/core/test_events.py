@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import get_args
 
-import pytest
 from pydantic import ValidationError
 
 from ray_yolo.core.events import (
@@ -56,16 +55,16 @@ def test_every_type_has_an_example_here() -> None:
     assert len({event.type for event in EXAMPLES}) == len(TYPES)
 
 
-@pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.type)
-def test_an_event_comes_back_from_a_log_as_it_was(tmp_path: Path, event: Event) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
-    log.append(run_log.start())
-    log.append(event)
-    _, back = read_events(log.path)
-    assert type(back) is type(event)
-    assert back.seq == 1
-    assert back.time > 1e9
-    assert back.fields == event.fields
+def test_an_event_comes_back_from_a_log_as_it_was(tmp_path: Path) -> None:
+    for number, event in enumerate(EXAMPLES):
+        log = EventLog(tmp_path / f"{number}.jsonl")
+        log.append(run_log.start())
+        log.append(event)
+        _, back = read_events(log.path)
+        assert type(back) is type(event), event.type
+        assert back.seq == 1, event.type
+        assert back.time > 1e9, event.type
+        assert back.fields == event.fields, event.type
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_log_and_comes_back_as_none(tmp_path: Path) -> None:
@@ -81,12 +80,19 @@ def test_a_number_that_is_not_finite_is_null_in_the_log_and_comes_back_as_none(t
     assert (epoch.train, epoch.fitness) == ({"box": None, "obj": 0.5, "cls": 0.5}, None)
 
 
-@pytest.mark.parametrize("value", [*EXAMPLES, COUNTS, SUMMARY, run_log.epoch(0).per_class[0]],
-                         ids=lambda value: type(value).__name__)
-def test_a_value_cannot_be_changed(value: Frozen) -> None:
-    for name in type(value).model_fields:
-        with pytest.raises(ValidationError, match="frozen"):
-            setattr(value, name, getattr(value, name))
+def change(value: Frozen, name: str) -> str:
+    """What is said against setting a field; empty if it can be set."""
+    try:
+        setattr(value, name, getattr(value, name))
+    except ValidationError as error:
+        return str(error)
+    return ""
+
+
+def test_a_value_cannot_be_changed() -> None:
+    for value in (*EXAMPLES, COUNTS, SUMMARY, run_log.epoch(0).per_class[0]):
+        for name in type(value).model_fields:
+            assert "frozen" in change(value, name), (type(value).__name__, name)
 
 
 def test_a_type_that_is_not_known_is_passed_over(tmp_path: Path) -> None:
@@ -106,10 +112,10 @@ def test_a_field_that_is_not_known_is_passed_over() -> None:
     assert event.per_class == run_log.epoch(0).per_class
 
 
-@pytest.mark.parametrize("line", [b"", b"[1]", b"no json", b'{"seq": 0}', b'{"seq": 0, "type": "step"}', b"\xff\xfe",
-                                  b'{"seq": 0, "time": 1.0, "type": "warning", "mess'])
-def test_what_is_no_event_is_none(line: bytes) -> None:
-    assert parse_event(line) is None
+def test_what_is_no_event_is_none() -> None:
+    for line in (b"", b"[1]", b"no json", b'{"seq": 0}', b'{"seq": 0, "type": "step"}', b"\xff\xfe",
+                 b'{"seq": 0, "time": 1.0, "type": "warning", "mess'):
+        assert parse_event(line) is None, line
 
 
 def test_metrics_of_a_class_have_the_names_that_logs_have(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import cv2
@@ -19,13 +21,22 @@ def save(path: Path, image: Image.Image, **options: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", sorted(SUFFIXES - {".dng", ".pfm"}))
-def test_every_format_is_read_as_pillow_reads_it(tmp_path: Path, suffix: str) -> None:
-    path = save(tmp_path / f"a{suffix}", Image.fromarray(PICTURE))
-    image = read_image(str(path))
-    assert image.dtype == np.uint8
-    assert np.array_equal(image, np.array(Image.open(path).convert("RGB")))
-    assert check_image(str(path)) == (24, 40)
+def refusal(path: Path, read: Callable[[str], object] = check_image) -> str:
+    """Why an image is left out; empty if it is not."""
+    try:
+        read(str(path))
+    except UnreadableImageError as error:
+        return str(error)
+    return ""
+
+
+def test_every_format_is_read_as_pillow_reads_it(tmp_path: Path) -> None:
+    for suffix in sorted(SUFFIXES - {".dng", ".pfm"}):
+        path = save(tmp_path / f"a{suffix}", Image.fromarray(PICTURE))
+        image = read_image(str(path))
+        assert image.dtype == np.uint8, suffix
+        assert np.array_equal(image, np.array(Image.open(path).convert("RGB"))), suffix
+        assert check_image(str(path)) == (24, 40), suffix
 
 
 def test_upper_case_suffixes_and_wrong_ones_do_not_matter(tmp_path: Path) -> None:
@@ -34,52 +45,52 @@ def test_upper_case_suffixes_and_wrong_ones_do_not_matter(tmp_path: Path) -> Non
     assert check_image(str(path)) == (24, 40)
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp", "mpo"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_images_are_upright_for_every_exif_orientation(tmp_path: Path, suffix: str, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    path = save(tmp_path / f"a.{suffix}", Image.fromarray(PICTURE), exif=exif)
-    with Image.open(path) as file:
-        upright = np.array(ImageOps.exif_transpose(file).convert("RGB"))
-    assert np.array_equal(read_image(str(path)), upright)
-    assert check_image(str(path)) == upright.shape[:2] == ((24, 40) if orientation < 5 else (40, 24))
+def test_images_are_upright_for_every_exif_orientation(tmp_path: Path) -> None:
+    for suffix, orientation in product(("jpg", "png", "tiff", "webp", "mpo"), range(1, 9)):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        path = save(tmp_path / f"{orientation}.{suffix}", Image.fromarray(PICTURE), exif=exif)
+        with Image.open(path) as file:
+            upright = np.array(ImageOps.exif_transpose(file).convert("RGB"))
+        assert np.array_equal(read_image(str(path)), upright), (suffix, orientation)
+        shape = (24, 40) if orientation < 5 else (40, 24)
+        assert check_image(str(path)) == upright.shape[:2] == shape, (suffix, orientation)
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6])
-@pytest.mark.parametrize("reduction", [2, 4, 8])
-def test_a_reduced_jpeg_is_the_whole_one_at_a_smaller_size(tmp_path: Path, reduction: int, orientation: int) -> None:
+def test_a_reduced_jpeg_is_the_whole_one_at_a_smaller_size(tmp_path: Path) -> None:
     """What is seen is what area averaging sees, upright and in colour. Files of other formats stay as they are."""
-    exif, picture = Image.Exif(), Image.fromarray(smooth_picture(304, 400))
-    exif[0x0112] = orientation
-    jpeg, png = save(tmp_path / "a.jpg", picture, quality=95, exif=exif), save(tmp_path / "b.png", picture)
-    whole, part = read_image(str(jpeg)), read_image(str(jpeg), reduction)
-    averaged = cv2.resize(whole, None, fx=1 / reduction, fy=1 / reduction, interpolation=cv2.INTER_AREA)
-    assert part.shape == averaged.shape
-    assert np.abs(part.astype(int) - averaged).mean() < 1
-    assert np.array_equal(read_image(str(png), reduction), read_image(str(png)))
+    picture = Image.fromarray(smooth_picture(304, 400))
+    png = save(tmp_path / "a.png", picture)
+    for orientation, reduction in product((1, 3, 6), (2, 4, 8)):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        jpeg = save(tmp_path / f"{orientation} {reduction}.jpg", picture, quality=95, exif=exif)
+        whole, part = read_image(str(jpeg)), read_image(str(jpeg), reduction)
+        averaged = cv2.resize(whole, None, fx=1 / reduction, fy=1 / reduction, interpolation=cv2.INTER_AREA)
+        assert part.shape == averaged.shape, (orientation, reduction)
+        assert np.abs(part.astype(int) - averaged).mean() < 1, (orientation, reduction)
+        assert np.array_equal(read_image(str(png), reduction), read_image(str(png))), (orientation, reduction)
 
 
-@pytest.mark.parametrize(("mode", "suffix"), [
-    ("L", "png"), ("L", "jpg"), ("LA", "png"), ("RGBA", "png"), ("RGBA", "webp"), ("P", "png"), ("1", "png"),
-    ("CMYK", "jpg"), ("CMYK", "tiff"), ("L", "tiff"), ("RGBA", "tiff"),
-])
-def test_grey_alpha_palette_and_print_colours_become_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
-    path = save(tmp_path / f"a.{suffix}", Image.fromarray(PICTURE).convert(mode))
-    with Image.open(path) as file:
-        expected = np.array(file.convert("RGB")).astype(int)
-    assert np.abs(read_image(str(path)) - expected).max() <= 1
-    assert check_image(str(path)) == (24, 40)
+def test_grey_alpha_palette_and_print_colours_become_rgb(tmp_path: Path) -> None:
+    for mode, suffix in [
+        ("L", "png"), ("L", "jpg"), ("LA", "png"), ("RGBA", "png"), ("RGBA", "webp"), ("P", "png"), ("1", "png"),
+        ("CMYK", "jpg"), ("CMYK", "tiff"), ("L", "tiff"), ("RGBA", "tiff"),
+    ]:
+        path = save(tmp_path / f"{mode}.{suffix}", Image.fromarray(PICTURE).convert(mode))
+        with Image.open(path) as file:
+            expected = np.array(file.convert("RGB")).astype(int)
+        assert np.abs(read_image(str(path)) - expected).max() <= 1, (mode, suffix)
+        assert check_image(str(path)) == (24, 40), (mode, suffix)
 
 
-@pytest.mark.parametrize("suffix", ["png", "tiff"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path, suffix: str, channels: int) -> None:
+def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path) -> None:
     deep = PICTURE.astype(np.uint16) * 257
-    path = write_image(tmp_path / f"a.{suffix}", deep if channels == 3 else deep[..., 0])
-    expected = PICTURE if channels == 3 else np.repeat(PICTURE[..., :1], 3, axis=2)
-    assert np.array_equal(read_image(str(path)), expected)
-    assert check_image(str(path)) == (24, 40)
+    for suffix, channels in product(("png", "tiff"), (1, 3)):
+        path = write_image(tmp_path / f"{channels}.{suffix}", deep if channels == 3 else deep[..., 0])
+        expected = PICTURE if channels == 3 else np.repeat(PICTURE[..., :1], 3, axis=2)
+        assert np.array_equal(read_image(str(path)), expected), (suffix, channels)
+        assert check_image(str(path)) == (24, 40), (suffix, channels)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -97,14 +108,12 @@ def whole(suffix: str) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("suffix", ["jpeg", "png", "bmp", "webp", "tiff"])
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.6, 0.9])
-def test_a_file_that_ends_early_is_left_out(tmp_path: Path, suffix: str, share: float) -> None:
-    content = whole(suffix)
-    path = tmp_path / f"a.{suffix}"
-    path.write_bytes(content[:int(len(content) * share)])
-    with pytest.raises(UnreadableImageError):
-        check_image(str(path))
+def test_a_file_that_ends_early_is_left_out(tmp_path: Path) -> None:
+    for suffix, share in product(("jpeg", "png", "bmp", "webp", "tiff"), (0.0, 0.02, 0.3, 0.6, 0.9)):
+        content = whole(suffix)
+        path = tmp_path / f"{share}.{suffix}"
+        path.write_bytes(content[:int(len(content) * share)])
+        assert refusal(path), (suffix, share)
 
 
 @pytest.mark.parametrize("kind", ["eps", "tga", "pcx", "ico", "dds"])
@@ -144,13 +153,13 @@ def test_a_png_with_a_flipped_bit_is_left_out(tmp_path: Path) -> None:
         check_image(str(tmp_path / "a.png"))
 
 
-@pytest.mark.parametrize("content", [b"not a picture", b"\xff\xd8\xff\xe0junk\xff\xd9", b"BM", b"<svg/>", b"\0" * 5000])
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.jpg").write_bytes(content)
-    with pytest.raises(UnreadableImageError):
-        check_image(str(tmp_path / "a.jpg"))
-    with pytest.raises(UnreadableImageError):
-        read_image(str(tmp_path / "a.jpg"))
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    contents = (b"not a picture", b"\xff\xd8\xff\xe0junk\xff\xd9", b"BM", b"<svg/>", b"\0" * 5000)
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}.jpg"
+        path.write_bytes(content)
+        assert refusal(path), content
+        assert refusal(path, read_image), content
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -168,14 +177,13 @@ def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path, monkeypat
         check_image(str(tmp_path / "a.png"))
 
 
-@pytest.mark.parametrize(("size", "usable"), [((10, 10), True), ((9, 100), False), ((100, 9), False), ((1, 1), False)])
-def test_a_side_below_ten_pixels_is_left_out(tmp_path: Path, size: tuple[int, int], usable: bool) -> None:
-    path = write_image(tmp_path / "a.png", np.zeros((*size, 3), np.uint8))
-    if usable:
-        assert check_image(str(path)) == size
-    else:
-        with pytest.raises(UnreadableImageError, match="10 or more"):
-            check_image(str(path))
+def test_a_side_below_ten_pixels_is_left_out(tmp_path: Path) -> None:
+    for size, usable in (((10, 10), True), ((9, 100), False), ((100, 9), False), ((1, 1), False)):
+        path = write_image(tmp_path / "{}x{}.png".format(*size), np.zeros((*size, 3), np.uint8))
+        if usable:
+            assert check_image(str(path)) == size, size
+        else:
+            assert "10 or more" in refusal(path), size
 
 
 def cut(content: bytes, first: float, last: float = 1.0) -> bytes:
@@ -184,18 +192,18 @@ def cut(content: bytes, first: float, last: float = 1.0) -> bytes:
     return content[: begin + round(first * (end - begin))] + content[begin + round(last * (end - begin)) :]
 
 
-@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"restart_marker_rows": 1}], ids=["", "444", "restarts"])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_a_jpeg_that_is_grey_from_its_middle_on_is_refused(tmp_path: Path, mode: str, options: dict[str, int]) -> None:
+def test_a_jpeg_that_is_grey_from_its_middle_on_is_refused(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # on its side
-    path = save(tmp_path / "a.jpg", Image.fromarray(smooth_picture(96, 128)).convert(mode), exif=exif, **options)
-    whole = path.read_bytes()
-    assert check_image(str(path)) == (128, 96)
-    for share in (0.1, 0.3, 0.6, 0.9):
-        path.write_bytes(cut(whole, share))
-        with pytest.raises(UnreadableImageError, match="grey from some point on"):
-            check_image(str(path))
+    ways: tuple[dict[str, int], ...] = ({}, {"subsampling": 0}, {"restart_marker_rows": 1})
+    for (number, options), mode in product(enumerate(ways), ("RGB", "L")):
+        path = tmp_path / f"{mode}{number}.jpg"
+        save(path, Image.fromarray(smooth_picture(96, 128)).convert(mode), exif=exif, **options)
+        whole = path.read_bytes()
+        assert check_image(str(path)) == (128, 96), (options, mode)
+        for share in (0.1, 0.3, 0.6, 0.9):
+            path.write_bytes(cut(whole, share))
+            assert "grey from some point on" in refusal(path), (options, mode, share)
 
 
 def test_a_jpeg_that_has_lost_some_of_its_middle_is_refused(tmp_path: Path) -> None:

@@ -87,15 +87,15 @@ def test_every_layout_gives_the_same_labels(
     assert merged.num_without_file == 0
 
 
-@pytest.mark.parametrize("classes", [(0,), (1,), (0, 1), ()])
-def test_some_classes_are_the_labels_of_these(index: AnnotationIndex, classes: tuple[int, ...]) -> None:
-    some = only_classes(index, classes)
-    assert some.paths == index.paths
-    assert some.names == index.names
-    for one, other in zip(items(some), items(index), strict=True):
-        kept = [kind in classes for kind in other.classes.tolist()]
-        assert one.classes.tolist() == other.classes[kept].tolist()
-        assert one.boxes.tolist() == other.boxes[kept].tolist()
+def test_some_classes_are_the_labels_of_these(index: AnnotationIndex) -> None:
+    for classes in ((0,), (1,), (0, 1), ()):
+        some = only_classes(index, classes)
+        assert some.paths == index.paths, classes
+        assert some.names == index.names, classes
+        for one, other in zip(items(some), items(index), strict=True):
+            kept = [kind in classes for kind in other.classes.tolist()]
+            assert one.classes.tolist() == other.classes[kept].tolist(), classes
+            assert one.boxes.tolist() == other.boxes[kept].tolist(), classes
 
 
 def test_a_part_is_whole_images_drawn_by_the_seed(index: AnnotationIndex) -> None:

@@ -49,9 +49,9 @@ def test_boxes_are_clipped_empty_ones_dropped_and_duplicates_counted_once() -> N
         [0, 1], [[0, 0, 10, 48], [4, 4, 9, 9]], [True, False])
 
 
-@pytest.mark.parametrize("sides", [(), (1, 2, 3), (1, 2, 3, "x"), (1, 2, "nan", 4), (9, 9, 1, 1), (1, 1, "inf", 5)])
-def test_an_object_without_a_valid_box_is_left_out(sides: tuple[object, ...]) -> None:
-    assert parse(item("dog", 1, 1, 5, 5), item("cat", *sides)) == ([1], [[0, 0, 5, 5]], [True])
+def test_an_object_without_a_valid_box_is_left_out() -> None:
+    for sides in ((), (1, 2, 3), (1, 2, 3, "x"), (1, 2, "nan", 4), (9, 9, 1, 1), (1, 1, "inf", 5)):
+        assert parse(item("dog", 1, 1, 5, 5), item("cat", *sides)) == ([1], [[0, 0, 5, 5]], [True]), sides
 
 
 def test_objects_of_unnamed_classes_are_left_out_and_all_reported() -> None:

@@ -33,14 +33,14 @@ def test_an_outline_becomes_its_box_and_stays_an_outline() -> None:
     assert labels.polygons[1].shape == (0, 2)
 
 
-@pytest.mark.parametrize("text", [
-    b"\xef\xbb\xbf1 0.5 0.5 0.2 0.4\n", b"1 0.5 0.5 0.2 0.4\r\n", b"1 0.5 0.5 0.2 0.4\r", b"1 0.5 0.5 0.2 0.4",
-    b"\n\n  1\t0.5  0.5 0.2 0.4   \n\n", b"1.0 5e-1 .5 0.20 0.4", "1 0.5 0.5 0.2 0.4".encode("utf-16"),
-])
-def test_unambiguous_rows_are_read_in_every_notation(text: bytes) -> None:
-    labels, findings = parse(text)
-    assert labels.boxes.tolist() == [[80, 30, 120, 70]]
-    assert findings == []
+def test_unambiguous_rows_are_read_in_every_notation() -> None:
+    for text in [
+        b"\xef\xbb\xbf1 0.5 0.5 0.2 0.4\n", b"1 0.5 0.5 0.2 0.4\r\n", b"1 0.5 0.5 0.2 0.4\r", b"1 0.5 0.5 0.2 0.4",
+        b"\n\n  1\t0.5  0.5 0.2 0.4   \n\n", b"1.0 5e-1 .5 0.20 0.4", "1 0.5 0.5 0.2 0.4".encode("utf-16"),
+    ]:
+        labels, findings = parse(text)
+        assert labels.boxes.tolist() == [[80, 30, 120, 70]], text
+        assert findings == [], text
 
 
 def test_an_empty_file_is_a_background_image() -> None:
@@ -65,13 +65,13 @@ def test_an_ambiguous_row_is_left_out_with_its_line(row: str, why: str) -> None:
     assert re.search(why, finding.what)
 
 
-@pytest.mark.parametrize("kind", ["3", "80", "-1", "1e9"])
-def test_rows_of_unnamed_classes_are_left_out_and_all_reported(kind: str) -> None:
-    labels, findings = parse(f"1 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n")
-    assert labels.classes.tolist() == [1]
-    assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:2", True),
-                                                                          ("labels/a.txt:3", True)]
-    assert "names 3 classes (0-2)" in findings[0].what
+def test_rows_of_unnamed_classes_are_left_out_and_all_reported() -> None:
+    for kind in ("3", "80", "-1", "1e9"):
+        labels, findings = parse(f"1 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n")
+        assert labels.classes.tolist() == [1], kind
+        found = [(finding.where, finding.dropped) for finding in findings]
+        assert found == [("labels/a.txt:2", True), ("labels/a.txt:3", True)], kind
+        assert "names 3 classes (0-2)" in findings[0].what, kind
 
 
 def test_a_repeated_row_counts_once() -> None:
@@ -80,20 +80,18 @@ def test_a_repeated_row_counts_once() -> None:
     assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:3", False)]
 
 
-@pytest.mark.parametrize("row", ["1 0.5 0.5 0 0.4", "1 0.5 0.5 0.4 0.0", "1 0.1 0.1 0.5 0.1 0.9 0.1"])
-def test_an_empty_box_labels_nothing(row: str) -> None:
-    labels, findings = parse(f"{row}\n2 0.5 0.5 0.2 0.4\n")
-    assert labels.classes.tolist() == [2]
-    assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:1", True)]
+def test_an_empty_box_labels_nothing() -> None:
+    for row in ("1 0.5 0.5 0 0.4", "1 0.5 0.5 0.4 0.0", "1 0.1 0.1 0.5 0.1 0.9 0.1"):
+        labels, findings = parse(f"{row}\n2 0.5 0.5 0.2 0.4\n")
+        assert labels.classes.tolist() == [2], row
+        assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:1", True)], row
 
 
-@pytest.mark.parametrize("row", [
-    "1 0.5 0.5 1e-9 0.4", "1 0.5 1.0 0.4 1e-12", "1 0.5 0.1 0.5000000001 0.9 0.5 0.5", "1 0 0 1e-30 1e-30",
-])
-def test_a_box_without_area_in_single_precision_is_empty(row: str) -> None:
-    labels, findings = parse(row)
-    assert len(labels.classes) == 0
-    assert [finding.what for finding in findings] == ["the box is empty; the row is left out"]
+def test_a_box_without_area_in_single_precision_is_empty() -> None:
+    for row in ("1 0.5 0.5 1e-9 0.4", "1 0.5 1.0 0.4 1e-12", "1 0.5 0.1 0.5000000001 0.9 0.5 0.5", "1 0 0 1e-30 1e-30"):
+        labels, findings = parse(row)
+        assert len(labels.classes) == 0, row
+        assert [finding.what for finding in findings] == ["the box is empty; the row is left out"], row
 
 
 def test_boxes_end_at_the_edges_and_rounding_beyond_one_is_forgiven() -> None:
@@ -126,9 +124,8 @@ def test_boxes_never_leave_the_image_and_are_never_empty(rows: list[tuple[float,
     assert all(math.isfinite(value) for value in labels.boxes.ravel().tolist())
 
 
-@pytest.mark.parametrize(("image", "label"), [
-    ("/d/images/train/a.jpg", "/d/labels/train/a.txt"), ("/images/x/images/a.b.png", "/images/x/labels/a.b.txt"),
-    ("/d/flat/a.jpg", "/d/flat/a.txt"), ("/my_images/a.jpg", "/my_images/a.txt"),
-])
-def test_the_last_images_folder_becomes_labels(image: str, label: str) -> None:
-    assert label_path(image) == label
+def test_the_last_images_folder_becomes_labels() -> None:
+    labels = {"/d/images/train/a.jpg": "/d/labels/train/a.txt", "/d/flat/a.jpg": "/d/flat/a.txt",
+              "/images/x/images/a.b.png": "/images/x/labels/a.b.txt", "/my_images/a.jpg": "/my_images/a.txt"}
+    for image, label in labels.items():
+        assert label_path(image) == label, image

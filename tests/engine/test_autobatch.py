@@ -19,14 +19,14 @@ def test_the_line_through_the_measured_steps_gives_the_number_of_images() -> Non
     assert images_that_fit(sizes[:2], used[:2], 1000) == 30  # a small GPU ran out of memory at 4
 
 
-@pytest.mark.parametrize(("used", "room"), [
-    ([130], 1000),  # one point is no line
-    ([130, 130], 1000),  # falling or flat: not measured
-    ([130, 160], 110),  # not even one image
-    ([130, 160], 100 + 30 * (LARGEST + 1)),
-])
-def test_a_useless_line_gives_sixteen(used: list[int], room: float) -> None:
-    assert images_that_fit((1, 2)[: len(used)], used, room) == 16
+def test_a_useless_line_gives_sixteen() -> None:
+    for used, room in [
+        ([130], 1000),  # one point is no line
+        ([130, 130], 1000),  # falling or flat: not measured
+        ([130, 160], 110),  # not even one image
+        ([130, 160], 100 + 30 * (LARGEST + 1)),
+    ]:
+        assert images_that_fit((1, 2)[: len(used)], used, room) == 16, (used, room)
 
 
 def test_without_a_gpu_a_worker_trains_sixteen() -> None:
@@ -34,21 +34,21 @@ def test_without_a_gpu_a_worker_trains_sixteen() -> None:
     assert auto_batch(recipe, "yolov5n", 3, CPU) == 16
 
 
-@pytest.mark.parametrize(("asked", "workers", "fits", "batch", "microbatch"), [
-    ({"batch_size": -1}, 3, 10, 30, 10),
-    ({"batch_size": -1, "microbatch": 4}, 3, 10, 12, 4),  # only a microbatch is in memory at once
-    ({"batch_size": -1, "sync_bn": True}, 2, 10, 20, 20),
-    ({}, 2, 10, 32, 16),  # not asked for
-])
-def test_what_fits_into_the_smallest_worker_becomes_the_microbatch(
-        asked: dict[str, int], workers: int, fits: int, batch: int, microbatch: int) -> None:
-    recipe = resolve(Recipe.model_validate(asked), workers, gpu=False, images_per_worker=fits)
-    assert (recipe.batch_size, recipe.microbatch) == (batch, microbatch)
+def test_what_fits_into_the_smallest_worker_becomes_the_microbatch() -> None:
+    for asked, workers, fits, batch, microbatch in [
+        ({"batch_size": -1}, 3, 10, 30, 10),
+        ({"batch_size": -1, "microbatch": 4}, 3, 10, 12, 4),  # only a microbatch is in memory at once
+        ({"batch_size": -1, "sync_bn": True}, 2, 10, 20, 20),
+        ({}, 2, 10, 32, 16),  # not asked for
+    ]:
+        recipe = resolve(Recipe.model_validate(asked), workers, gpu=False, images_per_worker=fits)
+        assert (recipe.batch_size, recipe.microbatch) == (batch, microbatch), (asked, workers)
 
 
-@pytest.mark.parametrize(("num_images", "workers", "microbatch"), [(8, 1, 8), (8, 2, 4), (37, 2, 16), (3, 4, 1)])
-def test_every_worker_gets_images_of_a_small_data_set(num_images: int, workers: int, microbatch: int) -> None:
-    assert resolve(Recipe(), workers, gpu=False, num_images=num_images).microbatch == microbatch
+def test_every_worker_gets_images_of_a_small_data_set() -> None:
+    for num_images, workers, microbatch in ((8, 1, 8), (8, 2, 4), (37, 2, 16), (3, 4, 1)):
+        recipe = resolve(Recipe(), workers, gpu=False, num_images=num_images)
+        assert recipe.microbatch == microbatch, (num_images, workers)
 
 
 def test_a_batch_of_no_images_is_refused() -> None:

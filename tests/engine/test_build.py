@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,12 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
         assert isinstance(loader.sampler, DistributedSampler)
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_batches_for_a_gpu_are_pinned_with_any_loader_processes(tmp_path: Path, processes: int, device: str) -> None:
-    index, context = make_index(tmp_path, 3), WorkerContext(device=torch.device(device), loader_processes=processes)
-    assert val_loader(index, ImageStore(index, 64), 64, 32, 2, context).pin_memory is (device == "cuda")
+def test_batches_for_a_gpu_are_pinned_with_any_loader_processes(tmp_path: Path) -> None:
+    index = make_index(tmp_path, 3)
+    for processes, device in product((0, 2), ("cuda", "cpu")):
+        context = WorkerContext(device=torch.device(device), loader_processes=processes)
+        loader = val_loader(index, ImageStore(index, 64), 64, 32, 2, context)
+        assert loader.pin_memory is (device == "cuda"), (processes, device)
 
 
 def test_a_group_that_was_never_complete_is_released_too(tmp_path: Path) -> None:

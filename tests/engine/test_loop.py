@@ -335,16 +335,16 @@ def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather
     assert bool(complete) is (not aborted)
 
 
-@pytest.mark.parametrize(("size", "shape"), [(None, (64, 96)), (96, (64, 96)), (144, (96, 160)), (64, (64, 64))])
-def test_boxes_are_resized_with_their_images(size: int | None, shape: tuple[int, int]) -> None:
+def test_boxes_are_resized_with_their_images() -> None:
     """To a long side of `size`, each side rounded up to the grid of 32: a white part stays where its box is."""
-    images = torch.zeros(1, 3, 64, 96, dtype=torch.uint8)
-    images[:, :, 16:48, 24:72] = 255
-    batch = {"images": images, "targets": torch.tensor([[0.0, 1, 24, 16, 72, 48]])}
-    resized, targets = loop.to_network_input(batch, CPU, size, 32)
-    assert resized.shape[2:] == shape
-    assert resized.max() == 1
-    assert targets[0, :2].tolist() == [0, 1]
-    rows, columns = torch.where(resized[0, 0] > 0.5)
-    seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-    assert targets[0, 2:].tolist() == pytest.approx([float(edge) for edge in seen], abs=1)
+    for size, shape in ((None, (64, 96)), (96, (64, 96)), (144, (96, 160)), (64, (64, 64))):
+        images = torch.zeros(1, 3, 64, 96, dtype=torch.uint8)
+        images[:, :, 16:48, 24:72] = 255
+        batch = {"images": images, "targets": torch.tensor([[0.0, 1, 24, 16, 72, 48]])}
+        resized, targets = loop.to_network_input(batch, CPU, size, 32)
+        assert resized.shape[2:] == shape, size
+        assert resized.max() == 1, size
+        assert targets[0, :2].tolist() == [0, 1], size
+        rows, columns = torch.where(resized[0, 0] > 0.5)
+        seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert targets[0, 2:].tolist() == pytest.approx([float(edge) for edge in seen], abs=1), size

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -253,23 +254,22 @@ def expected(predictions: Tensor, settings: NmsConfig, *, suppress: bool = True)
     return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(actual)])
 
 
-@pytest.mark.parametrize("build", [in_onnx, in_torchscript])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_detections_are_those_of_select(build: Callable[[NmsConfig], Suppress], settings: NmsConfig) -> None:
-    suppress = build(settings)
-    for predictions in (random_predictions(num_images=3), random_predictions(1, 40, 1), random_predictions(2, 500, 9)):
-        wanted, actual = expected(predictions, settings), suppress(predictions)
-        assert actual.shape == wanted.shape
-        assert np.abs(actual - wanted).max(initial=0) < 1e-4
+def test_detections_are_those_of_select() -> None:
+    images = (random_predictions(num_images=3), random_predictions(1, 40, 1), random_predictions(2, 500, 9))
+    for build, settings in product((in_onnx, in_torchscript), SETTINGS):
+        suppress = build(settings)
+        for predictions in images:
+            wanted, actual = expected(predictions, settings), suppress(predictions)
+            assert actual.shape == wanted.shape, (build.__name__, settings)
+            assert np.abs(actual - wanted).max(initial=0) < 1e-4, (build.__name__, settings)
 
 
-@pytest.mark.parametrize("suppress", [True, False])
-@pytest.mark.parametrize("build", [in_onnx, in_torchscript])
-def test_equal_scores_keep_the_order_of_select(build: Callable[..., Suppress], suppress: bool) -> None:
+def test_equal_scores_keep_the_order_of_select() -> None:
     predictions = random_predictions(2, 500, 9)
     predictions[..., 4:] = (predictions[..., 4:] * 8).round() / 8
-    assert np.array_equal(build(NmsConfig(), suppress=suppress)(predictions),
-                          expected(predictions, NmsConfig(), suppress=suppress))
+    for suppress, build in product((True, False), (in_onnx, in_torchscript)):
+        assert np.array_equal(build(NmsConfig(), suppress=suppress)(predictions),
+                              expected(predictions, NmsConfig(), suppress=suppress)), (build.__name__, suppress)
 
 
 def test_the_cases_need_suppression() -> None:
@@ -280,13 +280,12 @@ def test_the_cases_need_suppression() -> None:
     assert sizes[6] < 20
 
 
-@pytest.mark.parametrize("build", [in_onnx, in_torchscript])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_detections_without_suppression_are_those_of_select(
-        build: Callable[..., Suppress], settings: NmsConfig) -> None:
+def test_detections_without_suppression_are_those_of_select() -> None:
     predictions = random_predictions()
-    actual = build(settings, suppress=False)(predictions)
-    assert actual == pytest.approx(expected(predictions, settings, suppress=False), abs=1e-5)
+    for build, settings in product((in_onnx, in_torchscript), SETTINGS):
+        actual = build(settings, suppress=False)(predictions)
+        wanted = expected(predictions, settings, suppress=False)
+        assert actual == pytest.approx(wanted, abs=1e-5), (build.__name__, settings)
 
 
 @pytest.mark.parametrize("build", [in_onnx, in_torchscript])

@@ -45,18 +45,18 @@ def predictor(trained: Trained, **settings: object) -> Predictor:
     return build_predictor(trained, DetectConfig.model_validate(settings))
 
 
-@pytest.mark.parametrize("size", [(48, 64), (64, 64), (200, 90), (37, 301), (64, 20)])
-def test_the_network_sees_an_image_as_in_validation(tmp_path: Path, size: tuple[int, int]) -> None:
-    picture = smooth_picture(*size)
-    path = write_image(tmp_path / "a.png", picture)
+def test_the_network_sees_an_image_as_in_validation(tmp_path: Path) -> None:
     nothing = np.zeros(0, np.int64)
-    index = AnnotationIndex((str(path),), np.array([size], np.int32), np.zeros(2, np.int64), nothing,
-                            np.zeros((0, 4), np.float32), ("a",))
-    batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 1, 32))[0]
-    pixels, ratio, pad = to_network(picture, 64, 32)
-    assert np.array_equal(batch["images"][0].permute(1, 2, 0).numpy(), pixels)
-    assert batch["ratios"][0].tolist() == pytest.approx(ratio)
-    assert batch["pads"][0].tolist() == list(pad)
+    for size in ((48, 64), (64, 64), (200, 90), (37, 301), (64, 20)):
+        picture = smooth_picture(*size)
+        path = write_image(tmp_path / "{}x{}.png".format(*size), picture)
+        index = AnnotationIndex((str(path),), np.array([size], np.int32), np.zeros(2, np.int64), nothing,
+                                np.zeros((0, 4), np.float32), ("a",))
+        batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 1, 32))[0]
+        pixels, ratio, pad = to_network(picture, 64, 32)
+        assert np.array_equal(batch["images"][0].permute(1, 2, 0).numpy(), pixels), size
+        assert batch["ratios"][0].tolist() == pytest.approx(ratio), size
+        assert batch["pads"][0].tolist() == list(pad), size
 
 
 def test_detections_equal_those_of_validation(trained: Trained, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -40,39 +41,37 @@ ROWS_11N = [464, 4672, 6640, 36992, 26080, 147712, 87040, 295424, 346112, 164608
 ROWS_26N = {13: 119808, 16: 34304, 19: 95232, 22: 463104, 23: 309656}  # where they differ
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.parametrize(("place", "num_classes"), [(0, 80), (1, 3)])
-def test_parameters_and_tensors_are_as_many_as_published(name: str, place: int, num_classes: int,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_and_tensors_are_as_many_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda tensor, **_: tensor)  # most of the time
     monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda tensor, **_: tensor)
-    with torch.device("meta"):
-        model = build_model(name, num_classes)
-    assert count_parameters(model) == PARAMETERS[name][place]
-    assert len(model.state_dict()) == TENSORS.get(name, len(model.state_dict()))
+    for name, (place, num_classes) in product(PARAMETERS, ((0, 80), (1, 3))):
+        with torch.device("meta"):
+            model = build_model(name, num_classes)
+        assert count_parameters(model) == PARAMETERS[name][place], (name, num_classes)
+        assert len(model.state_dict()) == TENSORS.get(name, len(model.state_dict())), (name, num_classes)
 
 
 def test_every_model_without_anchors_and_every_p6_model_is_counted() -> None:
     assert PARAMETERS.keys() | YOLOV5.keys() | YOLOV3.keys() == MODEL_FACTS.keys()
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("yolo11n", ROWS_11N), ("yolo26n", [ROWS_26N.get(row, count) for row, count in enumerate(ROWS_11N)])])
-def test_each_row_has_the_published_parameters(name: str, expected: list[int]) -> None:
-    assert [count_parameters(layer) for layer in build_model(name, 80).model] == expected
+def test_each_row_has_the_published_parameters() -> None:
+    rows_26n = [ROWS_26N.get(row, count) for row, count in enumerate(ROWS_11N)]
+    for name, expected in (("yolo11n", ROWS_11N), ("yolo26n", rows_26n)):
+        assert [count_parameters(layer) for layer in build_model(name, 80).model] == expected, name
 
 
-@pytest.mark.parametrize(("name", "fused"), [
-    ("yolo11n", 2_616_248), ("yolo11m", 20_091_712), ("yolo26n", 2_408_932), ("yolo26m", 20_411_132)])
-def test_a_fused_model_has_the_published_parameters(name: str, fused: int) -> None:
-    with torch.device("meta"):
-        assert count_parameters(fuse(build_model(name, 80))) == fused
+def test_a_fused_model_has_the_published_parameters() -> None:
+    published = {"yolo11n": 2_616_248, "yolo11m": 20_091_712, "yolo26n": 2_408_932, "yolo26m": 20_411_132}
+    for name, fused in published.items():
+        with torch.device("meta"):
+            assert count_parameters(fuse(build_model(name, 80))) == fused, name
 
 
-@pytest.mark.parametrize(("name", "cost"), [("yolo11n", 6.54), ("yolo26n", 5.48), ("yolov5n6", 4.56)])
-def test_the_cost_is_the_published_one(name: str, cost: float) -> None:
-    with torch.device("meta"):
-        assert gflops(build_model(name, 80)) == pytest.approx(cost, rel=0.015)
+def test_the_cost_is_the_published_one() -> None:
+    for name, cost in {"yolo11n": 6.54, "yolo26n": 5.48, "yolov5n6": 4.56}.items():
+        with torch.device("meta"):
+            assert gflops(build_model(name, 80)) == pytest.approx(cost, rel=0.015), name
 
 
 def test_tensor_names_without_anchors_are_the_published_ones() -> None:
@@ -94,38 +93,32 @@ def without_memory(name: str, num_classes: int = 80) -> Detector:
         return MODELS[name].build(num_classes)
 
 
-@pytest.mark.parametrize(
-    ("name", "training", "fused", "published_gflops"),
-    [
-        ("yolov5n", 1_872_157, 1_867_405, 4.5),
-        ("yolov5s", 7_235_389, 7_225_885, 16.5),
-        ("yolov5m", 21_190_557, 21_172_173, 49.0),
-        ("yolov5l", 46_563_709, 46_533_693, 109.1),
-        ("yolov5x", 86_749_405, 86_705_005, 205.7),
-        ("yolov3", 61_949_149, 61_922_845, 156.3),
-        ("yolov3-spp", 62_998_749, 62_971_933, 157.1),
-        ("yolov3-tiny", 8_852_366, 8_849_182, 13.2),
-    ],
-)
-def test_size_and_cost_of_the_published_models(name: str, training: int, fused: int, published_gflops: float) -> None:
-    model = without_memory(name)
-    assert count_parameters(model) == training
-    assert count_parameters(fuse(model)) == fused
-    assert gflops(model) == pytest.approx(published_gflops, rel=0.015)
+SIZES = {  # parameters in training and fused, GFLOPs
+    "yolov5n": (1_872_157, 1_867_405, 4.5), "yolov5s": (7_235_389, 7_225_885, 16.5),
+    "yolov5m": (21_190_557, 21_172_173, 49.0), "yolov5l": (46_563_709, 46_533_693, 109.1),
+    "yolov5x": (86_749_405, 86_705_005, 205.7), "yolov3": (61_949_149, 61_922_845, 156.3),
+    "yolov3-spp": (62_998_749, 62_971_933, 157.1), "yolov3-tiny": (8_852_366, 8_849_182, 13.2)}
 
 
-@pytest.mark.parametrize(("num_classes", "parameters"), [(1, 7_022_326), (20, 7_073_569)])
-def test_fewer_classes_make_a_smaller_head(num_classes: int, parameters: int) -> None:
-    assert count_parameters(without_memory("yolov5s", num_classes)) == parameters
+def test_size_and_cost_of_the_published_models() -> None:
+    for name, (training, fused, published_gflops) in SIZES.items():
+        model = without_memory(name)
+        assert count_parameters(model) == training, name
+        assert count_parameters(fuse(model)) == fused, name
+        assert gflops(model) == pytest.approx(published_gflops, rel=0.015), name
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_strides_and_anchors_per_level(name: str) -> None:
-    head = without_memory(name).head
-    assert head.strides == (
-        (16, 32) if name == "yolov3-tiny" else (8, 16, 32, 64) if name.endswith("6") else (8, 16, 32)
-    )
-    assert head.anchors.shape == (len(head.strides), 3, 2)
+def test_fewer_classes_make_a_smaller_head() -> None:
+    for num_classes, parameters in ((1, 7_022_326), (20, 7_073_569)):
+        assert count_parameters(without_memory("yolov5s", num_classes)) == parameters, num_classes
+
+
+def test_strides_and_anchors_per_level() -> None:
+    for name in MODELS:
+        head = without_memory(name).head
+        strides = (16, 32) if name == "yolov3-tiny" else (8, 16, 32, 64) if name.endswith("6") else (8, 16, 32)
+        assert head.strides == strides, name
+        assert head.anchors.shape == (len(head.strides), 3, 2), name
 
 
 def test_anchors_are_the_published_pixels_over_the_strides() -> None:

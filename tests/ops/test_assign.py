@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,40 +36,38 @@ def test_a_target_right_below_the_middle_of_its_cell_takes_three_cells() -> None
     }
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "expected"),
-    [
-        (2.5, 1.5, [(2, 1)]),  # the very middle: no neighbour is nearer
-        (2.75, 1.5, [(2, 1), (3, 1)]),
-        (2.5, 1.25, [(2, 0), (2, 1)]),
-        (0.25, 1.5, [(0, 1)]),  # outermost cell: nothing to the left
-        (1.25, 1.5, [(0, 1), (1, 1)]),  # next to it: the outermost cell takes part
-        (4.75, 1.5, [(4, 1)]),
-        (3.75, 1.5, [(3, 1), (4, 1)]),
-        (2.5, 0.25, [(2, 0)]),
-        (2.5, 3.75, [(2, 3)]),
-        (2.5, 2.75, [(2, 2), (2, 3)]),
-        (1.0, 1.5, [(1, 1), (1, 1)]),  # not beyond 1: nothing to the left; half a cell to the right is the same cell
-        (2.0, 1.5, [(1, 1), (2, 1), (2, 1)]),
-        (5.0, 1.5, [(4, 1), (4, 1)]),  # on the border of the image: clamped, and its left neighbour is the last cell
-        (2.5, 4.0, [(2, 3), (2, 3)]),
-    ],
+CENTRES = (
+    (2.5, 1.5, [(2, 1)]),  # the very middle: no neighbour is nearer
+    (2.75, 1.5, [(2, 1), (3, 1)]),
+    (2.5, 1.25, [(2, 0), (2, 1)]),
+    (0.25, 1.5, [(0, 1)]),  # outermost cell: nothing to the left
+    (1.25, 1.5, [(0, 1), (1, 1)]),  # next to it: the outermost cell takes part
+    (4.75, 1.5, [(4, 1)]),
+    (3.75, 1.5, [(3, 1), (4, 1)]),
+    (2.5, 0.25, [(2, 0)]),
+    (2.5, 3.75, [(2, 3)]),
+    (2.5, 2.75, [(2, 2), (2, 3)]),
+    (1.0, 1.5, [(1, 1), (1, 1)]),  # not beyond 1: nothing to the left; half a cell to the right is the same cell
+    (2.0, 1.5, [(1, 1), (2, 1), (2, 1)]),
+    (5.0, 1.5, [(4, 1), (4, 1)]),  # on the border of the image: clamped, and its left neighbour is the last cell
+    (2.5, 4.0, [(2, 3), (2, 3)]),
 )
-def test_cells_of_a_centre(x: float, y: float, expected: list[tuple[int, int]]) -> None:
-    assert cells(assigned(target(x, y))) == expected
+
+
+def test_cells_of_a_centre() -> None:
+    for x, y, expected in CENTRES:
+        assert cells(assigned(target(x, y))) == expected, (x, y)
 
 
 def test_a_clamped_target_is_measured_from_the_cell_it_was_clamped_to() -> None:
     assert assigned(target(5.0, 1.5)).boxes[0].tolist() == [1.0, 0.5, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "fits"),
-    [(1, 1, True), (4, 1, False), (1, 4, False), (0.25, 1, False), (1, 0.25, False), (3.875, 0.375, True),
-     (0, 1, False)],
-)
-def test_every_side_differs_by_strictly_less_than_the_limit(width: float, height: float, fits: bool) -> None:
-    assert (len(assigned(target(2.5, 1.5, width, height)).image) > 0) == fits
+def test_every_side_differs_by_strictly_less_than_the_limit() -> None:
+    fits = {(1, 1): True, (4, 1): False, (1, 4): False, (0.25, 1): False, (1, 0.25): False, (3.875, 0.375): True,
+            (0, 1): False}
+    for sides, expected in fits.items():
+        assert (len(assigned(target(2.5, 1.5, *sides)).image) > 0) == expected, sides
 
 
 def test_a_target_takes_every_anchor_it_fits() -> None:

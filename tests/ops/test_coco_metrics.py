@@ -26,9 +26,8 @@ def labelled(*rows: tuple[int, int, tuple[float, ...]], crowd: tuple[int, ...] =
                     boxes, np.prod(boxes[:, 2:] - boxes[:, :2], axis=1), np.isin(np.arange(len(rows)), crowd))
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_a_thousand_random_cases_equal_pycocotools(block: int) -> None:
-    for seed in range(100 * block, 100 * block + 100):
+def test_a_thousand_random_cases_equal_pycocotools() -> None:
+    for seed in range(1000):
         case = random_case(seed)
         assert coco_metrics(*case) == pytest.approx(reference(*case, COCO, COCOeval), abs=1e-6), seed
 

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from ray_yolo.plots.style import plain
 
 
@@ -21,9 +19,9 @@ assert "matplotlib.pyplot" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("cat", "cat"), ("a  b\tc\n", "a b c"), ("$5", r"\$5"), ("x" * 25, "x" * 23 + "\N{HORIZONTAL ELLIPSIS}"),
-    ("\udcff.png", r"\udcff.png"),
-])
-def test_names_are_shown_plainly(text: str, shown: str) -> None:
-    assert plain(text) == shown
+def test_names_are_shown_plainly() -> None:
+    for text, shown in [
+        ("cat", "cat"), ("a  b\tc\n", "a b c"), ("$5", r"\$5"), ("x" * 25, "x" * 23 + "\N{HORIZONTAL ELLIPSIS}"),
+        ("\udcff.png", r"\udcff.png"),
+    ]:
+        assert plain(text) == shown, text

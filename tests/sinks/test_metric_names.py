@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ray_yolo.core.events import ANCHOR_TERMS, METRICS
 from ray_yolo.sinks.metric_names import best_metrics, metrics, terms_of
 from tests.support import run_log
@@ -33,13 +31,13 @@ def test_before_the_first_epoch_the_terms_are_those_of_models_with_anchors() -> 
     assert terms_of([]) == ("box", "obj", "cls")
 
 
-@pytest.mark.parametrize(("changes", "nones"), [
-    ({}, set()), ({"val": None}, {"val/box_loss", "val/obj_loss", "val/cls_loss"}),
-    ({"val": {"box": None, "obj": 0.5}}, {"val/box_loss", "val/cls_loss"}),
-    ({"metrics": None}, {f"metrics/{name}" for name in METRICS}), ({"metrics": {"precision": 0.5, "recall": 0.5}},
-                                                                 {"metrics/mAP50", "metrics/mAP50-95"}),
-    ({"images_per_second": None}, {"perf/img_per_s"}),
-])
-def test_a_number_that_is_not_there_is_none(changes: dict[str, object], nones: set[str]) -> None:
-    row = run_log.epoch(0, **changes)
-    assert {metric.mlflow for metric in metrics(ANCHOR_TERMS) if metric.of(row) is None} == nones
+def test_a_number_that_is_not_there_is_none() -> None:
+    for changes, nones in [
+        ({}, set()), ({"val": None}, {"val/box_loss", "val/obj_loss", "val/cls_loss"}),
+        ({"val": {"box": None, "obj": 0.5}}, {"val/box_loss", "val/cls_loss"}),
+        ({"metrics": None}, {f"metrics/{name}" for name in METRICS}),
+        ({"metrics": {"precision": 0.5, "recall": 0.5}}, {"metrics/mAP50", "metrics/mAP50-95"}),
+        ({"images_per_second": None}, {"perf/img_per_s"}),
+    ]:
+        row = run_log.epoch(0, **changes)
+        assert {metric.mlflow for metric in metrics(ANCHOR_TERMS) if metric.of(row) is None} == nones, changes

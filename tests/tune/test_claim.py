@@ -1,5 +1,7 @@
 """What a sweep claims: its interval, and how often it is wrong."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -14,12 +16,11 @@ def trials(gain, noise, pairs, count=2000):
         yield judge(candidate, default[:pairs], default[pairs:], noise)
 
 
-@pytest.mark.parametrize("noise", [0.03, 0.08])
-@pytest.mark.parametrize("pairs", [1, 2, 5])
-def test_better_is_said_wrongly_in_five_percent_and_the_interval_holds_the_truth_in_ninety(noise, pairs):
-    claims = list(trials(0.0, noise, pairs))
-    assert np.mean([claim.better for claim in claims]) <= 0.06
-    assert np.mean([abs(claim.gain) <= claim.margin for claim in claims]) >= 0.88
+def test_better_is_said_wrongly_in_five_percent_and_the_interval_holds_the_truth_in_ninety():
+    for noise, pairs in product((0.03, 0.08), (1, 2, 5)):
+        claims = list(trials(0.0, noise, pairs))
+        assert np.mean([claim.better for claim in claims]) <= 0.06, (noise, pairs)
+        assert np.mean([abs(claim.gain) <= claim.margin for claim in claims]) >= 0.88, (noise, pairs)
 
 
 def test_a_large_gain_is_shown_and_stated_without_bias():

@@ -53,18 +53,17 @@ class TestSchedulers:
             Search.model_validate({"scheduler": name})
 
 
-@pytest.mark.parametrize(("settings", "trials"), [({}, 300), ({"trials": 7}, 7), ({"hours": 8}, 100_000),
-                                                  ({"hours": 8, "trials": 7}, 7)])
-def test_a_sweep_has_so_many_trials_or_as_many_as_fit_into_its_hours(settings, trials):
-    assert SweepConfig(**settings).most_trials == trials
+def test_a_sweep_has_so_many_trials_or_as_many_as_fit_into_its_hours():
+    for settings, trials in (({}, 300), ({"trials": 7}, 7), ({"hours": 8}, 100_000), ({"hours": 8, "trials": 7}, 7)):
+        assert SweepConfig(**settings).most_trials == trials, settings
 
 
 class TestRandomFirst:
-    @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
-    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
-        warning = Search(random_first=20).random_warning(trials, starts=1)
-        assert (warning is not None) == warned
-        assert warning is None or f"all {trials} trials" in warning
+    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self):
+        for trials, warned in ((1, False), (2, True), (21, True), (22, False)):
+            warning = Search(random_first=20).random_warning(trials, starts=1)
+            assert (warning is not None) == warned, trials
+            assert warning is None or f"all {trials} trials" in warning, trials
 
     def test_other_algorithms_have_no_children(self):
         assert Search(algorithm="random", random_first=20).random_warning(5, starts=1) is None

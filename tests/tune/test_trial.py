@@ -225,15 +225,15 @@ def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
     assert [report["lacking"] for report in trained.reports] == [lacking]
 
 
-@pytest.mark.parametrize(("error", "external"), [
-    (ResourcesError("no room"), True),
-    (LostWorkersError("worker 1 has died; given up after 3 restarts"), True),
-    (ray.exceptions.NodeDiedError("gone"), True),
-    (StorageError("SlowDown"), True),
-    (TrainingError("not finite"), False),
-    (TrainingError("worker 0: OutOfMemoryError: CUDA out of memory"), False),
-    (ConfigError("lr0"), False),
-    (ZeroDivisionError("a defect"), False)])
-def test_what_ray_says_of_a_worker_is_an_external_failure_and_what_a_worker_says_is_not(
-        error: Exception, external: bool) -> None:
-    assert is_external_failure(error) == external
+def test_what_ray_says_of_a_worker_is_an_external_failure_and_what_a_worker_says_is_not() -> None:
+    for error, external in [
+        (ResourcesError("no room"), True),
+        (LostWorkersError("worker 1 has died; given up after 3 restarts"), True),
+        (ray.exceptions.NodeDiedError("gone"), True),
+        (StorageError("SlowDown"), True),
+        (TrainingError("not finite"), False),
+        (TrainingError("worker 0: OutOfMemoryError: CUDA out of memory"), False),
+        (ConfigError("lr0"), False),
+        (ZeroDivisionError("a defect"), False),
+    ]:
+        assert is_external_failure(error) == external, error

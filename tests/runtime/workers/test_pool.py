@@ -23,11 +23,13 @@ ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=F
 LOST = ray.exceptions.WorkerCrashedError()
 
 
-@pytest.mark.parametrize(("num_workers", "strategy", "expected"), [
-    (2, "PACK", False), (1, "PACK", False), ((2, 4), "SPREAD", True), ((1, 2), "PACK", True),
-    ((2, 4), "STRICT_SPREAD", False)])
-def test_a_range_of_workers_uses_the_pool(num_workers: Any, strategy: Any, expected: bool) -> None:
-    assert uses_pool(Placement(num_workers=num_workers, placement_strategy=strategy)) is expected
+def test_a_range_of_workers_uses_the_pool() -> None:
+    for num_workers, strategy, expected in [
+        (2, "PACK", False), (1, "PACK", False), ((2, 4), "SPREAD", True), ((1, 2), "PACK", True),
+        ((2, 4), "STRICT_SPREAD", False),
+    ]:
+        placement = Placement(num_workers=num_workers, placement_strategy=strategy)
+        assert uses_pool(placement) is expected, (num_workers, strategy)
 
 
 @pytest.mark.parametrize(("given", "line"), [
