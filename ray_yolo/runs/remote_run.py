@@ -300,17 +300,18 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
 
 
 def put_results(folder: Path, address: str) -> None:
-    """Store the results of a validation or prediction; with '' as the address they stay in the folder.
+    """Store the results of a validation or prediction, or the pictures and records that were completed after the end of
+    a training; with '' as the address they stay in the folder.
 
     Raises:
         RayYoloError: if storage refuses.
     """
     if not address:
         return
-    store, keys = open_store(address), [path.relative_to(folder).as_posix() for path in _files_of(folder, ("ray",))]
+    store, paths = open_store(address), _files_of(folder, _SPECIAL_FOLDERS)
     try:
         with ThreadPoolExecutor(_THREADS) as writers:
-            list(writers.map(lambda key: store.put(key, folder / key), keys))
+            list(writers.map(lambda path: store.put(path.relative_to(folder).as_posix(), path), paths))
     except OSError as error:
         raise RayYoloError(f"{address}: some results are not stored ({error}); all of them are in {folder}") from None
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from threading import Lock
 from time import monotonic, process_time
 
 import cv2
@@ -35,7 +36,7 @@ from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, follow, surviving
 from ray_yolo.sinks.base import Sink, without_classes
-from ray_yolo.sinks.completion import complete_records, start_detached
+from ray_yolo.sinks.completion import FINISH_SECONDS, complete_records, start_detached
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
@@ -119,6 +120,7 @@ class PlotSink(Sink):
         self._run_dir, self._spec, self._warn, self._uri = run_dir, spec, warn, uri
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending = Lock()
 
     def update(self, last: bool = False) -> None:
         """Start the plot process. The last call waits until it has drawn everything."""
@@ -129,13 +131,17 @@ class PlotSink(Sink):
             self._pipe.send((self._run_dir, self._spec, self._uri))
         if not last:
             return
-        pipe, self._pipe = self._pipe, None
+        pipe = self._pipe
         try:
             pipe.send(None)
             failed: Failed = pipe.recv()
+            with self._ending:
+                self._pipe = None
+                pipe.send(self.is_abandoned)
         except (EOFError, ConnectionError) as error:
             raise ChildProcessError("the plot process has ended") from error
         finally:
+            self._pipe = None
             pipe.close()
         if self._process:
             self._process.wait()
@@ -145,8 +151,9 @@ class PlotSink(Sink):
 
     def abandon(self) -> str:
         """Leave the rest to the plot process."""
-        self.is_abandoned = True
-        return f"the last pictures are still being drawn into {self._run_dir}"
+        with self._ending:
+            self.is_abandoned = self._pipe is not None
+        return f"the last pictures are still being drawn into {self._run_dir}" if self.is_abandoned else ""
 
 
 def start_process() -> tuple[Connection, subprocess.Popen[bytes] | None]:
@@ -175,7 +182,8 @@ def _set_priority(pid: int, policy: str, nice: int) -> None:
 def follow_training(pipe: Connection) -> None:
     """Draw the run that a message names (run folder, spec, MLflow server) until another message or the end of the pipe.
 
-    Then complete the pictures, reply with those that could not be drawn, and make the driver's pending deliveries.
+    Then complete the pictures, and reply with those that could not be drawn. If the driver has not waited for them, or
+    has exited, complete the records of the run as well.
     """
     run_dir, spec, uri = pipe.recv()
     plots, start, pause = PlotWorker(run_dir, spec), monotonic(), 0.0
@@ -184,11 +192,13 @@ def follow_training(pipe: Connection) -> None:
         pause = max(_SHORTEST_PAUSE_SECONDS, process_time() / _CPU_SHARE - (monotonic() - start))
     _set_priority(os.getpid(), "SCHED_OTHER", 0)
     plots.update()
+    has_exited = is_abandoned = True
     with suppress(OSError, EOFError):
         pipe.recv()
         pipe.send(plots.failed)
-        pipe.recv()  # until the driver closes the pipe
-    complete_records(run_dir, uri)
+        is_abandoned, has_exited = pipe.recv(), False
+    if is_abandoned:
+        complete_records(run_dir, uri, wait_seconds=0.0 if has_exited else FINISH_SECONDS)
 
 
 class PlotWorker:

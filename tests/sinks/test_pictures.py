@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,31 @@ def test_a_prompt_does_not_wait_for_the_last_pictures(spec: TrainSpec, monkeypat
     assert warnings == [f"the last pictures are still being drawn into {spec.run_dir}"]
     assert theirs.recv()[0] == spec.run_dir
     assert theirs.recv() is None
+
+
+def test_pictures_that_are_complete_before_the_driver_is_are_no_reason_to_leave_the_rest(
+        spec: TrainSpec, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not wait for the pictures, and is still busy with other sinks when they are complete."""
+    release, completed = Event(), list[Path]()
+    processes: list[Thread] = []
+
+    def here() -> tuple[Any, None]:
+        ours, theirs = Pipe()
+        processes.append(Thread(target=follow_training, args=(theirs,), daemon=True))
+        processes[0].start()
+        return ours, None
+
+    monkeypatch.setattr(pictures_module, "start_process", here)
+    monkeypatch.setattr(pictures_module, "plot_labels", lambda *_: release.wait(60))
+    monkeypatch.setattr("ray_yolo.sinks.completion.complete", completed.append)
+    pictures = PlotSink(spec.run_dir, spec, pytest.fail)
+    Sinks(spec.run_dir / EVENTS_FILE, [pictures], lambda _: None, interactive=True).finish()
+    assert pictures.is_abandoned
+    release.set()
+    processes[0].join(1)
+    (spec.run_dir / "finished").touch()
+    processes[0].join(60)
+    assert completed == [spec.run_dir]
 
 
 def test_what_the_driver_left_pending_is_delivered_after_the_pictures(
