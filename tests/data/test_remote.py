@@ -27,7 +27,7 @@ from tests.support.jobs import make_dataset
 from tests.support.object_storage import upload
 
 SLOW = """
-import sys, time
+import sys
 from ray_yolo.data.remote import snapshot
 from ray_yolo.storage.store import FolderStore
 fetch = FolderStore.fetch
@@ -35,7 +35,7 @@ def slow(self, key, path):
     print(f"{key}\\n", end="", flush=True)
     if key.endswith(sys.argv[2]):
         path.write_bytes((self._folder / key).read_bytes()[:40])
-        time.sleep(float(sys.argv[3]))
+        sys.stdin.read()
     return fetch(self, key, path)
 FolderStore.fetch = slow
 print("version", snapshot(sys.argv[1]).version, flush=True)
@@ -68,9 +68,9 @@ def files(folder: str | Path) -> dict[str, bytes]:
             if path.is_file() and path.name[0] != "."}
 
 
-def start(address: str, key: str = "-", seconds: float = 0.0) -> subprocess.Popen[str]:
-    """Another process that downloads the snapshot, slowly for one key."""
-    return subprocess.Popen([sys.executable, "-c", SLOW, address, key, str(seconds)], stdout=subprocess.PIPE,
+def start(address: str, key: str = "-") -> subprocess.Popen[str]:
+    """Another process that downloads the snapshot. At one key it waits until its input is closed."""
+    return subprocess.Popen([sys.executable, "-c", SLOW, address, key], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
 
@@ -161,21 +161,24 @@ def test_a_damaged_file_is_downloaded_again(address: str, fetched: list[str], da
 
 
 def test_two_processes_download_once(bucket: Path, address: str) -> None:
-    first = start(address, "data.yaml", 2.0)
+    first = start(address, "data.yaml")
     assert first.stdout
     first.stdout.readline()
-    output, warned = start(address).communicate(timeout=60)
+    second = start(address)
+    assert second.stderr
+    warned = second.stderr.readline()
     keys = first.communicate(timeout=60)[0].split()
+    output = second.communicate(timeout=60)[0].split()
     assert sorted(keys[:-2]) == sorted(files(bucket)), "the description was read above"
-    assert output.split()[:1] == ["data.yaml"]
-    assert output.split()[-2:] == keys[-2:]
-    assert len(output.split()) == 3
+    assert output[:1] == ["data.yaml"]
+    assert output[-2:] == keys[-2:]
+    assert len(output) == 3
     assert f"{address}: another process downloads it to this machine; waiting for at most 60 min" in warned
 
 
 def test_waiting_for_another_process_is_limited(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
-    with start(address, "data.yaml", 60.0) as other:
+    with start(address, "data.yaml") as other:
         assert other.stdout
         other.stdout.readline()
         with pytest.raises(DatasetError, match=r"another process of this machine has been downloading it.*end it"):
@@ -184,7 +187,7 @@ def test_waiting_for_another_process_is_limited(address: str, monkeypatch: pytes
 
 
 def test_an_interrupted_download_is_not_complete(bucket: Path, address: str) -> None:
-    with start(address, "train/005.png", 60.0) as process:
+    with start(address, "train/005.png") as process:
         assert process.stdout
         while "train/005.png" not in process.stdout.readline():
             pass
