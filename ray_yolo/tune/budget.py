@@ -183,29 +183,33 @@ class Budget:
         return not self._closed
 
     def _must_close(self) -> bool:
-        return self._limit < math.inf and self.seconds + (self._closing_seconds() or 0.0) >= self._limit
+        return self._limit < math.inf and self.seconds + (self._closing_seconds(self._promoted) or 0.0) >= self._limit
 
-    def _closing_seconds(self) -> float | None:
-        """Seconds until the end, if exploration ends now. About a third of the paused trials that are due continue."""
+    @property
+    def _promoted(self) -> float:
+        """Work of the paused trials that continue when exploration ends: about a third of those that are due."""
+        return self._begun.virtual_slots / 3 * (self._begun.rungs[-1] - self._begun.rungs[0])
+
+    def _closing_seconds(self, promoted: float) -> float | None:
+        """Seconds until the end, if exploration ends now."""
         assert self.schedule is not None
-        each, slots, begun = self.epoch_seconds, max(1, self._slots()), self._begun
+        each, slots, epochs = self.epoch_seconds, max(1, self._slots()), self._begun.rungs[-1]
         if each is None:
             return None
         running, *phases = self.schedule.closing_work
-        promoted = begun.virtual_slots / 3 * (begun.rungs[-1] - begun.rungs[0])
         return (RESERVE_SECONDS + (running + promoted) / slots * each
-                + sum(phase_seconds(work, begun.rungs[-1], slots, each) for work in phases))
+                + sum(phase_seconds(work, epochs, slots, each) for work in phases))
 
     def seconds_left(self) -> float | None:
         """Seconds until the end of the sweep; None if unknown."""
-        if self.schedule is None or (closing := self._closing_seconds()) is None or self.epoch_seconds is None:
+        if self.schedule is None or (each := self.epoch_seconds) is None:
             return None
         if self._closed:
-            return closing
+            return self._closing_seconds(self._promoted)
         if self._limit < math.inf:
             return max(0.0, self._limit - self.seconds)
-        ahead = max(0.0, self._whole.exploration - self._explored)
-        return ahead / max(1, self._slots()) * self.epoch_seconds + closing
+        ahead = max(0.0, self._whole.exploration - self._explored)  # with the trials that continue at its end
+        return ahead / max(1, self._slots()) * each + (self._closing_seconds(0.0) or 0.0)
 
 
 def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds: float | None) -> list[str]:

@@ -50,7 +50,7 @@ from ray_yolo.tune.trials import (
 if TYPE_CHECKING:
     from ray_yolo.runs.remote_run import RemoteRun
 
-VERSION = 3
+VERSION = 4
 
 
 class Begun(Line):

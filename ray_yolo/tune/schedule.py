@@ -6,11 +6,11 @@ free first makes the next decision: it continues a paused trial to its next rung
 counts when its virtual time has come. Every line of the ledger therefore follows from space, seed, slots and outcomes,
 and executions at different speeds write equal ledgers.
 
-Trials pause at each rung, and the best third continues. Audits always continue. If they show that the order at a rung
-does not predict the order at the next one, the rung is dropped. When exploration is closed, the trials on the ladder
-continue to their ends, and the best trials and the default are trained on fresh seeds. This phase is a fork of virtual
-time: a later exploration continues at the point of closing and ignores the fork. The trainings of the fork are not
-repeated.
+Trials pause at each rung, and the best third continues. Audits also continue, whatever they show, but no faster than
+the best third: the n-th one after 3 n proposals. If they show that the order at a rung does not predict the order at
+the next one, the rung is dropped. When exploration is closed, the trials on the ladder continue to their ends, and the
+best trials and the default are trained on fresh seeds. This phase is a fork of virtual time: a later exploration
+continues at the point of closing and ignores the fork. The trainings of the fork are not repeated.
 """
 
 from __future__ import annotations
@@ -223,6 +223,13 @@ def is_audited(trial: int) -> bool:
     return trial < AUDITS_FIRST or trial % AUDITS_EACH == AUDITS_EACH - 1
 
 
+def is_due(audited: int, trials: int) -> bool:
+    """Whether an audited trial continues now that there are `trials` proposals. In a short sweep, most audits would
+    otherwise be random trials that take the time of better ones."""
+    earlier = min(audited, AUDITS_FIRST) + audited // AUDITS_EACH
+    return SHARE * earlier <= trials
+
+
 @dataclass
 class _Track:
     """One course of virtual time, with the trainings that were scheduled and counted in it."""
@@ -329,7 +336,8 @@ class Schedule:
         """Work by which a running task is expected to be continued."""
         if line.seed != self._seed or line.until == self._rungs[-1]:
             return 0.0
-        share = 1.0 if line.until in track.dropped or is_audited(line.trial) else 1 / SHARE
+        audit = is_audited(line.trial) and is_due(line.trial, len(self.genes))
+        share = 1.0 if line.until in track.dropped or audit else 1 / SHARE
         return share * (self._next_rung(track, line.until) - line.until) * self._cost(self.genes[line.trial])
 
     def restore(self, lines: Iterable[Line]) -> None:
@@ -450,7 +458,8 @@ class Schedule:
             paused = [trial for trial in ranked if track.until[trial] == rung and trial not in track.failed]
             if paused and rung in track.dropped:
                 return paused[0], "unranked"
-            if audits := [trial for trial in paused if trial == 0 or (level == 0 and is_audited(trial))]:
+            if audits := [trial for trial in paused if trial == 0 or (
+                    level == 0 and is_audited(trial) and is_due(trial, len(self.genes)))]:
                 return min(audits), "audit"
             if best := [trial for trial in ranked[:len(ranked) // SHARE] if trial in paused]:
                 return best[0], "best"

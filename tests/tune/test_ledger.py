@@ -312,8 +312,8 @@ class TestIdentity:
                                             search=SWEEP.search.model_copy(update={"random_share": 0.5})))
 
     @pytest.mark.parametrize(("change", "message"), [
-        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 4}, "written by a later ray_yolo"),
-        ({"version": 2}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
+        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 5}, "written by a later ray_yolo"),
+        ({"version": 3}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
     def test_what_is_no_ledger_of_this_version_is_refused(self, path, change, message):
         run_sweep(path, 1)
         with pytest.raises(InputError, match=message):

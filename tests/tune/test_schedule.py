@@ -23,6 +23,7 @@ from ray_yolo.tune.schedule import (
     Task,
     Waiting,
     is_audited,
+    is_due,
     rungs_of,
     spearman,
 )
@@ -135,6 +136,17 @@ def test_trials_pause_and_the_best_third_and_audits_continue():
     assert {line.until for line in new} == {3}
 
 
+def test_audits_continue_no_faster_than_the_best_third():
+    assert [trial for trial in range(30) if is_audited(trial)] == [*range(8), 9, 19, 29]
+    assert [next(count for count in range(99) if is_due(trial, count)) for trial in (0, 1, 7, 9, 19)] == [
+        0, 3, 21, 24, 27]
+    proposals = 0
+    for line in sweep(30, slots=1):
+        proposals += isinstance(line, Proposed)
+        if isinstance(line, Scheduled) and line.why == "audit" and line.trial:
+            assert proposals >= 3 * sum(map(is_audited, range(line.trial))), line
+
+
 def test_exactly_the_best_third_of_a_rung_continues():
     fitness, until = {}, {}  # at the rung, and trained epochs, of each trial
     for line in sweep(60, slots=1):
@@ -181,7 +193,7 @@ def test_no_rung_is_dropped_once_exploration_is_closed():
     def crossing(task):
         return Outcome(fitness=task.genes["a"] if task.until == 3 else 1 - task.genes["a"])
 
-    lines = sweep(8, slots=4, train=crossing)  # the last audit counts after the end of exploration
+    lines = sweep(21, slots=12, train=crossing)  # the eighth audit counts after the end of exploration
     assert sum(isinstance(line, Counted) and line.epochs == 9 and line.seed == 0 for line in lines) >= 8
     assert not any(isinstance(line, Dropped) for line in lines)
 
