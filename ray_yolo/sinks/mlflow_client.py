@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
 
-_SQLITE = b"SQLite format 3\0"
 _LONGEST_CREATION_SECONDS = 600.0
 # With MLflow's default limits, one call can block for minutes. With these, a call fails soon and is repeated.
 _CLIENT_SETTINGS = {
@@ -40,6 +39,7 @@ _CLIENT_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -68,7 +68,7 @@ def build_client(uri: str) -> MlflowClient:
     scheme, _, path = uri.partition(":///")
     if scheme == "sqlite":
         _ensure_database(Path(path.partition("?")[0]).absolute(), artifact_location(uri))
-    return MlflowClient(tracking_uri=uri)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def _ensure_database(path: Path, artifacts: str | None) -> None:
@@ -77,9 +77,15 @@ def _ensure_database(path: Path, artifacts: str | None) -> None:
     MLflow itself tries for two minutes to open a file that is not a database.
     """
     if path.exists():
-        if not path.is_file() or _first_bytes(path) not in (b"", _SQLITE):
-            raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
-        if _is_incomplete(path):
+        try:
+            with closing(sqlite3.connect(path)) as database:
+                rest = database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone()
+        except sqlite3.DatabaseError as error:
+            if path.is_file() and error.sqlite_errorname != "SQLITE_NOTADB":
+                raise
+            raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri"
+                             ) from None
+        if rest:  # MLflow cannot continue, and tries for a minute
             raise InputError(f"{path}: its creation was interrupted; move it away, and ray_yolo.sync of a run creates "
                              "a new one")
         return
@@ -98,17 +104,6 @@ def _ensure_database(path: Path, artifacts: str | None) -> None:
                 new.rename(path)
 
 
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(_SQLITE))
-
-
-def _is_incomplete(path: Path) -> bool:
-    """Whether MLflow was stopped while it created this database; it cannot continue, and tries for a minute."""
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone() is not None
-
-
 def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
     """The id of the experiment with this name. If it does not exist, it is created with MLflow's kind "model training".
 
@@ -117,15 +112,14 @@ def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
     """
     from mlflow.exceptions import MlflowException
 
-    if (experiment := client.get_experiment_by_name(name)) is not None:
-        return str(experiment.experiment_id)
-    try:
-        return str(client.create_experiment(name, artifact_location=artifact_location(uri),
-                                            tags={"mlflow.experimentKind": "custom_model_development"}))
-    except MlflowException:
-        if (experiment := client.get_experiment_by_name(name)) is None:
-            raise
-        return str(experiment.experiment_id)  # another training was faster
+    if (experiment := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=artifact_location(uri),
+                                                tags={"mlflow.experimentKind": "custom_model_development"}))
+        except MlflowException:
+            if (experiment := client.get_experiment_by_name(name)) is None:  # else another training was faster
+                raise
+    return str(experiment.experiment_id)
 
 
 def artifact_location(uri: str) -> str | None:

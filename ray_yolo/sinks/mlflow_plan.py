@@ -23,6 +23,7 @@ from ray_yolo.sinks.metric_names import Metric, best_metrics, loss_column, metri
 from ray_yolo.sinks.mlflow_client import read_run_file
 
 RUN_ID_TAG = "ray_yolo.run_id"
+PARENT_TAG = "mlflow.parentRunId"  # a sweep's run: the experiment is its experiment
 # Small files first: they arrive even if time runs out.
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 VALIDATION_ARTIFACTS = ("results.json", "detections.json", "*.png", "*.jpg")
@@ -64,7 +65,6 @@ class RunPlan:
     points: Sequence[Point] = ()
     status: str = "RUNNING"
     end_ms: int | None = None  # None while it is running
-    parent_run_id: str | None = None  # of its sweep, whose experiment is used
     artifacts: Sequence[str] = ()  # glob patterns of files; they are final at the end of the run
     version: str = ""  # of these files, different for each end; '': unknown
 
@@ -94,12 +94,12 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         start_ms=_milliseconds(run),
         params=dict([*leaves(run.recipe, ""), *leaves(run.placement, "placement.")]),
         tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
-                                   vars(measure_goodput(events)).items()} | dict(tags or {}),
+                                   vars(measure_goodput(events)).items()} | dict(tags or {})
+        | ({PARENT_TAG: parent_run_id} if parent_run_id else {}),
         data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
-        parent_run_id=parent_run_id,
         artifacts=[pattern for pattern in ARTIFACTS if not (parent_run_id and pattern.startswith("weights/"))],
         version=str(last.seq),
     )
@@ -138,6 +138,7 @@ def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
+    """Tags without a value, such as the commit without git, are left out."""
     tags = {
         RUN_ID_TAG: run.run_id,
         "ray_yolo.recipe_digest": recipe_digest(Recipe.model_validate(run.recipe)),
@@ -145,10 +146,9 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
         "ray_yolo.workers": str(starts[-1].num_workers if starts else 0),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": run.command,
+        "mlflow.source.git.commit": run.provenance.get("git_commit", ""),
     } | {f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()}
-    if commit := run.provenance.get("git_commit"):
-        tags["mlflow.source.git.commit"] = str(commit)
-    return tags
+    return {key: value for key, value in tags.items() if value}
 
 
 def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:

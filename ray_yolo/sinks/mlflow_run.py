@@ -38,7 +38,7 @@ from ray_yolo.sinks.mlflow_client import (
     read_run_file,
     sync_command,
 )
-from ray_yolo.sinks.mlflow_plan import RUN_ID_TAG, RunPlan, plan_run
+from ray_yolo.sinks.mlflow_plan import PARENT_TAG, RUN_ID_TAG, RunPlan, plan_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -80,12 +80,12 @@ class Delivery:
         client, self._client = self._client or self._open(plan), None  # kept only if all of the following succeeds
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag  # after its settings
 
-        run_id, held, tags = self._run_id, self._held, _tags(plan)
+        run_id, held = self._run_id, self._held
         if plan.end_ms is None and self._status != plan.status:
             client.update_run(run_id, status=plan.status)
         self._post([Param(key, value) for key, value in plan.params.items() if key not in held], _LABELS_PER_CALL,
                    lambda params: client.log_batch(run_id, params=params))
-        self._post([RunTag(key, value) for key, value in tags.items() if self._tags.get(key) != value],
+        self._post([RunTag(key, value) for key, value in plan.tags.items() if self._tags.get(key) != value],
                    _LABELS_PER_CALL, lambda tags: client.log_batch(run_id, tags=tags))
         self._post([DatasetInput(Dataset(each.name, each.digest, "local", each.source, profile=each.profile),
                                  [InputTag("mlflow.data.context", each.context)])
@@ -96,10 +96,23 @@ class Delivery:
         if plan.end_ms is not None and self._status != plan.status:
             client.set_terminated(run_id, plan.status, end_time=plan.end_ms)
         held.update(plan.params, (each[:2] for each in plan.data), ((point.key, point.epoch) for point in plan.points))
-        self._tags, self._status = self._tags | tags, plan.status
+        self._tags, self._status = {**self._tags, **plan.tags}, plan.status
         if with_files and plan.end_ms is not None:
             self._post_files(client, plan)
         self._client = client
+        return run_id
+
+    def deliver_folder(self) -> str | None:
+        """Deliver the training of the folder and register its weights, according to the note on its pending delivery.
+        Returns the id of the MLflow run; None without an event log."""
+        note = read_pending(self._folder, self._uri) or {}
+        plan = plan_run(read_events(self._folder / EVENTS_FILE), note.get("parent_run_id"), note.get("tags"))
+        run_id = self.deliver(plan) if plan else None
+        if run_id and note.get("registered_name"):
+            from ray_yolo.sinks.registry import log_model  # here: it imports torch
+
+            log_model(self._folder, self._uri, run_id, note["registered_name"])
+        clear_pending(self._folder, self._uri)
         return run_id
 
     def _post(self, items: Sequence[Any], most: int, send: Callable[[Sequence[Any]], object]) -> None:
@@ -146,13 +159,14 @@ class Delivery:
 
     def _create(self, client: MlflowClient, plan: RunPlan) -> Run:
         """The new run, or the one that an interrupted earlier call has created: it is found by its tag."""
-        parent = plan.parent_run_id and client.get_run(plan.parent_run_id)
-        experiment_id = str(parent.info.experiment_id) if parent else find_experiment(
-            client, self._uri, plan.experiment)
+        if parent := plan.tags.get(PARENT_TAG):
+            experiment_id = str(client.get_run(parent).info.experiment_id)
+        else:
+            experiment_id = find_experiment(client, self._uri, plan.experiment)
         query = f"tags.`{RUN_ID_TAG}` = '{plan.tags.get(RUN_ID_TAG)}'"
         runs = client.search_runs([experiment_id], query, max_results=1) if RUN_ID_TAG in plan.tags else []
         run = next(iter(runs), None) or client.create_run(
-            experiment_id, plan.start_ms, {**_user(), **_tags(plan)}, run_name=plan.name)
+            experiment_id, plan.start_ms, {**_user(), **plan.tags}, run_name=plan.name)
         if not self._fresh:
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
             atomic_write(self._folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
@@ -279,8 +293,8 @@ def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) ->
     except FileNotFoundError:
         return
     with file:
-        if lock_file(file) and (note := read_pending(folder, uri)) is not None:
-            _deliver_run(delivery or Delivery(folder, uri), folder, uri, note)
+        if lock_file(file) and read_pending(folder, uri) is not None:
+            (delivery or Delivery(folder, uri)).deliver_folder()
 
 
 def synchronise(folder: Path, uri: str) -> str:
@@ -290,27 +304,10 @@ def synchronise(folder: Path, uri: str) -> str:
         InputError: if the folder has no event log of a training.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
-    note = read_pending(folder, uri) or {"parent_run_id": None, "tags": {}}
-    run_id = _deliver_run(Delivery(folder, uri), folder, uri, note)
+    run_id = Delivery(folder, uri).deliver_folder()
     if run_id is None:  # the folder of a sweep has an MLflow run, too, but no event log
         raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
     return run_id
-
-
-def _deliver_run(delivery: Delivery, folder: Path, uri: str, note: Mapping[str, Any]) -> str | None:
-    """Deliver a run folder and register its weights, according to a note. Returns the id; None without an event log."""
-    plan = plan_run(read_events(folder / EVENTS_FILE), note["parent_run_id"], note["tags"])
-    run_id = delivery.deliver(plan) if plan else None
-    if run_id and note.get("registered_name"):
-        from ray_yolo.sinks.registry import log_model  # here: it imports torch
-
-        log_model(folder, uri, run_id, note["registered_name"])
-    clear_pending(folder, uri)
-    return run_id
-
-
-def _tags(plan: RunPlan) -> dict[str, str]:
-    return {**plan.tags, **({"mlflow.parentRunId": plan.parent_run_id} if plan.parent_run_id else {})}
 
 
 def _user() -> dict[str, str]:

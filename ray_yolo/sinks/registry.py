@@ -6,7 +6,6 @@ created only for a registered name; the weights are artifacts of the run in any 
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from importlib.metadata import version
@@ -20,14 +19,13 @@ from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, StartEvent
 from ray_yolo.sinks.base import Sink
-from ray_yolo.sinks.mlflow_client import note_pending, read_run_file, sync_command
+from ray_yolo.sinks.mlflow_client import build_client, note_pending, read_run_file, sync_command
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ALIAS = "best"
 
-_SETTINGS = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 _MODEL_TAG = "ray_yolo.model_id"
 _CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).parents[1]
@@ -82,10 +80,7 @@ def log_model(run_dir: Path, uri: str, run_id: str, name: str) -> str:
         CheckpointError: if there are no weights.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
     """
-    os.environ.update({**_SETTINGS, **os.environ})
-    from mlflow import MlflowClient  # here, because it takes more than a second
-
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = build_client(uri)
     model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _log(client, run_dir, run_id)
     _register(client, name, run_id, model_id)
     return f"models:/{model_id}"

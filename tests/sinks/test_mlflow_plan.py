@@ -47,6 +47,13 @@ def test_tags_say_where_the_run_comes_from():
     } == tags
 
 
+def test_without_git_no_tag_names_a_commit():
+    run = run_log.run(provenance={"git_commit": "", "python": "3.12"})
+    tags = plan_run(run_log.numbered([run])).tags
+    assert tags["ray_yolo.python"] == "3.12"
+    assert not {"ray_yolo.git_commit", "mlflow.source.git.commit"} & tags.keys()
+
+
 def test_data_sets_are_those_of_the_last_start():
     names = {"bccd": "bccd", "/there/bccd.yaml": "bccd", "sets/bccd/data.yaml": "bccd", "data.yaml": "data",
              "s3://bucket/bccd/data.yaml": "bccd"}
