@@ -24,46 +24,6 @@ from ray_yolo.sinks.report import TrainingReport, closing_message
 _QUIET_SECONDS = 30.0
 
 
-class Display:
-    """Writes the lines of a `TrainingReport` to a stream; on a terminal the progress is a live last line."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = build_console(stream), clock
-        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
-                          redirect_stderr=False)
-        self._report = TrainingReport(live=self._console.is_interactive)
-        self._printed_at = clock()
-
-    def recall(self, events: Sequence[Event]) -> None:
-        """Process events of earlier starts; prints only the description of the run."""
-        self._show([line for event in events for line in self._report.observe(event)
-                    if isinstance(event, RunEvent)], "")
-
-    def update(self, events: Sequence[Event]) -> None:
-        """Print new events."""
-        lines = [line for event in events for line in self._report.observe(event)]
-        progress = self._report.progress()
-        is_due = self._clock() - self._printed_at >= _QUIET_SECONDS
-        if not self._console.is_interactive and not lines and progress and is_due:
-            lines = [progress]
-        if lines:
-            self._printed_at = self._clock()
-        self._show(lines, progress)
-
-    def close(self) -> None:
-        """End the live line."""
-        self._live.stop()
-
-    def _show(self, lines: Sequence[str], progress: str) -> None:
-        if lines:
-            print_unwrapped(self._console, "\n".join(lines))
-        if self._console.is_interactive:
-            self._live.start()
-            self._live.update(Text(progress[: self._console.width - 1], no_wrap=True), refresh=True)
-        else:
-            self._console.print("", end="")  # writes text that rich has buffered after a failed write
-
-
 class _Console(RichConsole):
     def on_broken_pipe(self) -> None:
         """Raise the error to the caller: rich would end the process."""
@@ -83,7 +43,8 @@ def print_unwrapped(console: RichConsole, text: str) -> None:
 
 
 class Console(Sink):
-    """Prints the log of a run folder from now on, and a closing message at the end.
+    """Prints the log of a run folder from now on, and a closing message at the end. On a terminal, the progress is a
+    live last line.
 
     Args:
         notes: called at the end; returns further lines for the user.
@@ -91,36 +52,47 @@ class Console(Sink):
 
     name, interval_seconds, patience_seconds = "console", 0.5, 2.0
 
-    def __init__(self, run_dir: Path, stream: TextIO, notes: Callable[[], Sequence[str]] = tuple) -> None:
+    def __init__(self, run_dir: Path, stream: TextIO, notes: Callable[[], Sequence[str]] = tuple,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._run_dir, self._stream, self._notes = run_dir, stream, notes
-        self._display = Display(stream)
+        self._run_dir, self._stream, self._notes, self._clock = run_dir, stream, notes, clock
+        self._console = build_console(stream)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
+                          redirect_stderr=False)
+        self._report = TrainingReport(live=self._console.is_interactive)
+        self._printed_at = clock()
         self._past_seq = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
-        self._past: list[Event] = []
-        self._new: list[Event] = []
+        self._queued: list[Event] = []
 
     def event(self, event: Event) -> None:
-        """Queue an event of an earlier start, or a new one."""
-        (self._new if event.seq > self._past_seq else self._past).append(event)
+        """Queue an event."""
+        self._queued.append(event)
 
     def update(self, last: bool = False) -> None:
-        """Print the queued events."""
-        past, self._past, new, self._new = self._past, [], self._new, []
-        if past:
-            self._display.recall(past)
-        self._display.update(new)
+        """Print the queued events; of those of earlier starts, only the description of the run."""
+        queued, self._queued = self._queued, []
+        lines = [line for event in queued for line in self._report.observe(event)
+                 if event.seq > self._past_seq or isinstance(event, RunEvent)]
+        progress = self._report.progress()
+        is_due = self._clock() - self._printed_at >= _QUIET_SECONDS
+        if not self._console.is_interactive and not lines and progress and is_due:
+            lines = [progress]
+        if lines:
+            self._printed_at = self._clock()
+            print_unwrapped(self._console, "\n".join(lines))
+        if self._console.is_interactive:
+            self._live.start()
+            self._live.update(Text(progress[: self._console.width - 1], no_wrap=True), refresh=True)
+        else:
+            self._console.print("", end="")  # writes text that rich has buffered after a failed write
 
     def finish(self) -> None:
         """End the live line and print the closing message."""
-        self._display.close()
-        self._print_closing()
+        self._live.stop()
+        for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *self._notes()):
+            print(text, file=self._stream)
 
     def abandon(self) -> str:
         """Print at least the closing message."""
-        self._display.close()
-        self._print_closing()
+        self.finish()
         return super().abandon()
-
-    def _print_closing(self) -> None:
-        for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *self._notes()):
-            print(text, file=self._stream)

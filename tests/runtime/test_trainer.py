@@ -202,7 +202,7 @@ def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypa
     for kind in ("base.Sink", "pictures.PlotSink"):
         monkeypatch.setattr(f"ray_yolo.sinks.{kind}.patience_seconds", 2.0)
     for place in ("results_csv.format_results", "tensorboard.TensorBoard.update", "pictures.start_process",
-                  "console.Display.update"):
+                  "console.Console.update"):
         monkeypatch.setattr(f"ray_yolo.sinks.{place}", refuse)
     (tmp_path / "mine.py").write_text("def on_run_end(result):\n    raise OSError(28, 'No space left on device')\n")
     result = fit(make_config(tmp_path, 0, {"noplots": False, "callbacks": str(tmp_path / "mine.py")}, epochs=1))

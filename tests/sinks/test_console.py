@@ -7,7 +7,7 @@ import pytest
 import ray_yolo
 from ray_yolo.core.events import WarningEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.sinks.console import Console, Display
+from ray_yolo.sinks.console import Console
 from tests.support import run_log
 from tests.support.terminal import Terminal
 
@@ -19,54 +19,63 @@ def _columns(monkeypatch):
     monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
 
 
-BEGIN = run_log.numbered([run_log.run(), run_log.start()])
+BEGIN = [run_log.run(), run_log.start()]
 
 
-def test_a_file_gets_whole_lines_without_carriage_returns():
+def show(console, *events):
+    for event in run_log.numbered(events):
+        console.event(event)
+    console.update()
+
+
+def test_a_file_gets_whole_lines_without_carriage_returns(tmp_path):
     stream = io.StringIO()
-    display = Display(stream)
-    display.update(BEGIN)
+    console = Console(tmp_path, stream)
+    show(console, *BEGIN)
     for number in range(1, 11):
-        display.update(run_log.numbered([run_log.step(number)]))
-    display.update(run_log.numbered([run_log.epoch(0)]))
-    display.close()
-    assert re.search(r"[\r\x1b]", stream.getvalue()) is None
+        show(console, run_log.step(number))
+    show(console, run_log.epoch(0))
     assert len(stream.getvalue().splitlines()) == 4
     assert stream.getvalue().endswith("\n")
+    console.finish()
+    assert re.search(r"[\r\x1b]", stream.getvalue()) is None
+    assert stream.getvalue().splitlines()[4].startswith("interrupted after 0 epochs")
 
 
-def test_a_long_epoch_is_reported_every_half_minute():
+def test_a_long_epoch_is_reported_every_half_minute(tmp_path):
     stream, now = io.StringIO(), [0.0]
-    display = Display(stream, clock=lambda: now[0])
-    display.update(BEGIN)
+    console = Console(tmp_path, stream, clock=lambda: now[0])
+    show(console, *BEGIN)
     for number in range(1, 10):
         now[0] += 10.0
-        display.update(run_log.numbered([run_log.step(number)]))
+        show(console, run_log.step(number))
     progress = [line for line in stream.getvalue().splitlines() if "left" in line]
     assert [re.search(r"\d+ %", line)[0] for line in progress] == ["30 %", "60 %", "90 %"]
 
 
-def test_a_terminal_shows_one_live_line_that_is_redrawn():
+def test_a_terminal_shows_one_live_line_that_is_redrawn(tmp_path):
     terminal = Terminal()
-    display = Display(terminal)
-    display.update(BEGIN)
+    console = Console(tmp_path, terminal)
+    show(console, *BEGIN)
     for number in (1, 2):
-        display.update(run_log.numbered([run_log.step(number)]))
+        show(console, run_log.step(number))
     assert "20%" in terminal.screen[-1]
     assert not any("10%" in line for line in terminal.screen)
-    display.update(run_log.numbered([WarningEvent(message="disk slow")]))
-    assert terminal.screen[-2] == "WARNING: disk slow"
-    assert "20%" in terminal.screen[-1]
-    display.close()
-    assert terminal.screen[-1] == ""
+    show(console, WarningEvent(message="disk slow"))
+    *above, live = terminal.screen
+    assert above[-1] == "WARNING: disk slow"
+    assert "20%" in live
+    console.finish()
+    assert terminal.screen[: len(above)] == above
+    assert terminal.screen[len(above)].startswith("interrupted after 0 epochs")
 
 
-def test_a_live_line_never_wraps(monkeypatch):
+def test_a_live_line_never_wraps(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     terminal = Terminal()
-    display = Display(terminal)
-    display.update(BEGIN)
-    display.update(run_log.numbered([run_log.step(1)]))
+    console = Console(tmp_path, terminal)
+    show(console, *BEGIN)
+    show(console, run_log.step(1))
     assert len(terminal.screen[-1]) == 59
 
 
@@ -82,13 +91,13 @@ def test_a_display_that_is_given_up_gives_the_cursor_back(tmp_path):
     assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("h")
 
 
-def test_a_dumb_terminal_gets_whole_lines(monkeypatch):
+def test_a_dumb_terminal_gets_whole_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal()
-    display = Display(terminal)
-    display.update(BEGIN)
-    display.update(run_log.numbered([run_log.step(1)]))
-    display.close()
+    console = Console(tmp_path, terminal)
+    show(console, *BEGIN)
+    show(console, run_log.step(1))
+    console.finish()
     assert re.search(r"[\r\x1b]", terminal.getvalue()) is None
 
 
@@ -97,10 +106,10 @@ def test_only_rich_writes_escape_codes():
     assert [file for file in package.rglob("*.py") if re.search(r"\\(x1b|033)", file.read_text("utf-8"))] == []
 
 
-def test_letters_that_the_console_does_not_have_do_no_harm():
+def test_letters_that_the_console_does_not_have_do_no_harm(tmp_path):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    Display(stream).update(run_log.numbered([run_log.run(name="Möwe")]))
+    show(Console(tmp_path, stream), run_log.run(name="Möwe"))
     assert raw.getvalue().startswith(b"M?we: ")
 
 
@@ -133,16 +142,16 @@ def test_at_the_end_the_outcome_and_the_notes_are_printed(tmp_path, displayed):
     assert lines[-1] == "MLflow does not have everything yet."
 
 
-def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process():
+def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process(tmp_path):
     class Gone(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        Display(Gone()).update(BEGIN)
+        show(Console(tmp_path, Gone()), *BEGIN)
 
 
-def test_text_that_the_stream_has_refused_is_printed_later():
+def test_text_that_the_stream_has_refused_is_printed_later(tmp_path):
     class Full(io.StringIO):
         is_full = True
 
@@ -152,9 +161,9 @@ def test_text_that_the_stream_has_refused_is_printed_later():
             return super().write(text)
 
     stream = Full()
-    display = Display(stream)
+    console = Console(tmp_path, stream)
     with pytest.raises(OSError, match="No space"):
-        display.update(BEGIN)
+        show(console, *BEGIN)
     stream.is_full = False
-    display.update([])
+    console.update()
     assert stream.getvalue().startswith("exp: yolov5s")
