@@ -150,7 +150,7 @@ def read_config_file(path: str) -> dict[str, SourcedValue]:
     """
     file = load_text_yaml(path)
     values: dict[str, SourcedValue] = {}
-    for keys, value in _leaves(file.data, ()):
+    for keys, value in leaves(file.data):
         name = canonical(".".join(keys))
         origin = file.where(*keys)
         if name in values:
@@ -162,13 +162,14 @@ def read_config_file(path: str) -> dict[str, SourcedValue]:
 def sourced_by_keyword(settings: Mapping[str, Any]) -> dict[str, SourcedValue]:
     """Keyword arguments by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
     return {canonical(name := ".".join(keys)): SourcedValue(value, f"{name}=")
-            for keys, value in _leaves(settings, ())}
+            for keys, value in leaves(settings)}
 
 
-def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], object]]:
+def leaves(section: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], object]]:
+    """(keys from the top, value) of every value of a nested mapping."""
     for key, value in section.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*above, key))
+            yield from leaves(value, (*above, key))
         else:
             yield (*above, key), value
 

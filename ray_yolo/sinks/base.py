@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from ray_yolo.core.errors import RayYoloError
-from ray_yolo.core.events import EndEvent, EpochEvent, Event, StartEvent, StepEvent
+from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.redact import reason_of, redact
-from ray_yolo.runs.event_log import follow, last_of
+from ray_yolo.runs.event_log import follow
 
 Warn = Callable[[str], None]
 
@@ -49,12 +49,6 @@ class Sink:
         """Whether `history` has grown by more than steps; a sink that is up to date resets it."""
         self.is_training = False
         """Whether a first step was reported. Before it, slow imports would delay training."""
-
-    @property
-    def has_ended_well(self) -> bool:
-        """Whether training has reached its end, according to `history`."""
-        last = last_of(self.history, StartEvent, EndEvent)
-        return isinstance(last, EndEvent) and last.status == "done"
 
     def event(self, event: Event) -> None:
         """Record an event, without waiting for anything."""

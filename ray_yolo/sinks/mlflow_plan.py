@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.settings import leaves
 from ray_yolo.core.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, durable, epoch_rows, last_of, measure_goodput
@@ -92,7 +93,7 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         name=run.name,
         experiment=Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
-        params=dict([*leaves(run.recipe, ""), *leaves(run.placement, "placement.")]),
+        params=flat_params({**run.recipe, "placement": run.placement}),
         tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
                                    vars(measure_goodput(events)).items()} | dict(tags or {})
         | ({PARENT_TAG: parent_run_id} if parent_run_id else {}),
@@ -118,8 +119,7 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
         tags["ray_yolo.training_run_id"] = training["run_id"]
     points = [Point(loss_column("val", name) if part == "losses" else f"{part}/{name}", value, now, 0)
               for part, numbers in parts.items() for name, value in numbers.items()]
-    params = {name: redact(value) for name, value in settings.items()}
-    return RunPlan(folder.name, folder.parent.name, now, params, tags, points=points, status="FINISHED",
+    return RunPlan(folder.name, folder.parent.name, now, flat_params(settings), tags, points=points, status="FINISHED",
                    end_ms=now, artifacts=VALIDATION_ARTIFACTS)
 
 
@@ -128,13 +128,9 @@ def source_tags() -> dict[str, str]:
     return {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(shlex.join(sys.orig_argv))}
 
 
-def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """(dotted path after the prefix, text) of a nested mapping's values, without secrets and within MLflow's limit."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, redact(str(value))[:_LONGEST_PARAM]
+def flat_params(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a nested mapping as text by dotted path, without secrets and within MLflow's limit."""
+    return {".".join(keys): redact(str(value))[:_LONGEST_PARAM] for keys, value in leaves(tree)}
 
 
 def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:

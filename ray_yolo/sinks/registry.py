@@ -18,6 +18,7 @@ import torch
 from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, StartEvent
+from ray_yolo.runs.event_log import last_of
 from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.mlflow_client import build_client, note_pending, read_run_file, sync_command
 
@@ -45,7 +46,8 @@ class Registry(Sink):
 
     def update(self, last: bool = False) -> None:
         """Register the weights, once."""
-        if not (last and self.has_ended_well):
+        end = last_of(self.history, StartEvent, EndEvent)
+        if not (last and isinstance(end, EndEvent) and end.status == "done"):
             return
         try:
             about = read_run_file(self._run_dir)

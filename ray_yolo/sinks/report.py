@@ -32,10 +32,10 @@ from ray_yolo.runs.location import location
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
 
-CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+_METRICS = ("P", "R", "mAP50", "mAP50-95")
+CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", *_METRICS)
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
 
-_METRICS = dict(zip(("P", "R", "mAP50", "mAP50-95"), METRICS, strict=True))
 _CLASSES_SHOWN = 20  # on the console; the event log has all
 _SMOOTHING = 0.9  # of images per second, over step events
 
@@ -236,12 +236,10 @@ def resources_line(event: ResourcesEvent) -> str:
 def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult], images: int | None) -> list[str]:
     """CLASS_HEADER, a row for all classes, and one per class: name, images, labels, four metrics."""
     total = {"name": "all", "images": images, "labels": sum(row.labels for row in per_class), **metrics}
-    return [CLASS_HEADER, *map(_class_row, (ClassResult.model_validate(total), *per_class))]
-
-
-def _class_row(row: ClassResult) -> str:
-    numbers = map(format_number, (row.precision, row.recall, row.map50, row.map50_95))
-    return ("%22s" + "%11s" * 6) % (row.name, "-" if row.images is None else row.images, row.labels, *numbers)
+    return [CLASS_HEADER, *(("%22s" + "%11s" * 6) % (
+        row.name, "-" if row.images is None else row.images, row.labels,
+        *map(format_number, (row.precision, row.recall, row.map50, row.map50_95)),
+    ) for row in (ClassResult.model_validate(total), *per_class))]
 
 
 def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import reduce
-from operator import getitem
+from operator import attrgetter
 from pathlib import Path
 
 import yaml
@@ -54,8 +53,7 @@ def format_results(events: Sequence[Event]) -> str:
 
 def write_options(recipe: Recipe, placement: Placement, folder: str | os.PathLike[str]) -> None:
     """Write hyp.yaml (YOLOv5's flat gene names) and opt.yaml (all of `recipe` and `placement`, without secrets)."""
-    tree = recipe.model_dump(mode="json")
-    genes = {gene: reduce(getitem, path.split("."), tree) for gene, path in GENES.items()}
-    options = {"recipe": plain(tree), "placement": plain(placement.model_dump(mode="json"))}
+    genes = {gene: attrgetter(path)(recipe) for gene, path in GENES.items()}
+    options = {"recipe": plain(recipe.model_dump(mode="json")), "placement": plain(placement.model_dump(mode="json"))}
     for name, content in (("hyp.yaml", genes), ("opt.yaml", options)):
         atomic_write(Path(folder) / name, yaml.safe_dump(content, sort_keys=False), durable=False)

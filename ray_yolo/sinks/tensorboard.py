@@ -33,7 +33,7 @@ class TensorBoard(Sink):
         super().__init__()
         self._folder = folder
         self._writer: SummaryWriter | None = None
-        self._written: set[tuple[str, int]] = set()
+        self._written: set[tuple[str, int]] = set()  # (tag, step) of every scalar in the files
 
     def update(self, last: bool = False) -> None:
         """Add the durable points that the files lack.
@@ -65,9 +65,11 @@ class TensorBoard(Sink):
         return f"TensorBoard gets the last epochs in the background; if not: python -m ray_yolo.sync {self._folder}"
 
     def _open(self) -> SummaryWriter:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._written = _read_points(self._folder)
+        files = EventAccumulator(str(self._folder), size_guidance={"scalars": 0}).Reload()
+        self._written = {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}
         return SummaryWriter(str(self._folder))
 
 
@@ -79,11 +81,3 @@ def complete(run_dir: Path) -> None:
             board.event(event)
         board.update(last=True)
         board.finish()
-
-
-def _read_points(folder: Path) -> set[tuple[str, int]]:
-    """(tag, step) of every scalar in a folder's TensorBoard files."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}

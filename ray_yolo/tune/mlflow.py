@@ -21,7 +21,7 @@ from ray_yolo.core.events import METRICS
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
-from ray_yolo.sinks.mlflow_plan import Point, RunPlan, leaves, source_tags
+from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
@@ -71,7 +71,7 @@ def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status, claim
     measured = [trial for trial in trials if trial.fitness is not None]
     leaders = list(accumulate(measured, _better))
     return SweepRun(
-        params=dict([*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]),
+        params=flat_params({"sweep": config.sweep.model_dump(), **config.recipe.model_dump()}),
         fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},
         best_fitness={trial.number: each.fitness or 0.0 for trial, each in zip(measured, leaders, strict=True)},
         status=status,

@@ -212,7 +212,11 @@ def test_at_a_prompt_all_that_can_be_completed_elsewhere_has_one_time_limit(
 
 
 class TestHistory:
-    def test_the_newest_end_says_how_training_has_ended(self) -> None:
+    def test_weights_are_registered_if_the_newest_end_says_that_training_has_ended_well(
+            self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        registered: list[str] = []
+        monkeypatch.setattr("ray_yolo.sinks.registry.log_model", lambda *model: registered.append(model[-1]))
+        (tmp_path / "mlflow.json").write_text('{"run_id": "r1"}')
         for events, well in [
             ([], False), ([run_log.start()], False), ([run_log.start(), run_log.end(10)], True),
             ([run_log.start(), run_log.end(10, "failed")], False),
@@ -220,10 +224,14 @@ class TestHistory:
             ([run_log.end(10, "stopped"), run_log.start(), run_log.end(30)], True),
             ([run_log.end(10), run_log.start(10)], False),
         ]:
-            sink = Work(lambda: None)
+            sink = Registry(tmp_path, "http://127.0.0.1:9", "shapes")
             for event in events:
                 sink.event(event)
-            assert sink.has_ended_well == well, events
+            sink.update()
+            assert registered == [], events
+            sink.update(last=True)
+            assert registered == ["shapes"] * well, events
+            registered.clear()
 
     def test_of_steps_in_a_row_the_first_and_the_last_are_kept_which_cost_what_all_of_them_do(self) -> None:
         events = [run_log.start(), *map(run_log.step, range(1, 8)), run_log.epoch(0), run_log.start(4, regrouped=True),
@@ -384,7 +392,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     ("MLflow", "mlflow.MlflowClient.log_batch", AGAIN),
     ("MLflow", "ray_yolo.sinks.mlflow_run.Mlflow.finish", ""),
     ("model registry", "ray_yolo.sinks.registry.log_model", ""),
-    ("console", "ray_yolo.sinks.console.Display.update", AGAIN),
+    ("console", "ray_yolo.sinks.console.Console.update", AGAIN),
     ("console", "ray_yolo.sinks.console.closing_message", ""),
 ])
 def test_what_one_of_them_raises_is_a_warning_and_the_others_are_complete(
