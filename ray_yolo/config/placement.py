@@ -180,25 +180,9 @@ class Images:
     room: int  # bytes available for them on a node
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Resources of each worker, with the reasons for the automatic choices."""
-
-    placement: Placement  # with all settings resolved
-    threads: int
-    reasons: tuple[str, ...]
-
-    @property
-    def event(self) -> ResourcesEvent:
-        """The event for the run's log."""
-        placement = self.placement
-        return ResourcesEvent(cpus=placement.cpus, threads=self.threads, loader_processes=placement.loader_processes,
-                              cache=placement.cache, reasons=self.reasons)
-
-
 def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources], threads: int = 0,
-              images: Images | None = None) -> Resources:
-    """The placement with all open settings resolved.
+              images: Images | None = None) -> tuple[Placement, ResourcesEvent]:
+    """The placement with all open settings resolved, and the resources of each worker for the run's log.
 
     `cpus_per_worker` becomes the most that all workers can have at once, at least 1. Their share of GPUs, half of a
     shared node without GPUs, and `threads` limit it. `workers` becomes the number of loader processes that keep the
@@ -213,9 +197,11 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
     chosen = placement
     reasons: list[str] = []
     if chosen.cache == "auto":
-        cache, reason = _cache(images)
-        chosen = chosen.model_copy(update={"cache": cache})
-        reasons += filter(None, [reason])
+        fits = images is not None and images.num_bytes <= images.room
+        chosen = chosen.model_copy(update={"cache": "ram" if fits else "none"})
+        if images:
+            reasons.append(f"{images.num_bytes / 1e9:.2g} GB of decoded images, {images.room / 1e9:.2g} GB of memory "
+                           "available")
     feeds = FED_FROM_FILES if chosen.cache == "none" else FED_FROM_MEMORY
     if chosen.cpus_per_worker == "auto":
         cpus = most_cpus(nodes, placement.max_workers, gpus, placement.placement_strategy)
@@ -226,7 +212,8 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
     if chosen.workers < 0:
         loaders = loader_processes(int(chosen.cpus), gpus, threads, feeds)
         chosen = chosen.model_copy(update={"workers": loaders})
-    return Resources(chosen, threads or chosen.threads, tuple(reasons))
+    return chosen, ResourcesEvent(cpus=chosen.cpus, threads=threads or chosen.threads, cache=chosen.cache,
+                                  loader_processes=chosen.loader_processes, reasons=tuple(reasons))
 
 
 def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[int, str]:
@@ -284,14 +271,6 @@ def loader_processes(cpus: int, gpus: float, threads: int, feeds: int) -> int:
     if threads:
         return max(0, min(MAX_LOADERS, cpus - threads, math.ceil(threads / feeds)))
     return min(MAX_LOADERS, math.ceil(cpus / feeds)) if cpus * (cpus - 1) > feeds else 0
-
-
-def _cache(images: Images | None) -> tuple[str, str]:
-    """Cache mode for `auto`, and the reason."""
-    if images is None:
-        return "none", ""
-    needed = f"{images.num_bytes / 1e9:.2g} GB of decoded images, {images.room / 1e9:.2g} GB of memory available"
-    return "ram" if images.num_bytes <= images.room else "none", needed
 
 
 def _free(nodes: Sequence[NodeResources], workers: int, gpus: float, each: int) -> str:

@@ -64,7 +64,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         from ray_yolo.runtime import cluster
 
         gpus = cluster.connect_and_wait(placement)
-        shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        shared, _ = share_out(placement, gpus, cluster.free_nodes(placement))
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": shared}), media, gpus=gpus)
     folder = output_folder(placement, (absolute_weights(config.weights), *(one.path for one in media)))
     output = Output(folder, config)

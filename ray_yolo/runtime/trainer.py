@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ray_yolo.checkpoints.local import check_weights, slim_weights
-from ray_yolo.config.placement import Images, NodeResources, Placement, Resources, RunConfig, share_out
+from ray_yolo.config.placement import Images, NodeResources, Placement, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.events import Summary
+from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
@@ -96,12 +96,12 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
             status.phase("building the model")
             run = run or begin_run(config.placement, first_record(config, train, gpus, command))
             spec = spec_of(run, config.placement.max_workers, train, val)
-            resources = _share_out(config.placement, gpus, spec)
+            placement, resources = _share_out(config.placement, gpus, spec)
             if workers_reason:
-                resources = replace(resources, reasons=(workers_reason, *resources.reasons))
+                resources = resources.model_copy(update={"reasons": (workers_reason, *resources.reasons)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
-            result = _train(run, spec, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue,
+            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue,
                             trained=trained)
     finally:
         if run:
@@ -109,10 +109,10 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
-def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
-           link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
+def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
+           quiet: bool, link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
     """Train a run to its end, with its sinks."""
-    placement, local = resources.placement, resources.placement.num_workers == 0
+    local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
     sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
@@ -120,7 +120,7 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
     try:
         with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
                        writer=queue.recorder if queue else None) as run_logger:
-            run_logger.emit(resources.event)
+            run_logger.emit(resources)
             if local:
                 with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
                     summary = cast(Summary, run_session(
@@ -200,8 +200,8 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
     return cluster.describe_wait(placement, gpus)
 
 
-def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
-    """The resources of each worker."""
+def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> tuple[Placement, ResourcesEvent]:
+    """See `share_out`."""
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()

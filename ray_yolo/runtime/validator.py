@@ -72,7 +72,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     if placement.num_workers:
         gpus = cluster.connect_and_wait(placement)
         make_snapshots(index)
-        shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        shared, _ = share_out(placement, gpus, cluster.free_nodes(placement))
         config = config.model_copy(update={"placement": shared})
     folder = output_folder(placement, (absolute_weights(config.weights), *index.paths))
     report: Callable[[str], None] = (lambda text: None) if quiet else print

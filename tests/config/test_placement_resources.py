@@ -73,27 +73,27 @@ CHOSEN = (
 def test_what_is_left_open_follows_from_the_node() -> None:
     """`chosen`: CPUs, threads, loader processes, cache."""
     for given, nodes, gpus, fixed, images, chosen in CHOSEN:
-        resources = share_out(Placement.model_validate(given), gpus, nodes, fixed, images)
-        placement = resources.placement
+        placement, resources = share_out(Placement.model_validate(given), gpus, nodes, fixed, images)
         found = (placement.cpus, resources.threads, placement.loader_processes, placement.cache)
+        assert found == (resources.cpus, resources.threads, resources.loader_processes, resources.cache)
         case = (given, nodes, gpus, fixed, images)
         assert found == chosen, case
         # nothing is open any more
-        assert share_out(placement, gpus, [NodeResources(999)], fixed, images).placement == placement, case
+        assert share_out(placement, gpus, [NodeResources(999)], fixed, images)[0] == placement, case
         if "workers" not in given:
             assert resources.threads + placement.loader_processes <= max(1, placement.cpus), case
 
 
 def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     nodes = [NodeResources(4), NodeResources(2)]
-    event = share_out(Placement(num_workers=2), 0, nodes, 0, Images(3 * GB, 2 * GB)).event
+    _, event = share_out(Placement(num_workers=2), 0, nodes, 0, Images(3 * GB, 2 * GB))
     assert event.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, 2 GB of memory available")
-    (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(8, is_shared=True)]).event.reasons
+    (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(8, is_shared=True)])[1].reasons
     assert reason == "8 CPUs free for 2 workers, half of them left to other jobs"
-    (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(3, is_shared=True)]).event.reasons
+    (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(3, is_shared=True)])[1].reasons
     assert reason == "3 CPUs free for 2 workers"  # each needs one, which is more than half
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
-    assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
+    assert share_out(asked, 0, [NodeResources(4)], 0, FITS)[1].reasons == ()
 
 
 def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus() -> None:
