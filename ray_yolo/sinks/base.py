@@ -100,8 +100,8 @@ class SinkRunner:
             deadline: by `time.monotonic`, if the sink can be completed elsewhere.
         """
         message = ""
-        time_limit = self._sink.prompt_seconds if self._interactive else math.inf
-        complete = self._await_last_update(time_limit, deadline if time_limit < math.inf else math.inf)
+        limit = self._sink.prompt_seconds if self._interactive else math.inf
+        complete = self._await_last_update(min(deadline, time.monotonic() + limit) if limit < math.inf else math.inf)
         try:
             if complete:
                 self._sink.finish()
@@ -113,21 +113,16 @@ class SinkRunner:
             self._warn(message)
         return complete
 
-    def _await_last_update(self, time_limit: float, deadline: float) -> bool:
+    def _await_last_update(self, deadline: float) -> bool:
         """Whether the last update succeeds in time; if not, the thread ends later."""
-        if not time_limit:
-            self._abandoned.set()
-            return False
         start = time.monotonic()
-        self._finishing.set()
-        while not self._done.wait(0.02):
+        if start < deadline:
+            self._finishing.set()
+        while not (self._done.wait(0.02) or self._abandoned.is_set()):
             now = time.monotonic()
-            is_late = now > min(start + time_limit, deadline)
-            is_late |= now - max(start, self._sink.answered_at()) > self._sink.patience_seconds
-            if self._abandoned.is_set() or is_late:
+            if now >= deadline or now - max(start, self._sink.answered_at()) > self._sink.patience_seconds:
                 self._abandoned.set()
-                return False
-        return True
+        return self._done.is_set()
 
     def _run(self) -> None:
         sink = self._sink
