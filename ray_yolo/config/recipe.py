@@ -229,15 +229,6 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def given_settings(settings: ConfigModel, above: str = "") -> dict[str, Any]:
-    """The values of a recipe that the user has set, including defaults, by config path."""
-    values: dict[str, Any] = {}
-    for name in sorted(settings.model_fields_set):
-        value, path = getattr(settings, name), f"{above}{name}"
-        values |= given_settings(value, f"{path}.") if isinstance(value, ConfigModel) else {path: value}
-    return values
-
-
 def recipe_digest(recipe: Recipe) -> str:
     """Identity of a recipe: 16 hex digits of the SHA-256 of its non-default values as canonical JSON.
 

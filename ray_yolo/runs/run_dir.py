@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import Recipe, given_settings, recipe_digest
+from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.settings import leaves
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.folders import (
@@ -215,8 +216,9 @@ def _checked_settings(recipe: Recipe, run: Run) -> Run:
     if not isinstance(run.record, RunRecord):
         return run
     asked, resolved = run.record.asked, run.record.recipe
-    other = [f"{path}={attrgetter(path)(asked)} (not {value})" for path, value in given_settings(recipe).items()
-             if path != "data" and value not in (attrgetter(path)(asked), attrgetter(path)(resolved))]
+    paths = sorted(".".join(keys) for keys, _ in leaves(recipe.model_dump(exclude={"data"}, exclude_unset=True)))
+    values = [(path, *map(attrgetter(path), (recipe, asked, resolved))) for path in paths]
+    other = [f"{path}={old} (not {new})" for path, new, old, decided in values if new not in (old, decided)]
     if other:
         run.release()
         raise InputError(f"resume: {run.location} was started with {', '.join(other)}, and a run keeps its recipe; "
