@@ -330,7 +330,7 @@ def run(main: Callable[[], int]) -> int:
     | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **os.environ})
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
     status = _status(main)
     try:
         sys.stdout.flush()
@@ -363,10 +363,6 @@ def _status(main: Callable[[], int]) -> int:
             return EXIT_FAILED
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return EXIT_FAILED
-
-
-def _stop(signum: int, frame: object) -> None:
-    raise SystemExit(signum)
 
 
 def _has_no_reader(file_number: int) -> bool:

@@ -16,7 +16,6 @@ from ray_yolo.core.errors import ConfigError, InputError
 
 GROUP = "ray_yolo.families"  # of entry points; each is a `Plugin`
 GRID = 32  # image sides are multiples of it and of the model's largest stride
-SIZES = "nsmlx"
 _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releases"
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
@@ -47,21 +46,18 @@ class InstalledPlugin(NamedTuple):
     version: str
 
 
-def _sizes(pattern: str, facts: ModelFacts) -> dict[str, ModelFacts]:
-    return {pattern.format(size): facts for size in SIZES}
-
-
-MODELS: Mapping[str, ModelFacts] = {
-    **_sizes("yolov5{}", ModelFacts("yolov5", releases=_YOLOV5)),
-    **_sizes("yolov5{}6", ModelFacts("yolov5", 64, releases=_YOLOV5)),
-    **dict.fromkeys(("yolov3", "yolov3-spp", "yolov3-tiny"), ModelFacts("yolov3", releases=_YOLOV3)),
-    **_sizes("yolov8{}", ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS)),
-    **_sizes("yolov5{}u", ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS)),
-    **_sizes("yolov5{}6u", ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS)),
-    **_sizes("yolo11{}", ModelFacts("yolo11", gains=_NO_ANCHORS, releases=_ULTRALYTICS)),
-    **_sizes("yolo12{}", ModelFacts("yolo12", gains=_NO_ANCHORS, releases=_ULTRALYTICS)),
-    **_sizes("yolo26{}", ModelFacts("yolo26", gains=_NO_ANCHORS, releases=_ULTRALYTICS)),
+_PATTERNS = {
+    "yolov5{}": ModelFacts("yolov5", releases=_YOLOV5),
+    "yolov5{}6": ModelFacts("yolov5", 64, releases=_YOLOV5),
+    "yolov8{}": ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
+    "yolov5{}u": ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
+    "yolov5{}6u": ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS),
+    "yolo11{}": ModelFacts("yolo11", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
+    "yolo12{}": ModelFacts("yolo12", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
+    "yolo26{}": ModelFacts("yolo26", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
 }
+MODELS = {pattern.format(size): facts for pattern, facts in _PATTERNS.items() for size in "nsmlx"} | dict.fromkeys(
+    ("yolov3", "yolov3-spp", "yolov3-tiny"), ModelFacts("yolov3", releases=_YOLOV3))
 
 
 def facts_of(model: str) -> ModelFacts | None:

@@ -182,14 +182,10 @@ class Recipe(ConfigModel):
         return value
 
     @model_validator(mode="after")
-    def _on_the_grid_of_the_model(self) -> Recipe:
+    def _fits_together(self) -> Recipe:
         facts = facts_of(self.model)
         if facts and (reason := off_grid(self.imgsz, facts.grid)):
             raise ValueError(f"imgsz {self.imgsz} {reason} (largest stride of {self.model}: {facts.grid})")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Recipe:
         if self.exact and self.sync_bn:
             raise ValueError("exact and sync_bn exclude each other: the rounding of synchronised statistics depends on "
                              "the worker count; drop one of them")
