@@ -36,14 +36,8 @@ class Plugin(NamedTuple):
 
     models: Mapping[str, ModelFacts]
     family: str  # `package.module:name` of its `models.families.Family`
-
-
-class InstalledPlugin(NamedTuple):
-    """A plug-in and the package that provides it."""
-
-    plugin: Plugin
-    package: str
-    version: str
+    package: str = ""  # that provides it, and its version: `plugins` fills them in
+    version: str = ""
 
 
 _PATTERNS = {
@@ -67,7 +61,7 @@ def facts_of(model: str) -> ModelFacts | None:
     """
     if not model.endswith((".yaml", ".yml")):
         found = plugin_of(model)
-        return found.plugin.models[model] if found else MODELS.get(model)
+        return found.models[model] if found else MODELS.get(model)
     if not os.path.exists(model):
         return MODELS.get(Path(model).stem)
     try:
@@ -101,7 +95,7 @@ def family_of_table(table: Mapping[str, Any]) -> str:
     return "yolo11" if light else "yolov8"
 
 
-def plugin_of(model: str) -> InstalledPlugin | None:
+def plugin_of(model: str) -> Plugin | None:
     """The installed plug-in that offers a model; None if there is none. Our own names are not looked up.
 
     Raises:
@@ -109,7 +103,7 @@ def plugin_of(model: str) -> InstalledPlugin | None:
     """
     if model in MODELS or os.path.splitext(model)[1]:
         return None
-    offers = [each for each in plugins() if model in each.plugin.models]
+    offers = [each for each in plugins() if model in each.models]
     if len(offers) > 1:
         raise ConfigError(
             f"model: {model!r} is offered by {' and by '.join(each.package for each in offers)}; uninstall one of them"
@@ -118,7 +112,7 @@ def plugin_of(model: str) -> InstalledPlugin | None:
 
 
 @cache
-def plugins() -> tuple[InstalledPlugin, ...]:
+def plugins() -> tuple[Plugin, ...]:
     """All installed plug-ins.
 
     Raises:
@@ -127,7 +121,7 @@ def plugins() -> tuple[InstalledPlugin, ...]:
     return tuple(_load(entry) for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
 
 
-def _load(entry: EntryPoint) -> InstalledPlugin:
+def _load(entry: EntryPoint) -> Plugin:
     package, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.value, "")
     try:
         plugin = entry.load()
@@ -141,7 +135,7 @@ def _load(entry: EntryPoint) -> InstalledPlugin:
                           "ray_yolo.config.model_facts.Plugin")
     if taken := plugin.models.keys() & MODELS.keys():
         raise ConfigError(f"the package {package} offers {min(taken)!r}, which is a model of ray_yolo; uninstall it")
-    return InstalledPlugin(plugin, package, version)
+    return plugin._replace(package=package, version=version)
 
 
 def off_grid(imgsz: int, grid: int) -> str | None:

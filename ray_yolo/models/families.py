@@ -85,10 +85,10 @@ def find_family(model: str | Mapping[str, object]) -> Family:
     if model in FAMILY_OF:
         return FAMILY_OF[model]
     if found := plugin_of(model):
-        module, _, name = found.plugin.family.partition(":")
+        module, _, name = found.family.partition(":")
         family: Family = getattr(importlib.import_module(module), name)
         return family
-    known = [*FAMILY_OF, *(name for each in plugins() for name in each.plugin.models)]
+    known = [*FAMILY_OF, *(name for each in plugins() for name in each.models)]
     near = difflib.get_close_matches(stem := model.rpartition("/")[2].partition(".")[0], known, n=1, cutoff=0.0)[0]
     if model.endswith((".pt", ".safetensors")):
         name = f" --model {stem}" if stem in known else ", and the name of its model with --model"

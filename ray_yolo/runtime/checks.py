@@ -40,7 +40,7 @@ def _versions() -> Iterator[str]:
     yield f"ray_yolo     {ray_yolo.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"libraries    {', '.join(versions)}"
     for each in plugins():
-        yield f"plug-in      {each.package} {each.version}: {', '.join(each.plugin.models)}"
+        yield f"plug-in      {each.package} {each.version}: {', '.join(each.models)}"
 
 
 def _devices() -> Iterator[str]:
