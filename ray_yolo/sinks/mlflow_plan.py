@@ -19,7 +19,7 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.settings import leaves
 from ray_yolo.core.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.core.redact import redact
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, durable, epoch_rows, last_of, measure_goodput
+from ray_yolo.runs.event_log import EVENTS_FILE, Goodput, best_row, durable, epoch_rows, last_of, measure_goodput
 from ray_yolo.sinks.metric_names import Metric, best_metrics, loss_column, metrics, terms_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 
@@ -94,9 +94,7 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         experiment=Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params=flat_params({**run.recipe, "placement": run.placement}),
-        tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
-                                   vars(measure_goodput(events)).items()} | dict(tags or {})
-        | ({PARENT_TAG: parent_run_id} if parent_run_id else {}),
+        tags={**_tags(run, starts, measure_goodput(events), parent_run_id), **(tags or {})},
         data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
@@ -133,7 +131,7 @@ def flat_params(tree: Mapping[str, Any]) -> dict[str, str]:
     return {".".join(keys): redact(str(value))[:_LONGEST_PARAM] for keys, value in leaves(tree)}
 
 
-def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
+def _tags(run: RunEvent, starts: Sequence[StartEvent], cost: Goodput, parent_run_id: str | None) -> dict[str, str]:
     """Tags without a value, such as the commit without git, are left out."""
     tags = {
         RUN_ID_TAG: run.run_id,
@@ -142,8 +140,11 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
         "ray_yolo.workers": str(starts[-1].num_workers if starts else 0),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": run.command,
-        "mlflow.source.git.commit": run.provenance.get("git_commit", ""),
-    } | {f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()}
+        "mlflow.source.git.commit": run.provenance.get("git_commit"),
+        PARENT_TAG: parent_run_id,
+        **{f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()},
+        **{f"ray_yolo.{name}": f"{value:.6g}" for name, value in vars(cost).items()},
+    }
     return {key: value for key, value in tags.items() if value}
 
 
