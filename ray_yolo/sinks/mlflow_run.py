@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +166,10 @@ class Delivery:
             experiment_id = find_experiment(client, self._uri, plan.experiment)
         query = f"tags.`{RUN_ID_TAG}` = '{plan.tags.get(RUN_ID_TAG)}'"
         runs = client.search_runs([experiment_id], query, max_results=1) if RUN_ID_TAG in plan.tags else []
-        run = next(iter(runs), None) or client.create_run(
-            experiment_id, plan.start_ms, {**_user(), **plan.tags}, run_name=plan.name)
+        tags = dict(plan.tags)
+        with suppress(OSError, KeyError):  # a user without a name in a container
+            tags["mlflow.user"] = getpass.getuser()
+        run = next(iter(runs), None) or client.create_run(experiment_id, plan.start_ms, tags, run_name=plan.name)
         if not self._fresh:
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
             atomic_write(self._folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
@@ -308,11 +311,3 @@ def synchronise(folder: Path, uri: str) -> str:
     if run_id is None:  # the folder of a sweep has an MLflow run, too, but no event log
         raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
     return run_id
-
-
-def _user() -> dict[str, str]:
-    """The user of this process, as MLflow's tag."""
-    try:
-        return {"mlflow.user": getpass.getuser()}
-    except (OSError, KeyError):  # a user without a name in a container
-        return {}
