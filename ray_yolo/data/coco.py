@@ -75,14 +75,9 @@ class CocoFile:
         chosen._rows = {path: self._rows[path] for path in paths}
         return chosen
 
-    def image_id(self, path: str) -> int | str:
-        """The file's own id of one of `paths`."""
-        number: int | str = self._images[path]["id"]
-        return number
-
-    def category_ids(self) -> dict[int, object]:
-        """The file's own id of each class."""
-        return {kind: number for number, kind in reversed(self._classes.items())}
+    def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
+        """The file's own ids of one of `paths` and of each class."""
+        return self._images[path]["id"], {kind: number for number, kind in reversed(self._classes.items())}
 
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of one of `paths`, an image of upright `size`. Crowds are not training labels.

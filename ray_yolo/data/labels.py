@@ -56,10 +56,11 @@ class LabelRow(NamedTuple):
 class ImageLabels(NamedTuple):
     """The labels of one image with findings, areas and crowds."""
 
-    labels: Labels
+    labels: Labels = NO_LABELS
     findings: Sequence[Finding] = ()
     areas: np.ndarray | None = None  # (n,) float64 square pixels, if the file has them
     crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
+    has_file: bool = True  # whether there is a label file
 
 
 def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
@@ -148,8 +149,8 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
     """
     if not len(labels.classes):
         return NO_LABELS  # not `labels`, whose arrays may be read-only memory of Ray: torch warns of that
-    before = clip_boxes(labels.boxes, canvas)
-    after = clip_boxes(move_boxes(before, matrix), size)
+    before = np.clip(labels.boxes, 0, canvas[::-1] * 2)
+    after = np.clip(move_boxes(before, matrix), 0, size[::-1] * 2)
     outlined = np.array([len(outline) > 0 for outline in outlines(labels)])
     moved: tuple[np.ndarray, ...] = ()
     if labels.polygons:
@@ -188,11 +189,6 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
     short, long = np.minimum(width, height), np.maximum(width, height)
     least = np.where(outlined, _MIN_AREA_LEFT_OUTLINED, _MIN_AREA_LEFT)
     return (short > _MIN_SIDE_PX) & (long < _MAX_ASPECT * short) & (short * long > least * old)
-
-
-def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Boxes (n, 4) clipped to an image of `size` (height, width)."""
-    return np.clip(boxes, 0, size[::-1] * 2)
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:
