@@ -92,9 +92,8 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
 
 def _check_all(sources: LabelSources, num_readers: int) -> list[_Checked]:
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
-    with warnings.catch_warnings(), _readers(num_readers, len(sources.paths)) as pool:
-        # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
-        warnings.simplefilter("ignore")
+    # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
+    with warnings.catch_warnings(action="ignore"), _readers(num_readers, len(sources.paths)) as pool:
         return list(chain.from_iterable(pool.map(_check_part, parts)))
 
 
