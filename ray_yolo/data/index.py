@@ -29,15 +29,14 @@ _LISTED = 10  # findings that an error lists
 _Checked = tuple[tuple[int, int] | None, ImageLabels]  # upright (height, width), None if the image is left out
 
 
-def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
-               num_readers: int = 0) -> AnnotationIndex:
+def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False
+               ) -> AnnotationIndex:
     """Every usable image of a split, sorted by path, with its labels and the findings of the check.
 
     Args:
         split: train, val or test.
         single_cls: set every label to class 0, named "item".
         strict: refuse the data set if any image or label is unusable.
-        num_readers: threads, or processes where there are many images; 0 means one for each CPU, eight at most.
 
     Raises:
         DatasetError: for a split without a usable image, or (strict) with an unusable image or label.
@@ -47,8 +46,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     key = index_cache.content_key(files, index_cache.FORMAT, description.names)
     index = index_cache.load(key, sources.paths, description.names)
     if index is None:
-        checked = _check_all(sources, num_readers or min(8, os.cpu_count() or 1))
-        index = build_index(sources.paths, checked, description.names)
+        index = build_index(sources.paths, _check_all(sources), description.names)
         index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
                     snapshot=description.snapshot)
@@ -90,21 +88,22 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
         areas=None if index.areas is None else index.areas[kept], crowds=crowds)
 
 
-def _check_all(sources: LabelSources, num_readers: int) -> list[_Checked]:
+def _check_all(sources: LabelSources) -> list[_Checked]:
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
     # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
-    with warnings.catch_warnings(action="ignore"), _readers(num_readers, len(sources.paths)) as pool:
+    with warnings.catch_warnings(action="ignore"), _readers(len(sources.paths)) as pool:
         return list(chain.from_iterable(pool.map(_check_part, parts)))
 
 
-def _readers(number: int, num_images: int) -> Executor:
-    """Threads; for many images processes, because the work is mostly Python code, which holds the GIL.
+def _readers(num_images: int) -> Executor:
+    """Threads, one for each CPU and eight at most; for many images processes, because the work is mostly Python code,
+    which holds the GIL.
 
     Child processes import the main module, so a user's script may run again. Only our commands and sessions without a
     file therefore use them. They are spawned, because a process has only one fork server, and loader processes need one
     with torch preloaded.
     """
-    main = sys.modules["__main__"]
+    number, main = min(8, os.cpu_count() or 1), sys.modules["__main__"]
     importable = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
     if num_images < _MANY or number < 2 or not importable:
         return ThreadPoolExecutor(number)
