@@ -48,6 +48,7 @@ class CocoFile:
         folder = folder or _image_folder(file, root, file_names)
         paths = [os.path.normpath(folder / name) for name in file_names]
         self._images = dict(zip(paths, content["images"], strict=True))
+        self.paths = list(self._images)  # every listed image, whether or not it exists on disk
         path_of: dict[object, str] = {}
         for path, image in zip(paths, content["images"], strict=True):
             if path_of.setdefault(_field(image, "id", file), path) != path:
@@ -63,15 +64,11 @@ class CocoFile:
                 what = f"has the image_id {short(number)}, which no image of the file has; the row is left out"
                 self.findings.append(Finding(self._place(row), what, dropped=True))
 
-    @property
-    def paths(self) -> list[str]:
-        """Every listed image, whether or not it exists on disk."""
-        return list(self._images)
-
     def part(self, paths: list[str]) -> CocoFile:
         """The same file with a subset of its images."""
         chosen = copy(self)
-        chosen.findings, chosen._images = [], {path: self._images[path] for path in paths}
+        chosen.paths, chosen.findings = paths, []
+        chosen._images = {path: self._images[path] for path in paths}
         chosen._rows = {path: self._rows[path] for path in paths}
         return chosen
 

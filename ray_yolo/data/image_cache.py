@@ -83,9 +83,6 @@ class ImageStore:
             self.file = folder / f"{key}.rgb"
             self._mapped = self._build(self.file)
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": None}
 
@@ -156,7 +153,7 @@ class ImageStore:
             return _map(file)
 
     def _fill(self, temporary: Path) -> None:
-        total = int(self._starts[-1]) + len(self)
+        total = int(self._starts[-1]) + len(self.paths)
         temporary.unlink(missing_ok=True)  # of a killed process, or a link
         with temporary.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
@@ -168,7 +165,7 @@ class ImageStore:
                 content[self._starts[-1] + image] = 1
 
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            list(pool.map(store, range(len(self)), chunksize=8))
+            list(pool.map(store, range(len(self.paths)), chunksize=8))
         content.flush()
 
 

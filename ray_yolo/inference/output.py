@@ -32,7 +32,7 @@ from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.data.yolo_txt import shares_of
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import NOTHING, Boxes, Results
+from ray_yolo.inference.results import Boxes, Results
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -131,7 +131,7 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
     names = dict(enumerate(predictor.names))
     for media, number, image, error in frames:
         if image is None:
-            empty = Boxes(torch.from_numpy(NOTHING), (0, 0))
+            empty = Boxes(torch.zeros(0, 6), (0, 0))
             done.append((media, Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=error), None))
             continue
         detections, speed = next(detected)

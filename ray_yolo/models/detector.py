@@ -144,7 +144,6 @@ def _absolute(row: LayerRow, index: int) -> tuple[int, ...]:
 
 
 def _count_anchors(anchors: Anchors, num_levels: int) -> int:
-    """Anchors per level."""
     counts = {len(level) for level in anchors}
     if len(anchors) != num_levels or len(counts) != 1 or min(counts) == 0:
         raise ConfigError(f"anchors: {num_levels} levels with equal numbers of anchors are needed, but there are "
