@@ -43,7 +43,7 @@ class CocoFile:
     def __init__(self, file: Path, root: Path, names: tuple[str, ...], folder: Path | None = None) -> None:
         self.file = file
         content = _read(file)
-        self._classes = _match(_categories(content, names), names, file)
+        self._classes = _match(content, names, file)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
         paths = [os.path.normpath(folder / name) for name in file_names]
@@ -133,17 +133,13 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
     raise DatasetError(f"{file}: an entry has the file_name {name[:80]!r}, which no file can have")
 
 
-def _categories(content: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The categories without those that are neither a class nor used by an annotation."""
-    used = [row.get("category_id") for row in content["annotations"]]
+def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> dict[object, int]:
+    """The class of each category id, without categories that are neither a class nor used by an annotation."""
     rows: list[dict[str, Any]] = content["categories"]
-    return rows if len(rows) <= len(names) else [
-        row for row in rows if str(row.get("name")) in names or row.get("id") in used]
-
-
-def _match(categories: list[dict[str, Any]], names: tuple[str, ...], file: Path) -> dict[object, int]:
-    """The class of each category id."""
-    named = {_field(row, "id", file): str(row.get("name")) for row in categories}
+    if len(rows) > len(names):
+        used = [row.get("category_id") for row in content["annotations"]]
+        rows = [row for row in rows if str(row.get("name")) in names or row.get("id") in used]
+    named = {_field(row, "id", file): str(row.get("name")) for row in rows}
     if set(named.values()) <= set(names):
         return {number: names.index(name) for number, name in named.items()}
     if len(named) == len(names):

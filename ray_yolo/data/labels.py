@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -122,12 +123,6 @@ def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
     return labels.polygons or (NO_OUTLINE,) * len(labels.classes)
 
 
-def pick(labels: Labels, chosen: np.ndarray) -> Labels:
-    """The labels where `chosen` (n,) bool holds."""
-    polygons = tuple(outline for outline, keep in zip(labels.polygons, chosen.tolist(), strict=False) if keep)
-    return Labels(labels.classes[chosen], labels.boxes[chosen], polygons)
-
-
 def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
     """The labels scaled by `factors` (a negative one mirrors), then shifted by `corner`; both (x, y)."""
     scales, shifts = np.array(factors, np.float32), np.array(corner, np.float32)
@@ -161,8 +156,8 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
         seen, starts = np.unique(rings, return_index=True)
         after[outlined] = 0
         after[seen] = np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
-    all_moved = Labels(labels.classes, after.astype(np.float32), moved)
-    return pick(all_moved, still_visible(before, after, zoom, outlined))
+    kept = still_visible(before, after, zoom, outlined)
+    return Labels(labels.classes[kept], after[kept].astype(np.float32), tuple(compress(moved, kept.tolist())))
 
 
 def move_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
