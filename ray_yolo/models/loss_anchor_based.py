@@ -70,9 +70,11 @@ class AnchorLoss:
         cell = (assignment.image * height + assignment.row) * width + assignment.column
         cell = cell * num_anchors + assignment.anchor
         picked, objectness = flat[cell].float(), flat[:, 4].float()
+        doubled = 2 * picked[:, :4].sigmoid()  # boxes in cells, relative to their own cell
+        boxes = torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * anchors[assignment.anchor]), 1)
 
         valid = assignment.valid.float()
-        overlap = complete_iou(_decode(picked[:, :4], anchors[assignment.anchor]), corners(assignment.boxes))
+        overlap = complete_iou(corners(boxes), corners(assignment.boxes))
         box = ((1 - overlap) * valid).sum()
         best = torch.zeros_like(objectness).scatter_reduce(0, cell, overlap.detach() * valid, "amax")
         obj = self._cross_entropy(objectness, best, self.config.obj_pw).sum()
@@ -100,9 +102,3 @@ class AnchorLoss:
         miss = targets * (1 - probability) + (1 - targets) * probability
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
         return loss * alpha * miss.clamp(min=TINY) ** self.config.fl_gamma
-
-
-def _decode(raw: Tensor, anchors: Tensor) -> Tensor:
-    """Raw predictions (k, 4) -> xyxy boxes in cells, relative to their own cell."""
-    doubled = 2 * raw.sigmoid()
-    return corners(torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * anchors), 1))
