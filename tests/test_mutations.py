@@ -221,7 +221,7 @@ MUTATIONS = (
     ),
     Mutation(
         "data/image_cache.py",
-        "cv2.INTER_AREA if self._smooth and shrinks",
+        "cv2.INTER_AREA if smooth and shrinks",
         "cv2.INTER_AREA if shrinks",
         "data/test_image_cache.py",
     ),

@@ -45,6 +45,14 @@ def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
     return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
 
 
+def resized(image: np.ndarray, size: tuple[int, int], *, smooth: bool) -> np.ndarray:
+    """The image (h, w, 3) at `size` (height, width): shrunk by area averaging if `smooth`, else linearly."""
+    if image.shape[:2] == size:
+        return image
+    shrinks = size[0] < image.shape[0] or size[1] < image.shape[1]
+    return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if smooth and shrinks else cv2.INTER_LINEAR)
+
+
 def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
     """Bytes of the index's decoded images."""
     return int(loaded_sizes(index.sizes, imgsz).prod(axis=1).sum()) * 3
@@ -123,12 +131,7 @@ class ImageStore:
         picture = read_image(self.paths[image], reduction)
         if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")
-        height, width = target.tolist()
-        if picture.shape[:2] == (height, width):
-            return picture
-        shrinks = height < picture.shape[0] or width < picture.shape[1]
-        method = cv2.INTER_AREA if self._smooth and shrinks else cv2.INTER_LINEAR
-        return cv2.resize(picture, (width, height), interpolation=method)
+        return resized(picture, tuple(target.tolist()), smooth=self._smooth)
 
     def _build(self, file: Path) -> np.ndarray:
         """The file's bytes, built first if missing. Mapped under the lock: an unmapped file counts as unused.
