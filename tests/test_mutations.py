@@ -109,11 +109,11 @@ MUTATIONS = (
     Mutation("runs/remote_run.py", "if name[:7] == names[-1][:7]", "", "runs/test_remote_run.py"),
     Mutation("runs/folders.py", "if store and not _claim(store, folder.name):", "if False:", "runs/test_run_dir.py"),
     Mutation(
-        "data/remote.py", "status.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True", MIRROR
+        "data/remote.py", 'status.st_mtime_ns == file.time or _digest(path, "sha256") == file.sha256', "True", MIRROR
     ),
-    Mutation("data/remote.py", "            if md5 == tag:", "            if True:", MIRROR),
+    Mutation("data/remote.py", ' and _digest(path, "md5") == tag:', ":", MIRROR),
     Mutation("data/remote.py", "(fetched.md5 == tag or not is_md5)", "True", MIRROR),
-    Mutation("data/remote.py", "self.trusts_tags &= fetched.sha256 != previous", "pass", MIRROR),
+    Mutation("data/remote.py", "trusts_tags &= fetched.sha256 != previous", "pass", MIRROR),
     Mutation("data/remote.py", "if fetched.tag != tag:", "if not fetched.tag:", MIRROR),
     Mutation("data/remote.py", "while not try_lock(lock.fileno()):", "while False:", MIRROR),
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
@@ -221,7 +221,7 @@ MUTATIONS = (
     ),
     Mutation(
         "data/image_cache.py",
-        "cv2.INTER_AREA if self._smooth and shrinks",
+        "cv2.INTER_AREA if smooth and shrinks",
         "cv2.INTER_AREA if shrinks",
         "data/test_image_cache.py",
     ),

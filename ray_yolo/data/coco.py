@@ -43,11 +43,12 @@ class CocoFile:
     def __init__(self, file: Path, root: Path, names: tuple[str, ...], folder: Path | None = None) -> None:
         self.file = file
         content = _read(file)
-        self._classes = _match(_categories(content, names), names, file)
+        self._classes = _match(content, names, file)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
         paths = [os.path.normpath(folder / name) for name in file_names]
         self._images = dict(zip(paths, content["images"], strict=True))
+        self.paths = list(self._images)  # every listed image, whether or not it exists on disk
         path_of: dict[object, str] = {}
         for path, image in zip(paths, content["images"], strict=True):
             if path_of.setdefault(_field(image, "id", file), path) != path:
@@ -63,26 +64,17 @@ class CocoFile:
                 what = f"has the image_id {short(number)}, which no image of the file has; the row is left out"
                 self.findings.append(Finding(self._place(row), what, dropped=True))
 
-    @property
-    def paths(self) -> list[str]:
-        """Every listed image, whether or not it exists on disk."""
-        return list(self._images)
-
     def part(self, paths: list[str]) -> CocoFile:
         """The same file with a subset of its images."""
         chosen = copy(self)
-        chosen.findings, chosen._images = [], {path: self._images[path] for path in paths}
+        chosen.paths, chosen.findings = paths, []
+        chosen._images = {path: self._images[path] for path in paths}
         chosen._rows = {path: self._rows[path] for path in paths}
         return chosen
 
-    def image_id(self, path: str) -> int | str:
-        """The file's own id of one of `paths`."""
-        number: int | str = self._images[path]["id"]
-        return number
-
-    def category_ids(self) -> dict[int, object]:
-        """The file's own id of each class."""
-        return {kind: number for number, kind in reversed(self._classes.items())}
+    def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
+        """The file's own ids of one of `paths` and of each class."""
+        return self._images[path]["id"], {kind: number for number, kind in reversed(self._classes.items())}
 
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of one of `paths`, an image of upright `size`. Crowds are not training labels.
@@ -141,17 +133,13 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
     raise DatasetError(f"{file}: an entry has the file_name {name[:80]!r}, which no file can have")
 
 
-def _categories(content: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The categories without those that are neither a class nor used by an annotation."""
-    used = [row.get("category_id") for row in content["annotations"]]
+def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> dict[object, int]:
+    """The class of each category id, without categories that are neither a class nor used by an annotation."""
     rows: list[dict[str, Any]] = content["categories"]
-    return rows if len(rows) <= len(names) else [
-        row for row in rows if str(row.get("name")) in names or row.get("id") in used]
-
-
-def _match(categories: list[dict[str, Any]], names: tuple[str, ...], file: Path) -> dict[object, int]:
-    """The class of each category id."""
-    named = {_field(row, "id", file): str(row.get("name")) for row in categories}
+    if len(rows) > len(names):
+        used = [row.get("category_id") for row in content["annotations"]]
+        rows = [row for row in rows if str(row.get("name")) in names or row.get("id") in used]
+    named = {_field(row, "id", file): str(row.get("name")) for row in rows}
     if set(named.values()) <= set(names):
         return {number: names.index(name) for number, name in named.items()}
     if len(named) == len(names):

@@ -142,14 +142,17 @@ class TrainDataset(Dataset[Sample]):
 
 
 def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
-    """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6), indices (B,).
+    """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6) float32, indices (B,).
+
+    The rows of targets are [image in batch, class, x1, y1, x2, y2].
 
     images: (B, H, W, 3), if it already has the samples' pixels.
     """
     if images is None:
         images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples])
-    return {"images": images.permute(0, 3, 1, 2),
-            "targets": targets([(sample["classes"], sample["boxes"]) for sample in samples]),
+    rows = [torch.cat([torch.full((len(sample["classes"]), 1), float(image)), sample["classes"][:, None].float(),
+                       sample["boxes"]], dim=1) for image, sample in enumerate(samples)]
+    return {"images": images.permute(0, 3, 1, 2), "targets": torch.cat(rows),
             "indices": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)}
 
 
@@ -181,13 +184,6 @@ def _quad(group: Sequence[Sample]) -> Sample:
         boxes.append(sample["boxes"] + torch.tensor([left, top, left, top]))
     return {**head, "image": grid, "boxes": torch.cat(boxes),
             "classes": torch.cat([sample["classes"] for sample in group])}
-
-
-def targets(labels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Rows [image in batch, class, x1, y1, x2, y2] float32 (N, 6) from each image's (classes, boxes)."""
-    rows = [torch.cat([torch.full((len(classes), 1), float(image)), classes[:, None].float(), boxes], dim=1)
-            for image, (classes, boxes) in enumerate(labels)]
-    return torch.cat(rows) if rows else torch.zeros(0, 6)
 
 
 def start_forkserver() -> None:
@@ -255,18 +251,17 @@ class ValDataset(Dataset[dict[str, Tensor]]):
         (height, width).
         """
         batch = self.batches[number]
-        images, labels, ratios, pads = [], [], [], []
+        samples, ratios, pads = [], [], []
         for image in batch.indices:
             pixels, annotation = self.store.load_or_grey(image), self.index[image]
             padded, (top, left) = effects.letterbox(pixels, batch.shape)
             ratio = np.array(pixels.shape[:2]) / np.array(annotation.size)
             boxes = annotation.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
-            images.append(torch.from_numpy(padded))
-            labels.append((torch.tensor(annotation.classes), torch.from_numpy(boxes.astype(np.float32))))
+            samples.append({"image": torch.from_numpy(padded).permute(2, 0, 1), "index": image,
+                            "classes": torch.tensor(annotation.classes),
+                            "boxes": torch.from_numpy(boxes.astype(np.float32))})
             ratios.append(ratio)
             pads.append((top, left))
-        return {"images": torch.stack(images).permute(0, 3, 1, 2), "targets": targets(labels),
-                "indices": torch.tensor(batch.indices, dtype=torch.int64),
-                "ratios": torch.tensor(np.array(ratios), dtype=torch.float32),
+        return {**collate(samples), "ratios": torch.tensor(np.array(ratios), dtype=torch.float32),
                 "pads": torch.tensor(pads, dtype=torch.float32),
                 "sizes": torch.from_numpy(self.index.sizes[list(batch.indices)].astype(np.int64))}

@@ -94,11 +94,7 @@ def read_description(source: str | Path) -> DatasetDescription:
 
 
 def _description_in(folder: Path) -> Path:
-    """The YAML file of a data set's folder: data.yaml, else the only one.
-
-    Raises:
-        DatasetError: if there is none, or several without a data.yaml.
-    """
+    """The YAML file of a data set's folder: data.yaml, else the only one."""
     files = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
     if named := [file for file in files if file.name == "data.yaml"] or (files if len(files) == 1 else []):
         return named[0]
@@ -138,7 +134,6 @@ def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding
 
 
 def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
-    """Report each name that several classes share."""
     numbers: dict[str, list[str]] = defaultdict(list)
     for number, name in enumerate(names):
         numbers[name].append(str(number))
@@ -223,7 +218,6 @@ def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where:
 
 
 def _download_hint(content: Mapping[str, Any]) -> str:
-    """The hint about the `download` entry, if there is one, for a message about missing data."""
     if not (download := content.get("download")):
         return ""
     addresses = list(dict.fromkeys(_ADDRESS.findall(str(download))))[:5]

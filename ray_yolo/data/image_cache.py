@@ -45,6 +45,14 @@ def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
     return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
 
 
+def resized(image: np.ndarray, size: tuple[int, int], *, smooth: bool) -> np.ndarray:
+    """The image (h, w, 3) at `size` (height, width): shrunk by area averaging if `smooth`, else linearly."""
+    if image.shape[:2] == size:
+        return image
+    shrinks = size[0] < image.shape[0] or size[1] < image.shape[1]
+    return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if smooth and shrinks else cv2.INTER_LINEAR)
+
+
 def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
     """Bytes of the index's decoded images."""
     return int(loaded_sizes(index.sizes, imgsz).prod(axis=1).sum()) * 3
@@ -82,9 +90,6 @@ class ImageStore:
             key = content_key(self.paths, FORMAT, imgsz, smooth, index.sizes.tolist())
             self.file = folder / f"{key}.rgb"
             self._mapped = self._build(self.file)
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": None}
@@ -126,12 +131,7 @@ class ImageStore:
         picture = read_image(self.paths[image], reduction)
         if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")
-        height, width = target.tolist()
-        if picture.shape[:2] == (height, width):
-            return picture
-        shrinks = height < picture.shape[0] or width < picture.shape[1]
-        method = cv2.INTER_AREA if self._smooth and shrinks else cv2.INTER_LINEAR
-        return cv2.resize(picture, (width, height), interpolation=method)
+        return resized(picture, tuple(target.tolist()), smooth=self._smooth)
 
     def _build(self, file: Path) -> np.ndarray:
         """The file's bytes, built first if missing. Mapped under the lock: an unmapped file counts as unused.
@@ -156,7 +156,7 @@ class ImageStore:
             return _map(file)
 
     def _fill(self, temporary: Path) -> None:
-        total = int(self._starts[-1]) + len(self)
+        total = int(self._starts[-1]) + len(self.paths)
         temporary.unlink(missing_ok=True)  # of a killed process, or a link
         with temporary.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
@@ -168,7 +168,7 @@ class ImageStore:
                 content[self._starts[-1] + image] = 1
 
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            list(pool.map(store, range(len(self)), chunksize=8))
+            list(pool.map(store, range(len(self.paths)), chunksize=8))
         content.flush()
 
 

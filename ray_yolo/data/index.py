@@ -10,7 +10,6 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, compress
 from multiprocessing import get_context
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,25 +26,17 @@ from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images per task of a reader
 _LISTED = 10  # findings that an error lists
+_Checked = tuple[tuple[int, int] | None, ImageLabels]  # upright (height, width), None if the image is left out
 
 
-class Checked(NamedTuple):
-    """The result of checking one image file."""
-
-    size: tuple[int, int] | None  # upright (height, width); None: the image is left out
-    labels: ImageLabels | None  # None: there is no label file
-    findings: tuple[Finding, ...]
-
-
-def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
-               num_readers: int = 0) -> AnnotationIndex:
+def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False
+               ) -> AnnotationIndex:
     """Every usable image of a split, sorted by path, with its labels and the findings of the check.
 
     Args:
         split: train, val or test.
         single_cls: set every label to class 0, named "item".
         strict: refuse the data set if any image or label is unusable.
-        num_readers: threads, or processes where there are many images; 0 means one for each CPU, eight at most.
 
     Raises:
         DatasetError: for a split without a usable image, or (strict) with an unusable image or label.
@@ -55,8 +46,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     key = index_cache.content_key(files, index_cache.FORMAT, description.names)
     index = index_cache.load(key, sources.paths, description.names)
     if index is None:
-        checked = _check_all(sources, num_readers or min(8, os.cpu_count() or 1))
-        index = build_index(sources.paths, checked, description.names)
+        index = build_index(sources.paths, _check_all(sources), description.names)
         index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
                     snapshot=description.snapshot)
@@ -98,40 +88,40 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
         areas=None if index.areas is None else index.areas[kept], crowds=crowds)
 
 
-def _check_all(sources: LabelSources, num_readers: int) -> list[Checked]:
+def _check_all(sources: LabelSources) -> list[_Checked]:
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
-    with warnings.catch_warnings(), _readers(num_readers, len(sources.paths)) as pool:
-        # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
-        warnings.simplefilter("ignore")
+    # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
+    with warnings.catch_warnings(action="ignore"), _readers(len(sources.paths)) as pool:
         return list(chain.from_iterable(pool.map(_check_part, parts)))
 
 
-def _readers(number: int, num_images: int) -> Executor:
-    """Threads; for many images processes, because the work is mostly Python code, which holds the GIL.
+def _readers(num_images: int) -> Executor:
+    """Threads, one for each CPU and eight at most; for many images processes, because the work is mostly Python code,
+    which holds the GIL.
 
     Child processes import the main module, so a user's script may run again. Only our commands and sessions without a
     file therefore use them. They are spawned, because a process has only one fork server, and loader processes need one
     with torch preloaded.
     """
-    main = sys.modules["__main__"]
+    number, main = min(8, os.cpu_count() or 1), sys.modules["__main__"]
     importable = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
     if num_images < _MANY or number < 2 or not importable:
         return ThreadPoolExecutor(number)
     return ProcessPoolExecutor(number, get_context("spawn"), warnings.simplefilter, ("ignore",))
 
 
-def _check_part(sources: LabelSources) -> list[Checked]:
+def _check_part(sources: LabelSources) -> list[_Checked]:
     return [_check(sources, path) for path in sources.paths]
 
 
-def _check(sources: LabelSources, path: str) -> Checked:
-    findings: tuple[Finding, ...] = ()
+def _check(sources: LabelSources, path: str) -> _Checked:
+    findings: Sequence[Finding] = ()
     try:
         size = check_image(path)
-        labels = sources.read_labels(path, size)
-        findings = tuple(labels.findings) if labels else ()
-        if not (labels and not len(labels.labels.classes) and any(finding.dropped for finding in findings)):
-            return Checked(size, labels, findings)
+        image = sources.read_labels(path, size)
+        findings = image.findings
+        if len(image.labels.classes) or not any(finding.dropped for finding in findings):
+            return size, image
         problem = Finding(path, "no row of its labels is usable, so its contents are unknown", dropped=True)
     except UnreadableLabelsError as error:
         problem = error.finding
@@ -139,30 +129,30 @@ def _check(sources: LabelSources, path: str) -> Checked:
         problem = Finding(path, str(error), dropped=True)
     except OSError as error:
         problem = Finding(path, f"cannot be read: {error.strerror}", dropped=True)
-    return Checked(None, None, (*findings, replace(problem, image=True)))
+    return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 
-def build_index(paths: Sequence[str], checked: Sequence[Checked], names: tuple[str, ...]) -> AnnotationIndex:
+def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[str, ...]) -> AnnotationIndex:
     """The flat arrays of all usable images, in the given order."""
-    used = [(path, item) for path, item in zip(paths, checked, strict=True) if item.size]
-    images = [item.labels or ImageLabels(NO_LABELS) for _, item in used]
+    used = [(path, size) for path, (size, _) in zip(paths, checked, strict=True) if size]
+    images = [image for size, image in checked if size]
     labels, crowds, areas = [image.labels for image in images], [image.crowds for image in images], None
     if any(image.areas is not None for image in images):  # of the files, else of the boxes
         areas = np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas
                                 for image in images])
     return AnnotationIndex(
         paths=tuple(path for path, _ in used),
-        sizes=np.array([item.size for _, item in used], np.int32).reshape(-1, 2),
+        sizes=np.array([size for _, size in used], np.int32).reshape(-1, 2),
         offsets=np.concatenate([[0], np.cumsum([len(each.classes) for each in labels])]).astype(np.int64),
         classes=np.concatenate([NO_LABELS.classes, *(each.classes for each in labels)]),
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
-        findings=tuple(finding for item in checked for finding in item.findings),
+        findings=tuple(finding for _, image in checked for finding in image.findings),
         areas=areas,
         crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
                                                    for number, each in enumerate(crowds) if len(each))]),
-        num_without_file=sum(item.labels is None for _, item in used))
+        num_without_file=sum(not image.has_file for image in images))
 
 
 def survey(index: AnnotationIndex) -> SplitCounts:

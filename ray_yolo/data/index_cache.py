@@ -51,19 +51,18 @@ def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
 
 def content_key(files: Iterable[str], *made_by: object) -> str:
     """The name of a cache entry: a hash of its parameters and of every file's path, size and modification time."""
+    @cache  # a COCO file has the labels of many images
+    def status_of(file: str) -> str:
+        try:
+            status = os.stat(file)
+        except OSError:
+            return f"{file}\0-\n"
+        return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"
+
     digest = hashlib.sha256(json.dumps(made_by).encode())
-    status = cache(_status_of)
     for file in files:
-        digest.update(status(file).encode("utf-8", "surrogateescape"))
+        digest.update(status_of(file).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
-
-
-def _status_of(file: str) -> str:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return f"{file}\0-\n"
-    return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"
 
 
 def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:

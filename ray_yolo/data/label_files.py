@@ -75,7 +75,7 @@ class LabelSources:
         """A COCO file's ids of an image and its classes. For other images, as in YOLOv5, the stem (as an integer if it
         is one) and no class ids."""
         if path in self._coco:
-            return self._coco[path].image_id(path), self._coco[path].category_ids()
+            return self._coco[path].own_ids(path)
         stem = Path(path).stem
         return int(stem) if stem.isdecimal() else stem, {}
 
@@ -88,8 +88,8 @@ class LabelSources:
         xmls = dict.fromkeys(xml for folder in folders for xml in voc.folders(f"{folder}/any.jpg"))
         return (*coco, *(f"{folder}/*.txt" for folder in texts), *(f"{folder}/*.xml" for folder in xmls))
 
-    def read_labels(self, path: str, size: tuple[int, int]) -> ImageLabels | None:
-        """The labels of an image of upright `size`; None if there is no file for it.
+    def read_labels(self, path: str, size: tuple[int, int]) -> ImageLabels:
+        """The labels of an image of upright `size`.
 
         Raises:
             UnreadableLabelsError: if its labels cannot be read at all.
@@ -102,7 +102,7 @@ class LabelSources:
         xml = voc.annotation_path(path)
         if xml and (content := _content(str(xml))) is not None:
             return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
-        return None
+        return ImageLabels(has_file=False)
 
 
 def _coco_files(source: Path, split: str) -> list[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -56,10 +57,11 @@ class LabelRow(NamedTuple):
 class ImageLabels(NamedTuple):
     """The labels of one image with findings, areas and crowds."""
 
-    labels: Labels
+    labels: Labels = NO_LABELS
     findings: Sequence[Finding] = ()
     areas: np.ndarray | None = None  # (n,) float64 square pixels, if the file has them
     crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
+    has_file: bool = True  # whether there is a label file
 
 
 def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
@@ -121,12 +123,6 @@ def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
     return labels.polygons or (NO_OUTLINE,) * len(labels.classes)
 
 
-def pick(labels: Labels, chosen: np.ndarray) -> Labels:
-    """The labels where `chosen` (n,) bool holds."""
-    polygons = tuple(outline for outline, keep in zip(labels.polygons, chosen.tolist(), strict=False) if keep)
-    return Labels(labels.classes[chosen], labels.boxes[chosen], polygons)
-
-
 def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
     """The labels scaled by `factors` (a negative one mirrors), then shifted by `corner`; both (x, y)."""
     scales, shifts = np.array(factors, np.float32), np.array(corner, np.float32)
@@ -148,8 +144,8 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
     """
     if not len(labels.classes):
         return NO_LABELS  # not `labels`, whose arrays may be read-only memory of Ray: torch warns of that
-    before = clip_boxes(labels.boxes, canvas)
-    after = clip_boxes(move_boxes(before, matrix), size)
+    before = np.clip(labels.boxes, 0, canvas[::-1] * 2)
+    after = np.clip(move_boxes(before, matrix), 0, size[::-1] * 2)
     outlined = np.array([len(outline) > 0 for outline in outlines(labels)])
     moved: tuple[np.ndarray, ...] = ()
     if labels.polygons:
@@ -160,8 +156,8 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
         seen, starts = np.unique(rings, return_index=True)
         after[outlined] = 0
         after[seen] = np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
-    all_moved = Labels(labels.classes, after.astype(np.float32), moved)
-    return pick(all_moved, still_visible(before, after, zoom, outlined))
+    kept = still_visible(before, after, zoom, outlined)
+    return Labels(labels.classes[kept], after[kept].astype(np.float32), tuple(compress(moved, kept.tolist())))
 
 
 def move_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -188,11 +184,6 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
     short, long = np.minimum(width, height), np.maximum(width, height)
     least = np.where(outlined, _MIN_AREA_LEFT_OUTLINED, _MIN_AREA_LEFT)
     return (short > _MIN_SIDE_PX) & (long < _MAX_ASPECT * short) & (short * long > least * old)
-
-
-def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Boxes (n, 4) clipped to an image of `size` (height, width)."""
-    return np.clip(boxes, 0, size[::-1] * 2)
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:

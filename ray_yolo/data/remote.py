@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,15 +180,33 @@ def _prefix(path: str) -> str:
 
 def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[str], None]) -> None:
     """Download the missing files of a version."""
+    trusts_tags = True  # false once an MD5-like tag is none (SSE-KMS): two downloads are equal, but mismatch
+
+    def fetch(key: str) -> _File:
+        nonlocal trusts_tags
+        (size, tag), previous = listing[key], ""
+        partial, path = folder.parent / _PARTIAL / uuid.uuid4().hex, folder / key
+        for _ in range(3):
+            fetched = store.fetch(key, partial)
+            if fetched.tag != tag:
+                break
+            trusts_tags &= fetched.sha256 != previous
+            is_md5 = trusts_tags and re.fullmatch("[0-9a-f]{32}", tag)
+            if fetched.size == size and (fetched.md5 == tag or not is_md5):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.replace(path)
+                return _File(size, tag, fetched.sha256, path.stat().st_mtime_ns)
+            previous = fetched.sha256
+        raise OSError(f"{key}: the download does not match the listing ({size} bytes, tag {tag}); start again")
+
     files = _reused(folder, listing)
     if missing := [key for key in listing if key not in files]:
         size = sum(listing[key][0] for key in missing) / 1e6
         notify(f"downloading {len(missing)} files ({size:.1f} MB) into {folder}")
-        fetch = _Fetch(store, folder)
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for first in range(0, len(missing), _PART):
                 part = missing[first:first + _PART]
-                files.update(zip(part, pool.map(lambda key: fetch(key, *listing[key]), part), strict=True))
+                files.update(zip(part, pool.map(fetch, part), strict=True))
         os.sync()  # once: syncing each of 100,000 files would take longer than their download
     if files != _recorded(folder):
         atomic_write(folder / MANIFEST, json.dumps(files))
@@ -207,10 +225,8 @@ def _reused(folder: Path, listing: _Listing) -> dict[str, _File]:
                         os.link(f"{other}/{key}", f"{folder}/{key}")
                     reused[key] = intact
     for key, (size, tag) in listing.items():
-        if key not in reused and (folder / key).is_file():
-            sha256, md5 = _digests(folder / key)
-            if md5 == tag:
-                reused[key] = _File(size, tag, sha256, (folder / key).stat().st_mtime_ns)
+        if key not in reused and (path := folder / key).is_file() and _digest(path, "md5") == tag:
+            reused[key] = _File(size, tag, _digest(path, "sha256"), path.stat().st_mtime_ns)
     return reused
 
 
@@ -218,41 +234,14 @@ def _checked(path: str, file: _File) -> _File | None:
     """The entry of a file if it is unchanged since its download."""
     with suppress(OSError):
         status = os.stat(path)  # a Path takes twice as long
-        if status.st_size == file.size and (status.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256):
+        if status.st_size == file.size and (status.st_mtime_ns == file.time or _digest(path, "sha256") == file.sha256):
             return file._replace(time=status.st_mtime_ns)
     return None
 
 
-@dataclass
-class _Fetch:
-    """Downloads single files of a version."""
-
-    store: Store
-    folder: Path
-    trusts_tags: bool = True  # false once an MD5-like tag is none (SSE-KMS): two downloads are equal, but mismatch
-
-    def __call__(self, key: str, size: int, tag: str) -> _File:
-        partial, path, previous = self.folder.parent / _PARTIAL / uuid.uuid4().hex, self.folder / key, ""
-        for _ in range(3):
-            fetched = self.store.fetch(key, partial)
-            if fetched.tag != tag:
-                break
-            self.trusts_tags &= fetched.sha256 != previous
-            is_md5 = self.trusts_tags and re.fullmatch("[0-9a-f]{32}", tag)
-            if fetched.size == size and (fetched.md5 == tag or not is_md5):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.replace(path)
-                return _File(size, tag, fetched.sha256, path.stat().st_mtime_ns)
-            previous = fetched.sha256
-        raise OSError(f"{key}: the download does not match the listing ({size} bytes, tag {tag}); start again")
-
-
-def _digests(path: Path) -> tuple[str, str]:
-    """SHA-256 and MD5 of a file."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256")
-        file.seek(0)
-        return sha256.hexdigest(), hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+def _digest(path: str | Path, algorithm: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _recorded(folder: Path) -> dict[str, _File]:

@@ -107,11 +107,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def _walk(top: str) -> Iterator[tuple[str, list[str]]]:
-    """Each folder from `top` down with the names of its files.
-
-    Raises:
-        DatasetError: for an unreadable folder: silently missing data would degrade the training.
-    """
+    """Each folder from `top` down with the names of its files."""
     seen = set()
     for folder, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
@@ -121,13 +117,12 @@ def _walk(top: str) -> Iterator[tuple[str, list[str]]]:
             yield folder, [name for name in names if not name.startswith(".")]
 
 
-def _refuse(error: OSError) -> None:
+def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
     if isinstance(error, PermissionError):
         raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
 
 
 def _listed(file: Path, root: Path | None) -> list[str]:
-    """The paths of a list file, relative to the file's folder or `root`."""
     try:
         if not os.path.isfile(file):  # reading a pipe or a device may block forever
             raise FileNotFoundError
@@ -237,7 +232,6 @@ def read_source(source: object) -> InputSource:
 
 
 def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray | None]]:
-    """The files of an input, or its images."""
     if isinstance(value, str | Path | int):
         return [(media, None) for media in find_media(str(value))]
     if isinstance(value, torch.Tensor):

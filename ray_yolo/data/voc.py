@@ -42,8 +42,8 @@ def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str], where
     Raises:
         UnreadableLabelsError: for a file that is not an XML annotation.
     """
-    objects = list(enumerate(_objects(content, where), 1))
-    rows, findings = read_rows(objects, lambda item: _row(item[1], size, names, f"{where}: object {item[0]}"))
+    rows, findings = read_rows(enumerate(_objects(content, where), 1),
+                               lambda item: _row(item[1], size, names, f"{where}: object {item[0]}"))
     return labels_of(rows), findings
 
 

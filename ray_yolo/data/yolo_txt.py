@@ -47,10 +47,9 @@ def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
 def _text(content: bytes, where: str) -> str:
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        text = content.decode("utf-16" if marked else "utf-8-sig")
+        return content.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError:
         raise UnreadableLabelsError(where, "is not a text file") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _row(line: str, size: tuple[int, int], num_classes: int, place: str) -> LabelRow:

@@ -133,16 +133,12 @@ def export(config: ExportConfig) -> ExportResult:
     write = _write_onnx if config.format == "onnx" else _write_torchscript
     with replacing(path) as temporary, _quiet():
         difference = write(model, config, imgsz, metadata, temporary)
-    fixed = config.format == "onnx" and not config.dynamic
-    return ExportResult(path, metadata, difference, _takes(imgsz, model.detector.grid, fixed=fixed))
-
-
-def _takes(imgsz: int, grid: int, *, fixed: bool) -> str:
-    """How to prepare an image for the file's model, and the equivalent `predict` command."""
-    if fixed:
-        return (f"it takes squares of {imgsz} px: scale an image to fit and centre it on grey 114; its detections "
-                "then equal those of predict --square (predict alone pads less; for that, export with --dynamic)")
-    return f"it takes sides in multiples of {grid} px; with predict's padding its detections equal those of predict"
+    takes = (f"it takes sides in multiples of {model.detector.grid} px; with predict's padding its detections equal "
+             "those of predict")
+    if config.format == "onnx" and not config.dynamic:
+        takes = (f"it takes squares of {imgsz} px: scale an image to fit and centre it on grey 114; its detections "
+                 "then equal those of predict --square (predict alone pads less; for that, export with --dynamic)")
+    return ExportResult(path, metadata, difference, takes)
 
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
@@ -220,8 +216,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)

@@ -32,7 +32,7 @@ from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.data.yolo_txt import shares_of
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import NOTHING, Boxes, Results
+from ray_yolo.inference.results import Boxes, Results
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -64,8 +64,8 @@ class Output:
         """
         config, frame = self.config, "" if results.frame is None else f"_{results.frame}"
         if config.save_txt and len(results):
-            rows = label_rows(prediction_of(media, results), scores=config.save_conf)
-            place(self.folder / "labels", media, f"{frame}.txt").write_text(rows)
+            rows = label_rows(np.asarray(results.boxes.data), results.orig_shape, scores=config.save_conf)
+            place(self.folder / "labels" / f"{media.stem}{frame}.txt").write_text(rows)
         if config.save_crop:
             results.save_crop(self.folder / "crops", f"{media.stem}{frame}")
         if config.placement.nosave:
@@ -73,7 +73,7 @@ class Output:
         plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
         if results.frame is not None:
             return plot
-        place(self.folder, media, ".jpg").write_bytes(cv2.imencode(".jpg", plot)[1].tobytes())
+        place(self.folder / f"{media.stem}.jpg").write_bytes(cv2.imencode(".jpg", plot)[1].tobytes())
         return None
 
 
@@ -131,7 +131,7 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
     names = dict(enumerate(predictor.names))
     for media, number, image, error in frames:
         if image is None:
-            empty = Boxes(torch.from_numpy(NOTHING), (0, 0))
+            empty = Boxes(torch.zeros(0, 6), (0, 0))
             done.append((media, Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=error), None))
             continue
         detections, speed = next(detected)
@@ -144,24 +144,21 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
 
 def _with_videos(done: Iterable[_Done], output: Output | None) -> Iterator[tuple[Media, Results]]:
     """The results one by one; plotted frames are written to their videos."""
-    video: cv2.VideoWriter | None = None
-    path = None
-    try:
-        for media, results, plot in chain.from_iterable(done):
-            if plot is not None and output is not None:
-                if path != media.path or video is None:
-                    if video is not None:
-                        video.release()
-                    video, path = _open_video(media, plot, output), media.path
-                video.write(plot)
-            yield media, results
-    finally:
-        if video is not None:
-            video.release()
+    for media, frames in groupby(chain.from_iterable(done), key=itemgetter(0)):
+        video: cv2.VideoWriter | None = None
+        try:
+            for _, results, plot in frames:
+                if plot is not None and output is not None:
+                    video = video or _open_video(media, plot, output)
+                    video.write(plot)
+                yield media, results
+        finally:
+            if video is not None:
+                video.release()
 
 
 def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWriter:
-    path = place(output.folder, media, ".mp4")
+    path = place(output.folder / f"{media.stem}.mp4")
     rate = (USUAL_RATE if media.is_stream else frames_per_second(media.path)) / output.config.vid_stride
     size = frame.shape[1], frame.shape[0]
     video = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
@@ -170,9 +167,8 @@ def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWri
     return video
 
 
-def place(folder: Path, media: Media, ending: str) -> Path:
-    """The path FOLDER/STEM + ending; creates its folder."""
-    path = folder / f"{media.stem}{ending}"
+def place(path: Path) -> Path:
+    """The same path, after its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -188,11 +184,12 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: I
     yield from (future.result() for future in waiting)
 
 
-def label_rows(prediction: Prediction, *, scores: bool) -> str:
-    """YOLO rows: class, centre x, centre y, width, height (shares of the image) and, on request, the score."""
-    shares = shares_of(prediction.detections[:, :4].astype(np.float64), prediction.size)
+def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:
+    """YOLO rows of detections (n, 6) in an image of `size` (height, width): class, centre x, centre y, width, height
+    (shares of the image) and, on request, the score."""
+    shares = shares_of(detections[:, :4].astype(np.float64), size)
     lines = [[kind, *share, score] for share, (score, kind) in
-             zip(shares.tolist(), prediction.detections[:, 4:].tolist(), strict=True)]
+             zip(shares.tolist(), detections[:, 4:].tolist(), strict=True)]
     return "".join(" ".join(f"{number:g}" for number in line[:None if scores else -1]) + "\n" for line in lines)
 
 
@@ -267,8 +264,7 @@ def write_label_files(table: np.ndarray, index: AnnotationIndex, folder: Path, *
     """Write labels/STEM.txt for each image with detections, as `predict` does."""
     root = os.path.commonpath([os.path.dirname(path) for path in index.paths])
     names = [os.path.relpath(path, root) for path in index.paths]
-    for number, (path, name, stem) in enumerate(zip(index.paths, names, unique_stems(names), strict=True)):
+    for number, stem in enumerate(unique_stems(names)):
         rows = table[table[:, 0] == number, 1:7]
         if len(rows):
-            prediction = Prediction(name, None, index[number].size, rows)
-            place(folder / "labels", Media(path, name, stem), ".txt").write_text(label_rows(prediction, scores=scores))
+            place(folder / "labels" / f"{stem}.txt").write_text(label_rows(rows, index[number].size, scores=scores))

@@ -16,7 +16,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
-from ray_yolo.data.image_cache import loaded_sizes
+from ray_yolo.data.image_cache import loaded_sizes, resized
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import STAGES, autocast
 from ray_yolo.models.detector import Detector, fuse
@@ -213,8 +212,5 @@ def to_network(image: np.ndarray, imgsz: int, grid: int, *, rect: bool = True
     height, width = loaded_sizes(size, imgsz)[0].tolist()
     tall, wide = padded_shapes(size, imgsz, grid)[0].tolist() if rect else (imgsz, imgsz)
     ratio = height / image.shape[0], width / image.shape[1]
-    if ratio != (1, 1):
-        method = cv2.INTER_AREA if min(ratio) < 1 else cv2.INTER_LINEAR
-        image = cv2.resize(image, (width, height), interpolation=method)
-    padded, pad = letterbox(image, (tall, wide))
+    padded, pad = letterbox(resized(image, (height, width), smooth=True), (tall, wide))
     return padded, ratio, pad

@@ -21,8 +21,6 @@ from ray_yolo.plots.boxes import draw_detections
 if TYPE_CHECKING:
     import pandas as pd
 
-NOTHING = np.zeros((0, 6), np.float32)
-
 
 @dataclass(frozen=True, eq=False)
 class Boxes:

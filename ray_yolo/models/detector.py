@@ -100,14 +100,6 @@ class Architecture:
     most: int = 2**15  # limit of a row's channels before the width multiple
 
     @property
-    def head(self) -> HeadRow:
-        """The last row; a ConfigError unless it is the only head."""
-        *rows, head = self.rows
-        if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
-            raise ConfigError("model: the last row must be Detect, and no other row")
-        return head
-
-    @property
     def key(self) -> tuple[int, int]:
         """(rows, output channels of the first row): distinguishes most models before they are built."""
         first = self.rows[0].scaled(self.depth, self.width, self.most)
@@ -119,7 +111,9 @@ class Architecture:
         Raises:
             ConfigError: if rows or anchors are incompatible.
         """
-        rows, head = self.rows[:-1], self.head
+        *rows, head = self.rows
+        if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
+            raise ConfigError("model: the last row must be Detect, and no other row")
         anchors = self.anchors_px if anchors_px is None else anchors_px
         head = replace(head, num_classes=num_classes)
         if isinstance(head, DetectRow):
@@ -144,7 +138,6 @@ def _absolute(row: LayerRow, index: int) -> tuple[int, ...]:
 
 
 def _count_anchors(anchors: Anchors, num_levels: int) -> int:
-    """Anchors per level."""
     counts = {len(level) for level in anchors}
     if len(anchors) != num_levels or len(counts) != 1 or min(counts) == 0:
         raise ConfigError(f"anchors: {num_levels} levels with equal numbers of anchors are needed, but there are "

@@ -45,18 +45,13 @@ def fit_nothing(head: AnchorFree, sizes: np.ndarray, loss: LossConfig, seed: int
     """Anchor-free heads have no anchors to fit."""
 
 
-def _anchor_based(models: Mapping[str, Architecture]) -> Family:
-    return Family(models, fit_head, AnchorLoss, decode_anchors)
-
-
-def _anchor_free(models: Mapping[str, Architecture], *, small_labels: bool = False) -> Family:
-    return Family(models, fit_nothing,
-                  lambda head, gains, *_: AnchorFreeLoss(head, gains, small_labels=small_labels), decode_distances)
+def _anchor_free(models: Mapping[str, Architecture]) -> Family:
+    return Family(models, fit_nothing, lambda head, gains, *_: AnchorFreeLoss(head, gains), decode_distances)
 
 
 FAMILIES = {
-    "yolov5": _anchor_based(zoo.YOLOV5),
-    "yolov3": _anchor_based(zoo.YOLOV3),
+    "yolov5": Family(zoo.YOLOV5, fit_head, AnchorLoss, decode_anchors),
+    "yolov3": Family(zoo.YOLOV3, fit_head, AnchorLoss, decode_anchors),
     "yolov8": _anchor_free(zoo.YOLOV8),
     "yolo11": _anchor_free(zoo.YOLO11),
     "yolo12": _anchor_free(zoo.YOLO12),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,20 +27,23 @@ class Predictions(NamedTuple):
     scores: Tensor  # (B, N, classes) float32 in 0..1
 
 
-class Head(Protocol):
+class Head(nn.Module):
     """The last layer of a detector: the interface of all families' heads."""
 
-    num_classes: int
-    strides: tuple[int, ...]  # pixels per cell of each level
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.strides: tuple[int, ...] = ()  # pixels per cell of each level
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
         """Set strides, anchors (if any) and the initial biases."""
+        self.strides = strides
 
     def lighten(self) -> None:
-        """Drop the parts that only training needs."""
+        """Drop the parts that only training needs; most heads have none."""
 
 
-class Detect(nn.Module):
+class Detect(Head):
     """The anchor-based head: one 1x1 convolution per level, to num_anchors x (5 + num_classes) channels.
 
     `anchors` (levels, anchors, 2) are in cells of their level; `calibrate` sets them and the strides.
@@ -49,10 +52,8 @@ class Detect(nn.Module):
     anchors: Tensor
 
     def __init__(self, channels: Sequence[int], num_classes: int, num_anchors: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
+        super().__init__(num_classes)
         self.num_anchors = num_anchors
-        self.strides: tuple[int, ...] = ()
         self.m = nn.ModuleList(nn.Conv2d(c, num_anchors * (5 + num_classes), 1) for c in channels)
         self.register_buffer("anchors", torch.zeros(len(channels), num_anchors, 2))
 
@@ -70,16 +71,13 @@ class Detect(nn.Module):
         Biases start at a prior of 8 objects per 640-pixel image and a probability of 0.6 / num_classes per class. The
         first steps are then not spent on learning that most cells are empty.
         """
-        self.strides = strides
+        super().calibrate(strides, anchors_px)
         set_anchors(self, square_anchors(strides, self.num_anchors) if anchors_px is None else anchors_px)
         with torch.no_grad():
             for convolve, stride in zip(self.m, strides, strict=True):
                 bias = cast(Tensor, convolve.bias).view(self.num_anchors, -1)
                 bias[:, 4] += math.log(8 / (640 / stride) ** 2)
                 bias[:, 5:] += math.log(0.6 / (self.num_classes - 0.99999))
-
-    def lighten(self) -> None:
-        """Inference needs all parts."""
 
 
 def set_anchors(head: Detect, anchors_px: Anchors) -> None:
@@ -116,16 +114,14 @@ def decode_anchors(head: Detect, levels: Sequence[Tensor]) -> Predictions:
     return Predictions(torch.cat(boxes, 1), torch.cat(scores, 1))
 
 
-class AnchorFree(nn.Module):
+class AnchorFree(Head):
     """Two branches per level: 4 x `bins` outputs for the distances left, top, right, bottom, and the class logits."""
 
     bins = BINS
     box_bias = 1.0  # initial bias of the box branch
 
     def __init__(self, channels: Sequence[int], num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.strides: tuple[int, ...] = ()
+        super().__init__(num_classes)
         boxes, scores = max(16, channels[0] // 4, 4 * self.bins), max(channels[0], min(num_classes, 100))
         self.cv2 = nn.ModuleList(_branch(c, boxes, 4 * self.bins) for c in channels)
         self.cv3 = nn.ModuleList(self._class_branch(c, scores, num_classes) for c in channels)
@@ -140,13 +136,10 @@ class AnchorFree(nn.Module):
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
         """Set strides and the initial biases: a prior of 5 objects per 640-pixel image."""
-        self.strides = strides
+        super().calibrate(strides, anchors_px)
         for box, score, stride in zip(self.cv2, self.cv3, strides, strict=True):
             for branch, bias in ((box, self.box_bias), (score, math.log(5 / self.num_classes / (640 / stride) ** 2))):
                 nn.init.constant_(cast(Tensor, cast(nn.Sequential, branch)[-1].bias), bias)
-
-    def lighten(self) -> None:
-        """Inference needs all parts."""
 
     def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         return _branch(inputs, hidden, outputs)

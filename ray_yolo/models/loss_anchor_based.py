@@ -5,7 +5,6 @@ count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,17 +12,12 @@ from torch.nn import functional as F
 
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.models.criterion import LossSums
+from ray_yolo.models.heads import Detect
 from ray_yolo.ops.assign import Assignment, assign
 from ray_yolo.ops.boxes import complete_iou, corners
 
 FOCAL_ALPHA = 0.25  # weight of positive targets with focal loss; that of negative ones is 1 - 0.25
 TINY = 1e-7  # powers below 1 have no gradient at 0, which float32 reaches at a logit of 17
-
-
-class AnchorHead(Protocol):
-    """The part of a head that the loss needs; read at every call, because anchors may be refitted or moved."""
-
-    anchors: Tensor  # (levels, anchors, 2) in cells
 
 
 class AnchorLoss:
@@ -41,9 +35,9 @@ class AnchorLoss:
 
     names: tuple[str, ...] = ("box", "obj", "cls")
 
-    def __init__(self, head: AnchorHead, config: LossConfig, num_classes: int, imgsz: int) -> None:
+    def __init__(self, head: Detect, config: LossConfig, num_classes: int, imgsz: int) -> None:
         """`imgsz`: nominal side of the network input in pixels; the gain of objectness grows with its square."""
-        self.head = head
+        self.head = head  # its anchors are read at every call, because they may be refitted or moved
         self.config = config
         self.num_classes = num_classes
         self.num_counts = num_levels = len(head.anchors)
@@ -76,9 +70,11 @@ class AnchorLoss:
         cell = (assignment.image * height + assignment.row) * width + assignment.column
         cell = cell * num_anchors + assignment.anchor
         picked, objectness = flat[cell].float(), flat[:, 4].float()
+        doubled = 2 * picked[:, :4].sigmoid()  # boxes in cells, relative to their own cell
+        boxes = torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * anchors[assignment.anchor]), 1)
 
         valid = assignment.valid.float()
-        overlap = complete_iou(_decode(picked[:, :4], anchors[assignment.anchor]), corners(assignment.boxes))
+        overlap = complete_iou(corners(boxes), corners(assignment.boxes))
         box = ((1 - overlap) * valid).sum()
         best = torch.zeros_like(objectness).scatter_reduce(0, cell, overlap.detach() * valid, "amax")
         obj = self._cross_entropy(objectness, best, self.config.obj_pw).sum()
@@ -106,9 +102,3 @@ class AnchorLoss:
         miss = targets * (1 - probability) + (1 - targets) * probability
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
         return loss * alpha * miss.clamp(min=TINY) ** self.config.fl_gamma
-
-
-def _decode(raw: Tensor, anchors: Tensor) -> Tensor:
-    """Raw predictions (k, 4) -> xyxy boxes in cells, relative to their own cell."""
-    doubled = 2 * raw.sigmoid()
-    return corners(torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * anchors), 1))

@@ -7,7 +7,6 @@ Wang et al. 2024 (arXiv:2405.14458).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,15 +14,9 @@ from torch.nn import functional as F
 
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.models.criterion import LossSums
+from ray_yolo.models.heads import AnchorFree
 from ray_yolo.ops.assign import AlignRule, align
 from ray_yolo.ops.boxes import complete_iou, expected_boxes, flatten_levels, grid_points
-
-
-class DistributionHead(Protocol):
-    """The part of a head that the loss needs."""
-
-    strides: tuple[int, ...]  # pixels per cell of each level
-    bins: int  # outputs for each side's distance
 
 
 class AnchorFreeLoss:
@@ -38,7 +31,7 @@ class AnchorFreeLoss:
 
     names: tuple[str, ...] = ("box", "cls", "dfl")
 
-    def __init__(self, head: DistributionHead, config: LossConfig, *, small_labels: bool = False) -> None:
+    def __init__(self, head: AnchorFree, config: LossConfig, *, small_labels: bool = False) -> None:
         self.head = head
         floor = float(sorted(head.strides)[:2][-1]) if small_labels else 0.0
         self.rules: tuple[AlignRule, ...] = (AlignRule(floor=floor),)  # one for each head
@@ -102,7 +95,7 @@ class EndToEndLoss(AnchorFreeLoss):
 
     names: tuple[str, ...] = ("box", "cls", "l1")
 
-    def __init__(self, head: DistributionHead, config: LossConfig) -> None:
+    def __init__(self, head: AnchorFree, config: LossConfig) -> None:
         super().__init__(head, config, small_labels=True)
         self.rules += (self.rules[0]._replace(top=7, keep=1),)
         self.num_counts = 2

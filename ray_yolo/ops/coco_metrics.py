@@ -7,7 +7,6 @@ passes instead of a loop over images, classes, areas and thresholds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -149,7 +148,8 @@ def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matche
     matched = np.zeros((len(rows), len(AREAS), len(THRESHOLDS)), dtype=np.bool_)
     counted = matched.copy()
     free = np.ones((len(crowd), *matched.shape[1:]), dtype=np.bool_)
-    for start, end in _runs(turns[order]):
+    starts = np.flatnonzero(np.diff(turns[order], prepend=-1)).tolist()
+    for start, end in pairwise([*starts, len(order)]):
         label, detection = labels[start:end], which[start:end]
         num = end - start
         # Later pairs of a detection overlap more, so the pair of highest value is its match. The value is the pair's
@@ -163,11 +163,6 @@ def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matche
         hit = np.nonzero(best >= 0)
         free[label[best[hit] % num], hit[1], hit[2]] = False
     return _Matches(rows, matched, counted)
-
-
-def _runs(values: Ints) -> Iterator[tuple[int, int]]:
-    """(start, end) of each run of equal values."""
-    return pairwise([*np.flatnonzero(np.diff(values, prepend=-1)).tolist(), len(values)])
 
 
 def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints, counting: Bools) -> CocoMetrics:

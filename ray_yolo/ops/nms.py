@@ -89,9 +89,6 @@ def _kernel() -> Callable[[Tensor, Tensor, float], Tensor]:
 
     Loading its library alone registers the operator. `import torchvision.ops` is the fallback for other library
     locations: it also loads torch's compiler, which takes as long as torch itself (2 CPU seconds).
-
-    Raises:
-        ImportError: if torchvision is missing or was built without its operators.
     """
     package = find_spec("torchvision")
     for folder in (package and package.submodule_search_locations) or ():

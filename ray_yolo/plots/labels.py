@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.plots.style import COLOURS, INK, count_along_x, count_along_y, dress, new_figure, plain, save
+from ray_yolo.plots.style import COLOURS, INK, count_along_x, dress, new_figure, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,8 @@ NAMED = 40  # largest number of classes with names at the bars
 
 def plot_labels(index: AnnotationIndex, path: Path) -> Figure:
     """Labels per class and per image, and positions and sizes of boxes as fractions of the image."""
+    from matplotlib.ticker import MaxNLocator
+
     per_image = np.diff(index.offsets)
     height, width = np.repeat(index.sizes, per_image, axis=0).T.astype(float)
     left, top, right, bottom = index.boxes.T
@@ -28,6 +30,8 @@ def plot_labels(index: AnnotationIndex, path: Path) -> Figure:
     classes, images, centres, sizes = figure.subplots(2, 2).flatten()
     _bars(classes, index)
     _per_image(images, per_image)
+    for axes in (classes, images):
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     _heat(centres, (left + right) / 2 / width, (top + bottom) / 2 / height, "Box centres", ("x", "y"))
     centres.invert_yaxis()  # y points down, as in the images
     _heat(sizes, (right - left) / width, (bottom - top) / height, "Box sizes", ("Width", "Height"))
@@ -44,7 +48,6 @@ def _bars(axes: Axes, index: AnnotationIndex) -> None:
         axes.set_xticks(range(len(counts)), names, rotation=90 if len(counts) > 5 else 0)
     else:
         axes.set_xlabel("Class number")
-    count_along_y(axes)
     if len(counts) <= 12:
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=8, color=INK)
 
@@ -57,7 +60,6 @@ def _per_image(axes: Axes, per_image: np.ndarray) -> None:
     axes.hist(per_image, bins=[edge - 0.5 for edge in range(0, most + step + 1, step)], rwidth=0.85, color=COLOURS[0])
     axes.grid(visible=False, axis="x")
     count_along_x(axes)
-    count_along_y(axes)
 
 
 def _heat(axes: Axes, x: np.ndarray, y: np.ndarray, title: str, labels: tuple[str, str]) -> None:

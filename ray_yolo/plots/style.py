@@ -57,13 +57,6 @@ def count_along_x(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def count_along_y(axes: Axes) -> None:
-    """Ticks of the y axis at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
 def one_line(text: str, limit: int = 24) -> str:
     """A name on one line, shortened to `limit` characters."""
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())  # file names may contain surrogates

@@ -172,15 +172,15 @@ def test_what_is_drawn_can_be_hidden(predictor: Predictor, source: Path, tmp_pat
 
 
 def test_label_rows_are_shares_of_the_image() -> None:
-    assert label_rows(PICTURE, scores=False) == "1 0.2 0.2 0.2 0.2\n0 0.5 0.5 1 1\n"
+    assert label_rows(FOUND, PICTURE.size, scores=False) == "1 0.2 0.2 0.2 0.2\n0 0.5 0.5 1 1\n"
 
 
 def test_label_rows_end_with_the_score_on_request() -> None:
-    assert label_rows(PICTURE, scores=True) == "1 0.2 0.2 0.2 0.2 0.9\n0 0.5 0.5 1 1 0.333333\n"
+    assert label_rows(FOUND, PICTURE.size, scores=True) == "1 0.2 0.2 0.2 0.2 0.9\n0 0.5 0.5 1 1 0.333333\n"
 
 
 def test_no_detections_are_no_rows() -> None:
-    assert label_rows(PICTURE._replace(detections=FOUND[:0]), scores=True) == ""
+    assert label_rows(FOUND[:0], PICTURE.size, scores=True) == ""
 
 
 def test_json_has_boxes_in_pixels_frames_and_errors() -> None:
