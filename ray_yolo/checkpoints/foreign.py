@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -87,16 +88,13 @@ def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
     Raises:
         CheckpointError: if `meta` and `ema` are not those of a checkpoint.
     """
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         meta = json.loads(text)
         names = tuple(meta["names"])
-    except (ValueError, KeyError, TypeError):
-        names, meta = (), None
-    if meta is None or not all(isinstance(name, str) for name in names) or not all(
-            isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file "
-                              "of a run")
-    return Weights(tensors, names, meta)
+        if all(isinstance(name, str) for name in names) and all(isinstance(each, Tensor) for each in tensors.values()):
+            return Weights(tensors, names, meta)
+    raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file of a "
+                          "run")
 
 
 def _where_from(path: Path) -> str:
