@@ -37,7 +37,7 @@ from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
 from ray_yolo.engine.collectives import Collectives, collective_errors
-from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
+from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
 from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
@@ -282,7 +282,8 @@ class Session:
         state.last_epoch = self.timer.epoch_event(
             epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.context.device,
             train=dict(zip(self.components.loss.names, losses, strict=True)), fitness=fitness, best=best,
-            **outcome(evaluation, self.spec.val))
+            val=evaluation and evaluation.losses, metrics=evaluation and evaluation.summary,
+            per_class=per_class(evaluation, self.spec.val) if evaluation else ())
         if self.records:
             self._emit(state.last_epoch)
         if not self.placement.nosave:
