@@ -18,7 +18,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -48,7 +48,7 @@ from ray_yolo.runs.working_copy import (
     refresh,
     working_copy_of_run,
 )
-from ray_yolo.storage.store import is_address
+from ray_yolo.storage.store import is_address, open_store
 
 _logger = logging.getLogger(__name__)
 
@@ -73,16 +73,11 @@ class Run:
         """Whether another process has taken over the run, so that this one must stop."""
         return self.remote is not None and self.remote.is_lost
 
-    def download_result(self) -> None:
-        """Make the final weights and detections available in the folder."""
-        if self.remote:
-            self.remote.download_result()
-
     def finish(self) -> None:
         """Mark the run as ended."""
         atomic_write(self.folder / "finished", b"")
         if self.remote:
-            self.remote.finish()
+            self.remote.finished = True
 
     def release(self) -> None:
         """Release the run for other processes."""
@@ -159,8 +154,8 @@ def begin_run(placement: Placement, record: Record) -> Run:
     run.record = record
     try:
         write_record(folder, record)
-        if run.remote:
-            run.remote.put_record()
+        if run.remote:  # from now on the run exists there
+            open_store(run.remote.address).put(RECORD_FILE, folder / RECORD_FILE)
     except OSError:
         with suppress(OSError):  # the folder may hold a user's files
             (folder / ".lock").unlink()
@@ -276,10 +271,9 @@ def _unfinished(project: Path, *, sweeps: bool, matches: Callable[[Record], bool
 
 def _try_open(folder: Path) -> Run | None:
     """The run, locked; None if another process trains it."""
-    lock = (folder / ".lock").open("a+")
-    try:
+    with ExitStack() as closing:
+        lock = closing.enter_context((folder / ".lock").open("a+"))
         if not lock_file(lock):
-            lock.close()
             return None
         remote = acquire_run(folder)
         lock.seek(0)
@@ -287,12 +281,10 @@ def _try_open(folder: Path) -> Run | None:
         lock.write(remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n")
         lock.flush()
         if isinstance(remote, str):
-            lock.close()
             return None
-        return Run(folder, lock, read_record(folder), remote)
-    except BaseException:
-        lock.close()
-        raise
+        run = Run(folder, lock, read_record(folder), remote)
+        closing.pop_all()  # the run keeps the lock
+    return run
 
 
 def _open(folder: Path) -> Run:
