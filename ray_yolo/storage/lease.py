@@ -74,12 +74,10 @@ class Lease:
 
     def _run(self) -> None:
         while not self._stop.wait(RENEWS):
-            try:
+            with suppress(OSError, InputError):  # unreachable: a later renewal finds out whether it was taken over
                 if not self.renew():
                     self.on_loss()
                     return
-            except (OSError, InputError):  # unreachable: a later renewal finds out whether the lease was taken over
-                continue
 
 
 def acquire(store: Store, key: str, holder: str, on_wait: Callable[[str], None] | None = None) -> Lease | str:
