@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,11 +130,9 @@ def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Pa
             continue
         if store and folder.exists():  # removed from the bucket
             move_aside(folder)
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+            return folder
 
 
 def move_aside(folder: Path) -> Path:
