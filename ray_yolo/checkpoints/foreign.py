@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -82,21 +83,14 @@ def read_weights(path: Path) -> Weights:
 
 
 def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
-    """The weights of a checkpoint of ours.
-
-    Raises:
-        CheckpointError: if `meta` and `ema` are not those of a checkpoint.
-    """
-    try:
+    """The weights of a checkpoint of ours; refused if `meta` and `ema` are not those of one."""
+    with suppress(ValueError, KeyError, TypeError):
         meta = json.loads(text)
         names = tuple(meta["names"])
-    except (ValueError, KeyError, TypeError):
-        names, meta = (), None
-    if meta is None or not all(isinstance(name, str) for name in names) or not all(
-            isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file "
-                              "of a run")
-    return Weights(tensors, names, meta)
+        if all(isinstance(name, str) for name in names) and all(isinstance(each, Tensor) for each in tensors.values()):
+            return Weights(tensors, names, meta)
+    raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file of a "
+                          "run")
 
 
 def _where_from(path: Path) -> str:
@@ -108,11 +102,7 @@ def _where_from(path: Path) -> str:
 
 
 def _names_in(path: Path) -> list[str]:
-    """The classes and functions that a file names beyond those that torch allows.
-
-    Raises:
-        CheckpointError: for a name foreign to models.
-    """
+    """The classes and functions that a file names beyond those that torch allows; refused if foreign to models."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # no archive of torch, or a damaged one: reading it reports more
@@ -150,11 +140,7 @@ def _class_names(model: StubClass) -> tuple[str, ...]:
 
 
 def _checked(tensors: Mapping[Any, object], path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in float32.
-
-    Raises:
-        CheckpointError: if they take more memory than the file, as expanded views would.
-    """
+    """The tensors of a file in float32; refused if they take more memory than the file, as expanded views would."""
     supported = {name.removeprefix("module."): value.detach() for name, value in tensors.items()
                  if isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided
                  and value.device.type == "cpu" and not (value.is_quantized or value.is_complex())}

@@ -70,7 +70,9 @@ class RemoteCheckpoints:
             for kind, step in weights.items():
                 if step == manifest["step"]:
                     self._store.put(f"weights/{kind}.json", data)
-            self._prune(keep, weights)
+            names = self._names()
+            shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
+            self._keep([name for name in names if name in names[:keep] or name in shown])
 
     def put_file(self, path: Path) -> None:
         """Upload a file of the run's folder."""
@@ -90,7 +92,7 @@ class RemoteCheckpoints:
             names = [name for name in self._names() if step in (None, name.step)]
             for name in names:
                 folder, data = run_dir / "checkpoints" / f"step-{name.step}", self._store.get(name.key).data
-                problem = self._fetch(data, folder / "state.pt", folder / MANIFEST)
+                problem = _download_state(self._store, data, folder / "state.pt", folder / MANIFEST)
                 if problem is None:
                     self._forget(run_dir, but=folder)
                     return problems
@@ -121,13 +123,14 @@ class RemoteCheckpoints:
             name = next((name for name in self._names() if name.step == step), None)
             if kind in ("last", "best") and name:
                 weights = run_dir / "weights" / f"{kind}.pt"
-                self._fetch(self._store.get(name.key).data, weights, weights.with_suffix(".json"))
+                data = self._store.get(name.key).data
+                _download_state(self._store, data, weights, weights.with_suffix(".json"))
 
     def download_all(self, run_dir: Path) -> None:
         """Download every checkpoint, intact or not."""
         for name in reversed(self._names()):
             folder = run_dir / "checkpoints" / f"step-{name.step}"
-            self._fetch(self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
+            _download_state(self._store, self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
     def upload_pending(self, run_dir: Path) -> None:
         """Upload the newest checkpoint of a folder if an earlier attempt could not."""
@@ -158,11 +161,6 @@ class RemoteCheckpoints:
             raise TrainingError(f"attempt {lease[0].attempt} of this run has started ({lease[0].owner}): the lease of "
                                 f"this one, {self._attempt}, expired, and it stores nothing more")
 
-    def _prune(self, keep: int, weights: dict[str, int]) -> None:
-        names = self._names()
-        shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
-        self._keep([name for name in names if name in names[:keep] or name in shown])
-
     def _keep(self, kept: list[_Name]) -> None:
         """Remove all checkpoints but these."""
         states = {state_key(self._read(name)) for name in kept}
@@ -172,15 +170,6 @@ class RemoteCheckpoints:
                 self._store.delete(name.key)
                 if state not in states:
                     self._store.delete(state)
-
-    def _fetch(self, data: bytes, state: Path, manifest: Path) -> str | None:
-        """`_download_state`, with a missing state or an unreadable manifest as a problem."""
-        try:
-            return _download_state(self._store, data, state, manifest)
-        except FileNotFoundError:
-            return "its state is missing"
-        except (ValueError, KeyError, TypeError) as error:
-            return f"its manifest is unreadable ({error})"
 
     def _forget(self, run_dir: Path, but: Path | None = None) -> None:
         for folder in checkpoint.newest_first(run_dir):
@@ -216,7 +205,7 @@ def local_file(weights: str) -> Path:
         return _cached(store, f"{prefix}{name}", path)
     except FileNotFoundError:
         raise CheckpointError(f"{redact(weights)}: there is no such object") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, CheckpointError) as error:
         raise CheckpointError(f"{redact(weights)}: {error}") from error
 
 
@@ -236,21 +225,24 @@ def _cached(store: Store, key: str, path: Path) -> Path:
 
 
 def _download_state(store: Store, data: bytes, state: Path, manifest: Path, key: str = "") -> str | None:
-    """Download the state that a stored manifest (`data`) names, unless it is present. Returns how it mismatches. The
+    """Download the state that a stored manifest (`data`) names, unless it is present. Returns why it is unusable. The
     object at `key` is preferred to the run's states if it exists."""
-    expected = json.loads(data)
-    name = state_key(expected)
-    with suppress(OSError, ValueError, KeyError):
-        if state_key(json.loads(manifest.read_bytes())) == name and verify_manifest(state, manifest) is None:
-            return None
-    state.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(state, durable=False) as temporary:
-        try:
-            fetched = store.fetch(key or name, temporary)
-        except FileNotFoundError:
-            if not key:
-                raise
-            fetched = store.fetch(name, temporary)
-        manifest.unlink(missing_ok=True)
-    atomic_write(manifest, data)
-    return mismatch(expected, fetched.size, fetched.sha256)
+    try:
+        expected = json.loads(data)
+        name = state_key(expected)
+        with suppress(OSError, ValueError, KeyError):
+            if state_key(json.loads(manifest.read_bytes())) == name and verify_manifest(state, manifest) is None:
+                return None
+        state.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(state, durable=False) as temporary:
+            try:
+                fetched = store.fetch(key or name, temporary)
+            except FileNotFoundError:
+                fetched = store.fetch(name, temporary)
+            manifest.unlink(missing_ok=True)
+        atomic_write(manifest, data)
+        return mismatch(expected, fetched.size, fetched.sha256)
+    except FileNotFoundError:
+        return "its state is missing"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"its manifest is unreadable ({error})"

@@ -129,8 +129,7 @@ def check_file(path: Path) -> None:
 
 def kind_of_file(path: Path) -> str:
     """Why a file is not a weights file, and what to do; '' if it may be one."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD).lstrip()
+    head = _head(path).lstrip()
     kind = next((kind for pattern, kind in _OTHER_KINDS if re.match(pattern, head, re.IGNORECASE)), "")
     return kind and f"is {kind}, no weights file; download it again from its release page"
 
@@ -143,15 +142,15 @@ def load_plain(path: Path) -> object:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        if not _starts_as_torch(path):
+    except Exception as error:
+        head = _head(path)
+        if not head.startswith((_ARCHIVE, _PICKLE)):
             raise CheckpointError(f"{path}: was not written by torch.save; download it again") from None
-        reason = (str(error) or "it ends early").splitlines()[0].partition("  (")[0]
-        raise CheckpointError(f"{path}: not a readable weights file ({reason}); download it again") from None
-    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
-        if not _starts_as_torch(path):
-            raise CheckpointError(f"{path}: was not written by torch.save; download it again") from None
-        why = "torch's format before 1.6, of which only plain tensors are read" if _head(path) == _LEGACY else (
+        if isinstance(error, (RuntimeError, ValueError, EOFError, OSError, KeyError)):
+            reason = (str(error) or "it ends early").splitlines()[0].partition("  (")[0]
+            raise CheckpointError(f"{path}: not a readable weights file ({reason}); download it again") from None
+        # pickle.UnpicklingError: weights_only refused an object
+        why = "torch's format before 1.6, of which only plain tensors are read" if head.startswith(_LEGACY) else (
             type(error).__name__)
         raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}"
                               ) from None
@@ -159,11 +158,7 @@ def load_plain(path: Path) -> object:
 
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(_LEGACY))
-
-
-def _starts_as_torch(path: Path) -> bool:
-    return _head(path).startswith((_ARCHIVE, _PICKLE))
+        return file.read(_HEAD)
 
 
 def _inflates(path: Path) -> bool:
@@ -173,9 +168,8 @@ def _inflates(path: Path) -> bool:
         CheckpointError: for an archive that zipfile cannot read, though torch might.
     """
     try:
-        with path.open("rb") as file:
-            if file.read(len(_ARCHIVE)) != _ARCHIVE:
-                return False
+        if not _head(path).startswith(_ARCHIVE):
+            return False
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except OSError:  # the reader reports it

@@ -52,7 +52,12 @@ class Saver:
         self.waited = time.monotonic() - began
 
         def write() -> None:
-            self._write(copy, step, epoch, kinds)
+            path = checkpoint.save_checkpoint(self._run_dir, copy, step, self._digest, kinds)
+            if self._stored:
+                self._stored.put(path, self._keep)
+            checkpoint.prune(self._run_dir, self._keep)
+            self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
+                                       digest=state_file.digest(copy)))
             self.wrote = time.monotonic() - began
 
         self._pending = run_in_thread(write, "saver")
@@ -86,14 +91,6 @@ class Saver:
             if needed or (self._missed >= MAX_MISSED_SAVES and elapsed >= MISSED_SECONDS):
                 raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "
                                     "again") from error
-
-    def _write(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
-        path = checkpoint.save_checkpoint(self._run_dir, state, step, self._digest, kinds)
-        if self._stored:
-            self._stored.put(path, self._keep)
-        checkpoint.prune(self._run_dir, self._keep)
-        self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
-                                   digest=state_file.digest(state)))
 
 
 def save_interval(setting: float | Literal["auto"], saver: Saver) -> float:

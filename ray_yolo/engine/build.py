@@ -187,11 +187,9 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
 def _loaders(spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, ImageStore], grid: int
              ) -> dict[str, Any]:
     """The components, by name, that load this worker's shard of the data."""
-    recipe, plan, order = spec.recipe, Plan(spec.recipe, len(spec.train)), _rect_order(spec)
-    sampler = ShardSampler(plan, context.collectives.worker, context.collectives.num_workers, order)
-    dataset = train_dataset(spec, stores[0], _rect_shapes(spec, order, grid))
-    return {"spec": spec, "plan": plan, "sampler": sampler, "loader": _train_loader(dataset, context, plan, sampler),
-            "val_batches": val_loader(spec.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, context)}
+    recipe = spec.recipe
+    return {**_train_loader(spec, context, stores[0], grid), "val_batches": val_loader(
+        spec.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, context)}
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -241,23 +239,18 @@ def build_network(spec: TrainSpec) -> Detector:
     return model
 
 
-def _rect_order(spec: TrainSpec) -> np.ndarray | None:
-    """Under `rect`, the order of images by aspect ratio, the same in every epoch."""
+def _rect(spec: TrainSpec, grid: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Under `rect`, the order of images by aspect ratio, the same in every epoch, and the (height, width) of each
+    image: the smallest shape that fits every image of its microbatch."""
     if not spec.recipe.rect:
-        return None
-    return np.argsort(spec.train.sizes[:, 0] / spec.train.sizes[:, 1], kind="stable")
-
-
-def _rect_shapes(spec: TrainSpec, order: np.ndarray | None, grid: int) -> np.ndarray | None:
-    """Under `rect`, the (height, width) of each image: the smallest shape that fits every image of its microbatch."""
-    if order is None:
-        return None
+        return None, None
+    order = np.argsort(spec.train.sizes[:, 0] / spec.train.sizes[:, 1], kind="stable")
     shapes = padded_shapes(spec.train.sizes, spec.recipe.imgsz, grid, pad=0.0)
     _, size = resolved_batch(spec.recipe)
     for first in range(0, len(order), size):
         microbatch = order[first : first + size]
         shapes[microbatch] = shapes[microbatch].max(axis=0)
-    return shapes
+    return order, shapes
 
 
 def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
@@ -269,12 +262,10 @@ def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None 
 
 def first_batches(spec: TrainSpec) -> Batches:
     """The batches of the first epoch, one microbatch each, as a single worker trains them: for plots."""
-    order, plan = _rect_order(spec), Plan(spec.recipe, len(spec.train))
-    sampler = ShardSampler(plan, ALONE.worker, ALONE.num_workers, order)
-    sampler.start(0, weights=draw_weights(spec, ()))
-    shapes = _rect_shapes(spec, order, GRID if order is None else build_network(spec).grid)
-    dataset = train_dataset(spec, ImageStore(spec.train, spec.recipe.imgsz), shapes)
-    return _train_loader(dataset, WorkerContext(), plan, sampler)
+    grid = build_network(spec).grid if spec.recipe.rect else GRID
+    parts = _train_loader(spec, WorkerContext(), ImageStore(spec.train, spec.recipe.imgsz), grid)
+    parts["sampler"].start(0, weights=draw_weights(spec, ()))
+    return cast(Batches, parts["loader"])
 
 
 def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | None:
@@ -284,10 +275,15 @@ def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | N
     return image_weights(spec.train, np.array(class_maps or (0.0,) * len(spec.names)))
 
 
-def _train_loader(dataset: TrainDataset, context: WorkerContext, plan: Plan, sampler: ShardSampler) -> Batches:
-    batch_size = plan.loader_batch(context.collectives.num_workers, context.collectives.worker)
-    return context.prepare_loader(DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=identity,
-                                             **_processes(context)))
+def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, grid: int) -> dict[str, Any]:
+    """The components, by name, that load this worker's shard of the training data."""
+    plan, (order, shapes) = Plan(spec.recipe, len(spec.train)), _rect(spec, grid)
+    worker, num_workers = context.collectives.worker, context.collectives.num_workers
+    sampler = ShardSampler(plan, worker, num_workers, order)
+    loader = context.prepare_loader(DataLoader(
+        train_dataset(spec, store, shapes), batch_size=plan.loader_batch(num_workers, worker), sampler=sampler,
+        collate_fn=identity, **_processes(context)))
+    return {"spec": spec, "plan": plan, "sampler": sampler, "loader": loader}
 
 
 def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, context: WorkerContext

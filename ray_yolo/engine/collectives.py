@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.core.errors import PeerLostError
 from ray_yolo.core.internals import internal
-from ray_yolo.ops.torch_internals import import_compiler
 
 BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: the host waits for gloo only, which reports errors
 LOOPBACK = "127.0.0.1"  # no other host can connect to it
@@ -286,11 +285,6 @@ def leave_process_group() -> None:
 def bare(replica: nn.Module) -> nn.Module:
     """The model inside DDP's wrapper."""
     return replica.module if isinstance(replica, DistributedDataParallel) else replica
-
-
-def preload() -> None:
-    """Import the modules that DDP's constructor imports, which takes seconds, before others wait for this worker."""
-    import_compiler()
 
 
 def ddp_options() -> dict[str, Any]:

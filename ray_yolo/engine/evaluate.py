@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,13 +60,6 @@ def per_class(evaluation: Evaluation, index: AnnotationIndex) -> tuple[ClassResu
             "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
             "mAP50-95": float(metrics.ap[number].mean())})
         for number, name in enumerate(index.names) if metrics.num_labels[number])
-
-
-def outcome(evaluation: Evaluation | None, index: AnnotationIndex) -> dict[str, Any]:
-    """A validation's event fields `val` (the losses), `metrics` and `per_class`; empty for None."""
-    if evaluation is None:
-        return {"val": None, "metrics": None, "per_class": ()}
-    return {"val": evaluation.losses, "metrics": evaluation.summary, "per_class": per_class(evaluation, index)}
 
 
 def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, float]:

@@ -93,7 +93,8 @@ class GradientTree:
         """The sum of all rows, (row_size,); the sum of the gradients is in `.grad`. Every worker calls it once per
         step."""
         if self._exchanges:
-            row = self._exchanges[-1].extra_sum[: len(self._row)]
+            last = self._exchanges[-1]
+            row = last.sum[last.length :][: len(self._row)]  # behind the bucket, before the padding
         else:
             count = self._shards[-1].stop
             *gradients, row = _fold(_root(count), dict(self._nodes), count)
@@ -116,20 +117,16 @@ class GradientTree:
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Sum a bucket over the tree; DDP's communication hook."""
-        self._advance()
+        if self._exchanges:  # here, so that the order of exchanges is the same on every worker
+            self._exchanges[-1].fold()
         device = bucket.buffer().device
         future = torch.futures.Future[Tensor](devices=[device] if device.type == "cuda" else None)
         self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._shards, future))
         if bucket.is_last():
-            self._advance()
+            self._exchanges[-1].fold()
             for exchange in self._exchanges:
                 exchange.finish()
         return future
-
-    def _advance(self) -> None:
-        """Start the second half of the previous bucket. The hook does it, so the order is the same on every worker."""
-        if self._exchanges:
-            self._exchanges[-1].fold()
 
     def _rows(self, bucket: dist.GradBucket) -> Tensor:
         """This worker's subtrees of a bucket, (nodes, length); in the last bucket with the attached rows."""
@@ -158,21 +155,16 @@ class _Exchange:
 
     def __init__(self, rows: Tensor, length: int, shards: Sequence[range], future: torch.futures.Future[Tensor]
                  ) -> None:
-        self._length, self._future = length, future
+        self.length, self._future = length, future
         self._nodes = [list(aligned_nodes(shard)) for shard in shards]
         self._count = shards[-1].stop
         workers, chunk = len(shards), rows.shape[1] // len(shards)
         sent = rows.view(len(rows), workers, chunk).transpose(0, 1).contiguous()
         self._received = rows.new_empty(sum(map(len, self._nodes)), chunk)
-        self._sum = rows.new_empty(workers * chunk)
+        self.sum = rows.new_empty(workers * chunk)
         self._work = _started(dist.all_to_all_single(
             self._received.view(-1), sent.view(-1), [len(nodes) * chunk for nodes in self._nodes],
             [len(rows) * chunk] * workers, async_op=True))
-
-    @property
-    def extra_sum(self) -> Tensor:
-        """The sum of the numbers that were sent behind the bucket, with padding."""
-        return self._sum[self._length :]
 
     def fold(self) -> None:
         """Complete the tree over this worker's chunk, and start the all-gather of the chunks."""
@@ -180,12 +172,12 @@ class _Exchange:
         nodes = (node for shard in self._nodes for node in shard)
         values = {node: [value] for node, value in zip(nodes, self._received, strict=True)}
         [chunk] = _fold(_root(self._count), values, self._count)
-        self._work = _started(dist.all_gather_into_tensor(self._sum, chunk, async_op=True))
+        self._work = _started(dist.all_gather_into_tensor(self.sum, chunk, async_op=True))
 
     def finish(self) -> None:
         """Pass the sum to DDP."""
         self._work.wait()
-        self._future.set_result(self._sum[: self._length])
+        self._future.set_result(self.sum[: self.length])
 
 
 def _root(count: int) -> TreeNode:

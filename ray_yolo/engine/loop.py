@@ -115,12 +115,9 @@ def launch_steps(components: TrainComponents, progress: Progress, poll_controls:
     for number, step in enumerate(steps, progress.step):
         try:
             summed = sum_microbatches(components, step, batches, number, poll_controls)
-        except RuntimeError:
+        finally:
             if pending:
                 yield pending
-            raise
-        if pending:
-            yield pending
         pending = update_weights(components, summed, components.plan.rates(step, progress.epoch))
         if not runs_ahead(components.context.device):
             yield pending

@@ -37,7 +37,7 @@ from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
 from ray_yolo.engine.collectives import Collectives, collective_errors
-from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
+from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
 from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
@@ -137,7 +137,8 @@ class Session:
                 with collective_errors():
                     self.join()
                     while not (self.is_over or self._regroup):
-                        self.apply_changes()
+                        if self.spec.recipe.changes:  # the settings of this epoch
+                            self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
                         train(self.components, self.state, self.after_step, self.after_epoch, poll_controls)
             except PeerLostError:
                 self._lost += 1
@@ -177,8 +178,7 @@ class Session:
             self.timer.resume()
         else:
             self._start_timer()
-        self._forget_best_before_change()
-        self.stopped_early = self._patience_is_over()
+        self._check_patience()
 
     def _emit_start(self, *, regrouped: bool) -> None:
         """Record the start of a generation. Also record the last epoch again: its event may be lost with a worker."""
@@ -246,11 +246,6 @@ class Session:
         for store in self.components.stores:
             store.close()
 
-    def apply_changes(self) -> None:
-        """Switch to the settings of the current epoch; see `Recipe.changes`."""
-        if self.spec.recipe.changes:
-            self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
-
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Log a step, and save if a save inside the epoch is due. `after_epoch` saves the epoch's last step."""
         progress, timer = self.state.progress, self.timer
@@ -273,7 +268,7 @@ class Session:
     def after_epoch(self, epoch: int) -> bool:
         """Validate, record and save. Returns whether training is over or continues with other settings."""
         recipe, state, plan = self.spec.recipe, self.state, self.components.plan
-        self.timer.stop_training()
+        self.timer.trained = time.perf_counter()
         self.compare_weights()
         evaluation = self.validate() if epoch + 1 == recipe.epochs or not recipe.noval else None
         self._await_saver()  # the log has an epoch's checkpoint before the next epoch
@@ -283,12 +278,12 @@ class Session:
                        f"{state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
         fitness, best = self._rank(epoch, evaluation) if evaluation else (None, False)
-        self._forget_best_before_change()
-        self.stopped_early = self._patience_is_over()
+        self._check_patience()
         state.last_epoch = self.timer.epoch_event(
             epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.context.device,
             train=dict(zip(self.components.loss.names, losses, strict=True)), fitness=fitness, best=best,
-            **outcome(evaluation, self.spec.val))
+            val=evaluation and evaluation.losses, metrics=evaluation and evaluation.summary,
+            per_class=per_class(evaluation, self.spec.val) if evaluation else ())
         if self.records:
             self._emit(state.last_epoch)
         if not self.placement.nosave:
@@ -339,33 +334,27 @@ class Session:
         with contextlib.suppress(PeerLostError), collective_errors():
             # a barrier: a worker that left earlier would appear lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
-        if collectives.worker == 0:
-            self._withdraw()
+        if collectives.worker == 0:  # faulty workers have contributed to checkpoints since the last comparison
+            self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
+                       "newest checkpoint on which they agreed")
+            checkpoint.remove_newer(self.spec.run_dir, self._agreed)
+            if self.context.stored:
+                self.context.stored.remove_newer(self._agreed)
         if own[0] == step and 2 * weights.count(own[2]) <= len(weights):
             raise WrongWeightsError(f"the weights after step {step} are not those of the other workers: memory or "
                                     "arithmetic that is broken, or a processor of another kind")
         raise PeerLostError(f"a worker had other weights than the rest after step {step}")
 
-    def _withdraw(self) -> None:
-        """Remove checkpoints whose weights were not compared, because faulty workers have contributed to them."""
-        self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
-                   "newest checkpoint on which they agreed")
-        checkpoint.remove_newer(self.spec.run_dir, self._agreed)
-        if self.context.stored:
-            self.context.stored.remove_newer(self._agreed)
-
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
 
-    def _forget_best_before_change(self) -> None:
-        """Reset the best epoch if it precedes the last change of settings: its fitness is not comparable."""
-        if self.state.best_epoch < self.spec.recipe.last_change(self.state.progress.epoch):
-            self.state.best_fitness, self.state.best_epoch = -1.0, -1
-
-    def _patience_is_over(self) -> bool:
-        """Whether the last epoch was the `patience`-th without a better fitness, and epochs remain."""
-        state, patience, epoch = self.state, self.spec.recipe.patience, self.state.progress.epoch
-        return 0 < patience < epoch - state.best_epoch and state.best_epoch >= 0 and epoch < self.spec.recipe.epochs
+    def _check_patience(self) -> None:
+        """Stop early if the last epoch was the `patience`-th without a better fitness, and epochs remain."""
+        state, recipe, epoch = self.state, self.spec.recipe, self.state.progress.epoch
+        if state.best_epoch < recipe.last_change(epoch):  # its fitness is not comparable
+            state.best_fitness, state.best_epoch = -1.0, -1
+        is_over = 0 < recipe.patience < epoch - state.best_epoch and state.best_epoch >= 0
+        self.stopped_early = is_over and epoch < recipe.epochs
 
     def _must_save(self) -> bool:
         """Whether the recording worker requests a save. It does if the last save is too old, or if all workers drain
@@ -442,10 +431,6 @@ class StepTimer:
         """Exclude the time since the last step, in which no step was trained."""
         now = time.perf_counter()
         self.began, self.last = self.began + now - self.last, now
-
-    def stop_training(self) -> None:
-        """Record the end of the epoch's last step."""
-        self.trained = time.perf_counter()
 
     def should_log(self, step: int, result: StepResult) -> bool:
         """Whether to log a step: at regular intervals, and if it was skipped."""

@@ -9,7 +9,7 @@ import json
 import math
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -25,14 +25,12 @@ from ray_yolo.engine.build import TrainComponents, TrainSpec, build
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Generation
 
-START = Progress()
-
 
 @dataclass
 class TrainState:
     """Progress, and the few values that cannot be recomputed from it."""
 
-    progress: Progress = START
+    progress: Progress = field(default_factory=Progress)
     best_fitness: float = -1.0
     best_epoch: int = -1
     class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights

@@ -46,7 +46,7 @@ from ray_yolo.runs.working_copy import (
 )
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease, try_lock
-from ray_yolo.storage.store import Store, open_store
+from ray_yolo.storage.store import Store, is_address, open_store
 
 # Not synchronised by `put_files`.
 _SPECIAL_FILES = (EVENTS_FILE, LEDGER_FILE, RECORD_FILE, FINISHED, LEASE)
@@ -68,7 +68,7 @@ def acquire_run(folder: Path) -> RemoteRun | str | None:
     if not (address := address_of(folder)):
         return None
     store = open_store(address)
-    held = lease.acquire(store, LEASE, holder_id(folder), lease.EXPIRES, lambda owner: _logger.warning(
+    held = lease.acquire(store, LEASE, holder_id(folder), lambda owner: _logger.warning(
         "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
     if isinstance(held, str):
         return held
@@ -82,32 +82,25 @@ def acquire_run(folder: Path) -> RemoteRun | str | None:
 
 
 class RemoteRun:
-    """A run in a bucket whose lease this process holds, with its working copy."""
+    """A run in a bucket whose lease this process holds, with its working copy.
+
+    The lease's `attempt`, from 1, is a fencing token in the keys of segments and checkpoints.
+    """
 
     def __init__(self, store: Store, folder: Path, address: str, held: Lease) -> None:
-        self.address = address
+        self.address, self.attempt = address, held.attempt
+        self.checkpoints = RemoteCheckpoints(store, held.attempt)  # of the run, for this attempt
         self._store, self._folder, self._lease = store, folder, held
         self._flushing = threading.Lock()
         self._offset = self._segments = 0  # of the log: bytes and segments that are stored
-        self._segment = b""  # being stored; after a lost reply it may be stored already
         self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of files by key
-        self._finished = False
+        self.finished = False  # the run has ended; `sync_files` stores this
         self.is_lost = False  # another process has the lease: the training must stop
         held.on_loss = self._lose
 
     def _lose(self) -> None:
         (self._folder / STOP_REQUEST).touch()  # workers on Ray poll this file
         self.is_lost = True
-
-    @property
-    def attempt(self) -> int:
-        """The number of this lease, from 1: a fencing token in the keys of segments and checkpoints."""
-        return self._lease.attempt
-
-    @property
-    def checkpoints(self) -> RemoteCheckpoints:
-        """The checkpoints of the run, for this attempt."""
-        return RemoteCheckpoints(self._store, self.attempt)
 
     @property
     def payload(self) -> dict[str, str | int]:
@@ -137,10 +130,6 @@ class RemoteRun:
         with suppress(FileNotFoundError):
             self._store.fetch(DETECTIONS_FILE, self._folder / DETECTIONS_FILE)
 
-    def put_record(self) -> None:
-        """Store the record: from then on the run exists."""
-        self._store.put(RECORD_FILE, self._folder / RECORD_FILE)
-
     def flush_log(self) -> None:
         """Store the new lines of the log as a segment.
 
@@ -149,29 +138,25 @@ class RemoteRun:
             TrainingError: if another process has stored a segment of this attempt.
         """
         with self._flushing:
-            while self._next_segment():  # after one with a lost reply there may be another one
+            new = read_or_empty(log_file(self._folder))[self._offset:]
+            segment = new[:new.rfind(b"\n") + 1]
+            while segment:
                 key = f"log/{self.attempt:06d}-{self._segments:06d}.jsonl"
-                if self._store.put_if(key, self._segment) is None and self._store.get(key).data != self._segment:
+                created = self._store.put_if(key, segment) is not None
+                stored = segment if created else self._store.get(key).data  # by a call whose reply was lost
+                if not segment.startswith(stored):
                     raise TrainingError(f"{self.address}/{key} was written by another process; this one stores "
                                         "nothing more")
                 if not self._segments:
                     for entry in self._store.list("log/"):
                         if entry.name < f"{self.attempt:06d}":
                             self._store.delete(f"log/{entry.name}")
-                self._offset, self._segments, self._segment = self._offset + len(self._segment), self._segments + 1, b""
+                self._offset, self._segments = self._offset + len(stored), self._segments + 1
+                segment = segment[len(stored):]
 
-    def _next_segment(self) -> bytes:
-        if not self._segment:
-            new = read_or_empty(log_file(self._folder))[self._offset:]
-            self._segment = new[:new.rfind(b"\n") + 1]
-        return self._segment
-
-    def put_files(self, *, weights: bool = False) -> None:
-        """Store the files that are new or changed.
-
-        Args:
-            weights: also store weights/last.pt and best.pt as files; before the end of training they are pointers to
-            states.
+    def put_files(self) -> None:
+        """Store the files that are new or changed; weights/last.pt and best.pt only after the end of training. Before,
+        they are pointers to states.
 
         Raises:
             OSError: if storage refuses.
@@ -181,7 +166,7 @@ class RemoteRun:
             raise TrainingError(f"{self.address}: another process has taken over this run; this one stores nothing "
                                 "more")
         paths = list(_files_of(self._folder, _SPECIAL_FOLDERS))
-        if weights:
+        if self.finished:
             paths += [path for kind in ("last", "best") for end in ("json", "pt")  # last.json names both states
                       if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
         for path in paths:
@@ -192,10 +177,6 @@ class RemoteRun:
                     self._store.put(key, path)
                     self._stored[key] = status.st_mtime_ns, status.st_size
 
-    def finish(self) -> None:
-        """Mark the run as ended; `sync_files` stores the mark."""
-        self._finished = True
-
     def sync_files(self) -> None:
         """Store everything new, or nothing if another process has the lease (`is_lost`).
 
@@ -203,8 +184,8 @@ class RemoteRun:
         """
         try:
             self.flush_log()
-            self.put_files(weights=self._finished)
-            if self._finished:
+            self.put_files()
+            if self.finished:
                 self._store.put(FINISHED, b"")
         except OSError as error:
             _logger.warning("%s: some files of the run are not stored yet (%s); later uploads, or the same command on "
@@ -267,8 +248,8 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def download_copy(address: str, *, whole: bool = True) -> Path:
-    """Download a run as it is now into a folder of this machine, for reading only.
+def local_folder(run: str, *, whole: bool = True) -> Path:
+    """The folder of a run; for an address a copy as it is now, downloaded to this machine for reading only.
 
     Args:
         whole: with all files; otherwise the log and the record only.
@@ -276,14 +257,16 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
     Raises:
         InputError: if there is no run at the address, or storage refuses.
     """
-    store, folder = open_store(address), working_copy_folder(address) / address.rstrip("/").rpartition("/")[2]
+    if not is_address(run):
+        return Path(run)
+    store, folder = open_store(run), working_copy_folder(run) / run.rstrip("/").rpartition("/")[2]
     try:
         log = read_log(store)
         if not log:
-            raise InputError(f"{address}: has no log of a run; give the address of one, such as "
+            raise InputError(f"{run}: has no log of a run; give the address of one, such as "
                              "s3://bucket/runs/train/exp")
         shutil.rmtree(folder, ignore_errors=True)
-        create_working_copy(folder, address)
+        create_working_copy(folder, run)
         keys = [*({RECORD_FILE, FINISHED} & {entry.name for entry in store.list()})]
         if whole:
             weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
@@ -295,17 +278,21 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
             store.fetch(key, folder / key)
         log_file(folder).write_bytes(log)
     except OSError as error:
-        raise InputError(f"{address}: {error}") from None
+        raise InputError(f"{run}: {error}") from None
     return folder
 
 
-def put_results(folder: Path, address: str) -> None:
+def publish(folder: Path, address: str | None = None) -> None:
     """Store the results of a validation or prediction, or the pictures and records that were completed after the end of
-    a training; with '' as the address they stay in the folder.
+    a training, if they belong in a bucket.
+
+    Args:
+        address: for a folder that is no working copy; '': its files stay there.
 
     Raises:
         RayYoloError: if storage refuses.
     """
+    address = address_of(folder) if address is None else address
     if not address:
         return
     store, paths = open_store(address), _files_of(folder, _SPECIAL_FOLDERS)

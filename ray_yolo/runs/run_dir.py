@@ -18,7 +18,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -39,11 +39,17 @@ from ray_yolo.runs.folders import (
     storage_probe,
     usable_storage,
 )
-from ray_yolo.runs.location import location
 from ray_yolo.runs.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
-from ray_yolo.runs.working_copy import address_of, create_working_copy, project_address, refresh, working_copy_of_run
-from ray_yolo.storage.store import is_address
+from ray_yolo.runs.working_copy import (
+    address_of,
+    create_working_copy,
+    location,
+    project_address,
+    refresh,
+    working_copy_of_run,
+)
+from ray_yolo.storage.store import is_address, open_store
 
 _logger = logging.getLogger(__name__)
 
@@ -58,36 +64,21 @@ class Run:
     remote: RemoteRun | None = None  # None for a run that is stored in this folder
 
     @property
-    def is_sweep(self) -> bool:
-        """Whether this is the folder of a sweep, not of a training."""
-        return isinstance(self.record, SweepRecord)
-
-    @property
     def training(self) -> RunRecord:
         """The record of a training after `begin_run`."""
         assert isinstance(self.record, RunRecord)
         return self.record
 
     @property
-    def location(self) -> str:
-        """The location of the run as shown to users: its address in a bucket, else its folder."""
-        return location(self.folder)
-
-    @property
     def is_lost(self) -> bool:
         """Whether another process has taken over the run, so that this one must stop."""
         return self.remote is not None and self.remote.is_lost
-
-    def download_result(self) -> None:
-        """Make the final weights and detections available in the folder."""
-        if self.remote:
-            self.remote.download_result()
 
     def finish(self) -> None:
         """Mark the run as ended."""
         atomic_write(self.folder / "finished", b"")
         if self.remote:
-            self.remote.finish()
+            self.remote.finished = True
 
     def release(self) -> None:
         """Release the run for other processes."""
@@ -164,8 +155,8 @@ def begin_run(placement: Placement, record: Record) -> Run:
     run.record = record
     try:
         write_record(folder, record)
-        if run.remote:
-            run.remote.put_record()
+        if run.remote:  # from now on the run exists there
+            open_store(run.remote.address).put(RECORD_FILE, folder / RECORD_FILE)
     except OSError:
         with suppress(OSError):  # the folder may hold a user's files
             (folder / ".lock").unlink()
@@ -221,8 +212,8 @@ def _checked_settings(recipe: Recipe, run: Run) -> Run:
     other = [f"{path}={old} (not {new})" for path, new, old, decided in values if new not in (old, decided)]
     if other:
         run.release()
-        raise InputError(f"resume: {run.location} was started with {', '.join(other)}, and a run keeps its recipe; "
-                         f"leave that out, or start a new run with {_weights_flag(run.folder)}")
+        raise InputError(f"resume: {location(run.folder)} was started with {', '.join(other)}, and a run keeps its "
+                         f"recipe; leave that out, or start a new run with {_weights_flag(run.folder)}")
     return run
 
 
@@ -232,7 +223,8 @@ def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], ex
     if not (folder / "run.json").exists():
         return None
     run = _open(folder)
-    other = run.is_sweep != (extends is not None)
+    is_sweep = isinstance(run.record, SweepRecord)
+    other = is_sweep != (extends is not None)
     finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
     try:
         if (run.record and not finished and not other
@@ -244,7 +236,7 @@ def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], ex
     run.release()
     if exist_ok:
         return None
-    kind = "a sweep" if run.is_sweep else "a training"
+    kind = "a sweep" if is_sweep else "a training"
     state = kind if other else "finished" if finished else "a run of another recipe or data set"
     restart = "" if run.remote else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
     raise InputError(f"name: {location(folder)} is {state}; choose another --name, {restart}or continue from its "
@@ -281,10 +273,9 @@ def _unfinished(project: Path, *, sweeps: bool, matches: Callable[[Record], bool
 
 def _try_open(folder: Path) -> Run | None:
     """The run, locked; None if another process trains it."""
-    lock = (folder / ".lock").open("a+")
-    try:
+    with ExitStack() as closing:
+        lock = closing.enter_context((folder / ".lock").open("a+"))
         if not lock_file(lock):
-            lock.close()
             return None
         remote = acquire_run(folder)
         lock.seek(0)
@@ -292,12 +283,10 @@ def _try_open(folder: Path) -> Run | None:
         lock.write(remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n")
         lock.flush()
         if isinstance(remote, str):
-            lock.close()
             return None
-        return Run(folder, lock, read_record(folder), remote)
-    except BaseException:
-        lock.close()
-        raise
+        run = Run(folder, lock, read_record(folder), remote)
+        closing.pop_all()  # the run keeps the lock
+    return run
 
 
 def _open(folder: Path) -> Run:

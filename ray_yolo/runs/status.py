@@ -24,7 +24,8 @@ from ray_yolo.core.events import (
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, measure_goodput, read_events
-from ray_yolo.runs.location import is_active, location
+from ray_yolo.runs.folders import is_active
+from ray_yolo.runs.working_copy import location
 
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
@@ -100,7 +101,7 @@ def describe_run(run_dir: Path) -> list[str]:
     if active and not startup:
         lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
-    return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_SHOWN:]]
+    return lines + [_warning(event) for event in warnings[-_WARNINGS_SHOWN:]]
 
 
 def _state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
@@ -144,14 +145,11 @@ def _held_up(member: WorkerStatus, members: Sequence[WorkerStatus]) -> str:
     return f"  ({waiting} wait for it)" if waiting and member.seconds > _FRESH_SECONDS else ""
 
 
-def _by(event: WarningEvent) -> str:
-    return "" if event.worker is None else f"worker {event.worker}: "
+def _warning(event: WarningEvent) -> str:
+    worker = "" if event.worker is None else f"worker {event.worker}: "
+    return f"{time.strftime('%m-%d %H:%M:%S', time.localtime(event.time))}  {worker}{event.message}"
 
 
 def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} minutes ago" if seconds < 7200 else (
         f"{seconds / 3600:.0f} hours ago")
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(moment))

@@ -27,7 +27,6 @@ from ray_yolo.storage.lease import check_conditions
 from ray_yolo.storage.store import is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
-_CACHE_NAME = "spool"
 
 
 def project_address(placement: Placement) -> str:
@@ -47,7 +46,7 @@ def project_address(placement: Placement) -> str:
 
 def working_copy_folder(address: str) -> Path:
     """The folder on this machine for everything below an address."""
-    return cache_folder() / _CACHE_NAME / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+    return cache_folder() / "spool" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
 
 
 def working_copy_of_run(address: str, project: str) -> Path:
@@ -103,6 +102,11 @@ def address_of(folder: Path) -> str:
         return own
     sweep = read_or_empty(folder.parent.parent / ADDRESS_FILE).decode()
     return sweep and f"{sweep}/{folder.parent.name}/{folder.name}"
+
+
+def location(folder: Path) -> str:
+    """The location of a run as shown to users: its address in a bucket, else its folder."""
+    return address_of(folder) or str(folder)
 
 
 def is_leased(folder: Path) -> bool:

@@ -132,7 +132,8 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
             if summary.stopped:  # on the request of a caller that runs this in a thread
                 raise KeyboardInterrupt
             if not summary.paused:
-                run.download_result()
+                if run.remote:
+                    run.remote.download_result()
                 check_weights(run.folder, summary.step)
             trained()
             if not summary.paused:

@@ -28,12 +28,13 @@ from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
+from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
 from ray_yolo.inference.output import coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.runs.folders import output_folder, storage_folder
-from ray_yolo.runs.location import location, publish
+from ray_yolo.runs.remote_run import publish
+from ray_yolo.runs.working_copy import location
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.node_checks import make_snapshots
 from ray_yolo.runtime.workers.failures import FailurePolicy
@@ -84,9 +85,8 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     if config.classes is not None:
         kept = np.isin(evaluation.detections[:, 6], config.classes)
         evaluation = replace(evaluation, detections=evaluation.detections[kept])
-    numbers = outcome(evaluation, index)
-    result = ValResult(folder, numbers["metrics"], numbers["val"],
-                       [row.model_dump() for row in numbers["per_class"]],
+    classes = per_class(evaluation, index)
+    result = ValResult(folder, evaluation.summary, evaluation.losses, [row.model_dump() for row in classes],
                        twelve_numbers(evaluation, index) if config.coco else {}, evaluation.speed)
     if failed := _write(config, evaluation, description, index, folder):
         report(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
@@ -94,7 +94,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     record = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
     atomic_write(folder / "results.json", json.dumps(record, indent=1))
     publish(folder)
-    report("\n".join([*class_table(result.metrics, numbers["per_class"], len(index)), *_rest(result, where)]))
+    report("\n".join([*class_table(result.metrics, classes, len(index)), *_rest(result, where)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement)):
         report(_track(config, result, uri))
     return result

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -49,24 +50,18 @@ class Lease:
 
     def __init__(self, store: Store, key: str, terms: Terms, version: Any) -> None:
         self._store, self._key, self._terms, self._version = store, key, terms, version
+        self.attempt = terms.attempt  # the number of this holder, from 1
         self.on_loss: Callable[[], None] = lambda: None
         self._stop, self._renewing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ray_yolo lease", daemon=True)
         self._thread.start()
 
-    @property
-    def attempt(self) -> int:
-        """The number of this holder, from 1."""
-        return self._terms.attempt
-
     def release(self) -> None:
         """Release the lease; if storage fails, it expires."""
         self._stop.set()
         self._thread.join()
-        try:
+        with suppress(OSError):
             self._store.put_if(self._key, Terms(self.attempt, "", self._terms.owner).to_bytes(), self._version)
-        except OSError:
-            return
 
     def renew(self) -> bool:
         """Renew the lease once. Returns whether this process still holds it."""
@@ -79,22 +74,18 @@ class Lease:
 
     def _run(self) -> None:
         while not self._stop.wait(RENEWS):
-            try:
+            with suppress(OSError, InputError):  # unreachable: a later renewal finds out whether it was taken over
                 if not self.renew():
                     self.on_loss()
                     return
-            except (OSError, InputError):  # unreachable: a later renewal finds out whether the lease was taken over
-                continue
 
 
-def acquire(store: Store, key: str, holder: str, patience: float = 0.0,
-            on_wait: Callable[[str], None] = lambda owner: None) -> Lease | str:
+def acquire(store: Store, key: str, holder: str, on_wait: Callable[[str], None] | None = None) -> Lease | str:
     """Acquire the lease at a key. Returns the lease, or its current owner.
 
     Args:
         holder: an id that at most one live process has.
-        patience: seconds to wait for another holder's lease to expire.
-        on_wait: called with its owner before waiting.
+        on_wait: called with another holder's owner before waiting for its lease to expire; None: do not wait.
 
     Raises:
         OSError: if storage fails.
@@ -107,11 +98,11 @@ def acquire(store: Store, key: str, holder: str, patience: float = 0.0,
         if lease and terms.holder not in ("", holder):
             if first is None:
                 first = version, store_time(store, key.rpartition("/")[0] + "/") - lease[1].modified
-                if patience and first[1] < EXPIRES:
+                if on_wait and first[1] < EXPIRES:
                     on_wait(terms.owner)
             waited = time.monotonic() - start
             if first[1] + waited < EXPIRES:
-                if version != first[0] or waited >= patience:
+                if version != first[0] or not on_wait:
                     return terms.owner
                 time.sleep(_POLL_SECONDS)
                 continue

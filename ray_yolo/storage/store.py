@@ -292,10 +292,8 @@ class ObjectStore:
 
     @_as_os_errors
     def delete(self, key: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._store.delete(key)
-        except FileNotFoundError:
-            return
 
 
 def _fetched(writer: HashingWriter, entry: Entry) -> Fetched:

@@ -27,8 +27,8 @@ def store(tmp_path: Path) -> FolderStore:
 def take(store: FolderStore) -> Iterator[Take]:
     taken: list[Lease] = []
 
-    def take(holder: str, patience: float = 0.0) -> Lease | str:
-        result = acquire(store, KEY, holder, patience)
+    def take(holder: str, on_wait: Callable[[str], None] | None = None) -> Lease | str:
+        result = acquire(store, KEY, holder, on_wait)
         if isinstance(result, Lease):
             taken.append(result)
         return result
@@ -108,12 +108,12 @@ def test_waiting_distinguishes_live_holders_from_dead_ones(take: Take, store: Fo
     monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
     living = held(take("a"))
     waits: list[str] = []
-    assert isinstance(acquire(store, KEY, "b", 30, waits.append), str)
+    assert isinstance(acquire(store, KEY, "b", waits.append), str)
     assert waits == [f"{os.uname().nodename} {os.getpid()}"]
     living._stop.set()  # it dies
     living._thread.join()
     aged(tmp_path, lease.EXPIRES - 0.5)
-    assert held(take("b", patience=30)).attempt == 2
+    assert held(take("b", waits.append)).attempt == 2
 
 
 @pytest.mark.usefixtures("s3")

@@ -27,10 +27,10 @@ from ray_yolo.engine.collectives import (
     abort_process_group,
     form_process_group,
     leave_process_group,
-    preload,
     serve_rendezvous_store,
 )
 from ray_yolo.engine.membership import Activity, Generation, Rendezvous
+from ray_yolo.ops.torch_internals import import_compiler
 from ray_yolo.runs.status import MEMBERS_FILE, write_members
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.coordinator import (
@@ -92,7 +92,7 @@ class RendezvousClient(Rendezvous):
         self._notify, self._device, self._alone = notify, device, alone
         self._groups = 0  # formed so far
         self._current: tuple[Registration, Quorum] | None = None  # the generation, and the request for it
-        self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)
+        self._preload = threading.Thread(target=import_compiler, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._send_heartbeats, name="ray_yolo heartbeat", daemon=True).start()
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
@@ -105,7 +105,7 @@ class RendezvousClient(Rendezvous):
         leave_process_group()
         self._current = None  # otherwise the heartbeat thread would introduce the generation that this worker has left
         if not self._alone:
-            preload()
+            import_compiler()
         host = own_address()
         store = serve_rendezvous_store(host)
         node = ray.get_runtime_context().get_node_id()

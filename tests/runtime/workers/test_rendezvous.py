@@ -71,7 +71,7 @@ class Beside:
         self.happened, self.requests = list[str](), list[Registration]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
-                              ("_HEARTBEAT_SECONDS", 0.01), ("preload", self.preload)):
+                              ("_HEARTBEAT_SECONDS", 0.01), ("import_compiler", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
