@@ -5,7 +5,6 @@ list operations need few kernels instead of one per tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -13,14 +12,24 @@ from torch.amp import GradScaler
 from ray_yolo.core.internals import internal
 
 
-def _in_place(name: str, left: Sequence[Tensor], *arguments: Sequence[Tensor] | float) -> None:
-    internal("torch", name)(left, *arguments)
+def add_(left: Sequence[Tensor], right: Sequence[Tensor] | float) -> None:
+    """left[i] += right[i], or the number."""
+    internal("torch", "_foreach_add_")(left, right)
 
 
-add_ = partial(_in_place, "_foreach_add_")  # (left, right): left[i] += right[i], or the number `right`
-mul_ = partial(_in_place, "_foreach_mul_")  # (left, factor): left[i] *= factor
-copy_ = partial(_in_place, "_foreach_copy_")  # (left, right): left[i] = right[i]
-lerp_ = partial(_in_place, "_foreach_lerp_")  # (left, right, weight): left[i] += weight (right[i] - left[i])
+def mul_(left: Sequence[Tensor], factor: float) -> None:
+    """left[i] *= factor."""
+    internal("torch", "_foreach_mul_")(left, factor)
+
+
+def copy_(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    """left[i] = right[i], in place."""
+    internal("torch", "_foreach_copy_")(left, right)
+
+
+def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> None:
+    """left[i] += weight (right[i] - left[i])."""
+    internal("torch", "_foreach_lerp_")(left, right, weight)
 
 
 def scaler_tensors(scaler: GradScaler) -> list[Tensor]:
