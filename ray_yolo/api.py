@@ -232,7 +232,7 @@ def _detect(predictor: Predictor, inputs: InputSource, config: PredictConfig, ou
             yield results
     finally:
         if output:
-            from ray_yolo.runs.remote_run import publish
+            from ray_yolo.runs.location import publish
 
             write_tables(output, predictions, predictor.names)
             publish(output.folder)

@@ -390,6 +390,6 @@ def _folder(run: str, *, whole: bool = True) -> Path:
     """The folder of a run or sweep. From a store, it is a copy: all of it, or only log and record."""
     if not is_address(run):
         return Path(run)
-    from ray_yolo.runs.remote_run import local_folder
+    from ray_yolo.runs.location import local_folder
 
     return local_folder(run, whole=whole)

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, StorageError
-from ray_yolo.runs.working_copy import create_working_copy, is_leased, project_address, working_copy_folder
+from ray_yolo.runs.working_copy import create_working_copy, project_address, working_copy_folder
 from ray_yolo.storage.lease import store_time, try_lock
 from ray_yolo.storage.store import Store, is_address, open_store
 
@@ -83,7 +83,7 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
     """Create a folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
     With `exist_ok` the name gets no number: an existing folder is moved aside, so that each folder holds one result.
-    For a bucket, the folder is a working copy under a name that is reserved there; `remote_run.publish` stores it.
+    For a bucket, the folder is a working copy under a name that is reserved there; `location.publish` stores it.
 
     Args:
         sources: absolute paths of the inputs, which must not be moved.
@@ -161,11 +161,6 @@ def is_held(folder: Path) -> bool:
         return False
     with (folder / ".lock").open("a") as lock:
         return not lock_file(lock)
-
-
-def is_active(folder: Path) -> bool:
-    """Whether a process trains the run: one on this machine, or one anywhere for a run in a bucket."""
-    return is_held(folder) or is_leased(folder)
 
 
 def was_abandoned(folder: Path) -> bool:

@@ -46,7 +46,7 @@ from ray_yolo.runs.working_copy import (
 )
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease, try_lock
-from ray_yolo.storage.store import Store, is_address, open_store
+from ray_yolo.storage.store import Store, open_store
 
 # Not synchronised by `put_files`.
 _SPECIAL_FILES = (EVENTS_FILE, LEDGER_FILE, RECORD_FILE, FINISHED, LEASE)
@@ -248,8 +248,8 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def local_folder(run: str, *, whole: bool = True) -> Path:
-    """The folder of a run; for an address a copy as it is now, downloaded to this machine for reading only.
+def download_copy(address: str, *, whole: bool = True) -> Path:
+    """Download a run as it is now into a folder of this machine, for reading only.
 
     Args:
         whole: with all files; otherwise the log and the record only.
@@ -257,16 +257,14 @@ def local_folder(run: str, *, whole: bool = True) -> Path:
     Raises:
         InputError: if there is no run at the address, or storage refuses.
     """
-    if not is_address(run):
-        return Path(run)
-    store, folder = open_store(run), working_copy_folder(run) / run.rstrip("/").rpartition("/")[2]
+    store, folder = open_store(address), working_copy_folder(address) / address.rstrip("/").rpartition("/")[2]
     try:
         log = read_log(store)
         if not log:
-            raise InputError(f"{run}: has no log of a run; give the address of one, such as "
+            raise InputError(f"{address}: has no log of a run; give the address of one, such as "
                              "s3://bucket/runs/train/exp")
         shutil.rmtree(folder, ignore_errors=True)
-        create_working_copy(folder, run)
+        create_working_copy(folder, address)
         keys = [*({RECORD_FILE, FINISHED} & {entry.name for entry in store.list()})]
         if whole:
             weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
@@ -278,21 +276,17 @@ def local_folder(run: str, *, whole: bool = True) -> Path:
             store.fetch(key, folder / key)
         log_file(folder).write_bytes(log)
     except OSError as error:
-        raise InputError(f"{run}: {error}") from None
+        raise InputError(f"{address}: {error}") from None
     return folder
 
 
-def publish(folder: Path, address: str | None = None) -> None:
+def put_results(folder: Path, address: str) -> None:
     """Store the results of a validation or prediction, or the pictures and records that were completed after the end of
-    a training, if they belong in a bucket.
-
-    Args:
-        address: for a folder that is no working copy; '': its files stay there.
+    a training; with '' as the address they stay in the folder.
 
     Raises:
         RayYoloError: if storage refuses.
     """
-    address = address_of(folder) if address is None else address
     if not address:
         return
     store, paths = open_store(address), _files_of(folder, _SPECIAL_FOLDERS)

@@ -39,16 +39,10 @@ from ray_yolo.runs.folders import (
     storage_probe,
     usable_storage,
 )
+from ray_yolo.runs.location import location
 from ray_yolo.runs.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
-from ray_yolo.runs.working_copy import (
-    address_of,
-    create_working_copy,
-    location,
-    project_address,
-    refresh,
-    working_copy_of_run,
-)
+from ray_yolo.runs.working_copy import address_of, create_working_copy, project_address, refresh, working_copy_of_run
 from ray_yolo.storage.store import is_address, open_store
 
 _logger = logging.getLogger(__name__)
@@ -64,10 +58,20 @@ class Run:
     remote: RemoteRun | None = None  # None for a run that is stored in this folder
 
     @property
+    def is_sweep(self) -> bool:
+        """Whether this is the folder of a sweep, not of a training."""
+        return isinstance(self.record, SweepRecord)
+
+    @property
     def training(self) -> RunRecord:
         """The record of a training after `begin_run`."""
         assert isinstance(self.record, RunRecord)
         return self.record
+
+    @property
+    def location(self) -> str:
+        """The location of the run as shown to users: its address in a bucket, else its folder."""
+        return location(self.folder)
 
     @property
     def is_lost(self) -> bool:
@@ -212,8 +216,8 @@ def _checked_settings(recipe: Recipe, run: Run) -> Run:
     other = [f"{path}={old} (not {new})" for path, new, old, decided in values if new not in (old, decided)]
     if other:
         run.release()
-        raise InputError(f"resume: {location(run.folder)} was started with {', '.join(other)}, and a run keeps its "
-                         f"recipe; leave that out, or start a new run with {_weights_flag(run.folder)}")
+        raise InputError(f"resume: {run.location} was started with {', '.join(other)}, and a run keeps its recipe; "
+                         f"leave that out, or start a new run with {_weights_flag(run.folder)}")
     return run
 
 
@@ -223,8 +227,7 @@ def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], ex
     if not (folder / "run.json").exists():
         return None
     run = _open(folder)
-    is_sweep = isinstance(run.record, SweepRecord)
-    other = is_sweep != (extends is not None)
+    other = run.is_sweep != (extends is not None)
     finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
     try:
         if (run.record and not finished and not other
@@ -236,7 +239,7 @@ def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], ex
     run.release()
     if exist_ok:
         return None
-    kind = "a sweep" if is_sweep else "a training"
+    kind = "a sweep" if run.is_sweep else "a training"
     state = kind if other else "finished" if finished else "a run of another recipe or data set"
     restart = "" if run.remote else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
     raise InputError(f"name: {location(folder)} is {state}; choose another --name, {restart}or continue from its "

@@ -24,8 +24,7 @@ from ray_yolo.core.events import (
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, measure_goodput, read_events
-from ray_yolo.runs.folders import is_active
-from ray_yolo.runs.working_copy import location
+from ray_yolo.runs.location import is_active, location
 
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0

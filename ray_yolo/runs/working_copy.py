@@ -104,11 +104,6 @@ def address_of(folder: Path) -> str:
     return sweep and f"{sweep}/{folder.parent.name}/{folder.name}"
 
 
-def location(folder: Path) -> str:
-    """The location of a run as shown to users: its address in a bucket, else its folder."""
-    return address_of(folder) or str(folder)
-
-
 def is_leased(folder: Path) -> bool:
     """Whether a process on any machine trains the run of this working copy; False for any other folder."""
     address = address_of(folder)

@@ -30,8 +30,9 @@ from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, Prediction, detect_files, from_payload, to_payload, write_tables
 from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, check_iou, load_trained
 from ray_yolo.runs.folders import output_folder
-from ray_yolo.runs.remote_run import publish
-from ray_yolo.runs.working_copy import address_of, location
+from ray_yolo.runs.location import location, publish
+from ray_yolo.runs.remote_run import put_results
+from ray_yolo.runs.working_copy import address_of
 
 _PARTS_PER_WORKER = 32  # blocks of files; many, so that a worker with long videos does not delay the others
 
@@ -162,7 +163,7 @@ class _Actor:
         with tempfile.TemporaryDirectory() if self._address else nullcontext(self._folder) as folder:
             payloads = [to_payload(predictions) for _, predictions in detect_files(
                 self._predictor, media, Output(Path(folder), self._settings), threads=self._settings.placement.threads)]
-            publish(Path(folder), self._address)  # no other node sees this folder
+            put_results(Path(folder), self._address)  # no other node sees this folder
         return {"number": list(part["number"]), "found": payloads}
 
 

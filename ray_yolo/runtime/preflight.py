@@ -51,7 +51,6 @@ from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.runs.folders import storage_probe
 from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.run_dir import Run
-from ray_yolo.runs.working_copy import location
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 
 
@@ -221,7 +220,7 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
     """`node_checks.check_nodes` for the storage of a run, or of a new one."""
     from ray_yolo.runtime import node_checks
 
-    at = run and location(run.folder)
+    at = run and run.location
     with nullcontext(at) if at else storage_probe(placement) as place:
         return node_checks.check_nodes(place, *indices)
 

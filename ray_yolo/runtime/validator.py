@@ -33,8 +33,7 @@ from ray_yolo.inference.output import coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.runs.folders import output_folder, storage_folder
-from ray_yolo.runs.remote_run import publish
-from ray_yolo.runs.working_copy import location
+from ray_yolo.runs.location import location, publish
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.node_checks import make_snapshots
 from ray_yolo.runtime.workers.failures import FailurePolicy

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ray_yolo.runs.remote_run import publish
+from ray_yolo.runs.location import publish
 from ray_yolo.runs.working_copy import FINISHED
 from ray_yolo.sinks.mlflow_run import deliver_pending
 from ray_yolo.sinks.tensorboard import complete

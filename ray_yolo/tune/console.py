@@ -22,11 +22,9 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.folders import is_active
+from ray_yolo.runs.location import is_active, local_folder, location
 from ray_yolo.runs.record import LEDGER_FILE
-from ray_yolo.runs.remote_run import local_folder
 from ray_yolo.runs.status import describe_run
-from ray_yolo.runs.working_copy import location
 from ray_yolo.sinks.console import build_console, print_unwrapped
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
 from ray_yolo.tune.schedule import Claimed

@@ -34,9 +34,9 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
+from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.runs.working_copy import location
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 from ray_yolo.runtime.preflight import (

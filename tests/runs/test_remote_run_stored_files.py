@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core.errors import RayYoloError
-from ray_yolo.runs.remote_run import publish
+from ray_yolo.runs.remote_run import put_results
 from ray_yolo.storage.store import FolderStore
 
 
@@ -18,7 +18,7 @@ def test_results_are_stored_whatever_their_folders_are_called(tmp_path: Path) ->
     for name in (*names, "ray/state", ".stored-at"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
-    publish(folder, f"file://{tmp_path}/bucket/runs/val/exp")
+    put_results(folder, f"file://{tmp_path}/bucket/runs/val/exp")
     store = FolderStore(tmp_path / "bucket" / "runs/val/exp")
     assert {entry.name for entry in store.walk()} == names
     assert store.get("crops/log/b.jpg").data == b"crops/log/b.jpg"
@@ -30,4 +30,4 @@ def test_results_that_storage_refuses_stay_and_are_named(tmp_path: Path) -> None
     (folder / "results.json").write_text("{}")
     (tmp_path / "bucket").write_text("")  # no folder
     with pytest.raises(RayYoloError, match=rf"some results are not stored .* all of them are in {folder}"):
-        publish(folder, f"file://{tmp_path}/bucket/runs/val/exp")
+        put_results(folder, f"file://{tmp_path}/bucket/runs/val/exp")

@@ -1,0 +1,41 @@
+"""Where a run is stored: the functions whose result differs between runs in a bucket and runs in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray_yolo.runs.folders import is_held
+from ray_yolo.runs.remote_run import download_copy, put_results
+from ray_yolo.runs.working_copy import address_of, is_leased
+from ray_yolo.storage.store import is_address
+
+
+def location(folder: Path) -> str:
+    """The location of a run as shown to users: its address in a bucket, else its folder."""
+    return address_of(folder) or str(folder)
+
+
+def is_active(folder: Path) -> bool:
+    """Whether a process trains the run: one on this machine, or one anywhere for a run in a bucket."""
+    return is_held(folder) or is_leased(folder)
+
+
+def publish(folder: Path) -> None:
+    """Upload the results in a folder if they belong in a bucket.
+
+    Raises:
+        RayYoloError: if storage refuses.
+    """
+    put_results(folder, address_of(folder))
+
+
+def local_folder(run: str, *, whole: bool = True) -> Path:
+    """The folder of a run; for an address a downloaded copy, for reading only.
+
+    Args:
+        whole: with all files; otherwise the log and the record only.
+
+    Raises:
+        InputError: if there is no run at the address, or storage refuses.
+    """
+    return download_copy(run, whole=whole) if is_address(run) else Path(run)
