@@ -129,7 +129,6 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
     import ray.exceptions
 
     placement = config.placement
-    low = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
     absolute = config.model_copy(update={"weights": absolute_weights(config.weights)})
     with _quiet():
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
@@ -138,7 +137,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
             _Actor, batch_size=None,
             fn_constructor_args=(absolute.model_dump(mode="json"), str(output.folder), address_of(output.folder)),
             num_cpus=placement.cpus, num_gpus=gpus,
-            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
+            compute=ray.data.ActorPoolStrategy(min_size=placement.min_workers, max_size=placement.max_workers))
         try:
             for row in results.iter_rows():
                 yield media[row["number"]], from_payload(row["found"])

@@ -115,7 +115,11 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
     placement, local = resources.placement, resources.placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
-    sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
+    sinks: list[Sink] = [callbacks] if hooks else []
+    if not local:
+        from ray_yolo.runtime.prometheus import RayMetrics
+
+        sinks.append(RayMetrics(run.folder))
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
         with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
@@ -136,7 +140,10 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
                 check_weights(run.folder, summary.step)
             trained()
             if not summary.paused:
-                _slim_weights(run.folder, run_logger.warn)
+                try:
+                    slim_weights(run.folder, TRAINED)
+                except OSError as error:
+                    run_logger.warn(f"weights/ still holds whole checkpoints: {error}")
         if not summary.paused:
             run.finish()  # last: until then the same command finds the run again after a crash
         callbacks.result = result = _result(run, summary)
@@ -233,23 +240,6 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
             device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
-
-
-def _ray_metrics(run: Run, local: bool) -> list[Sink]:
-    """The sink of Ray's metrics, unless training runs without Ray."""
-    if local:
-        return []
-    from ray_yolo.runtime.prometheus import RayMetrics
-
-    return [RayMetrics(run.folder)]
-
-
-def _slim_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
-    """Remove from the final weights everything that only training needs."""
-    try:
-        slim_weights(run_dir, TRAINED)
-    except OSError as error:
-        warn(f"weights/ still holds whole checkpoints: {error}")
 
 
 def _result(run: Run, summary: Summary) -> TrainResult:

@@ -262,16 +262,13 @@ class JobQueue:
         busy = {self._folders[job]: job for job in others if job in self._folders}
         waiting = (name for name, job in self._open().items()
                    if len(self._stay_at(name)) < job.wanted and busy.get(job.folder, name) == name)
-        return min(waiting, key=self._priority, default=None)
+        return min(waiting, key=lambda name: self._jobs[name].priority, default=None)
 
     def _helped(self) -> str | None:
         """The most urgent running job that can use another worker; of equally urgent jobs, the one with the fewest."""
         counts = {name: len(self._busy_at(name)) for name in self._open()}
         can = [name for name, count in counts.items() if 0 < count < self._jobs[name].most]
-        return min(can, key=lambda name: (self._priority(name), counts[name]), default=None)
-
-    def _priority(self, name: str) -> float:
-        return self._jobs[name].priority
+        return min(can, key=lambda name: (self._jobs[name].priority, counts[name]), default=None)
 
     def _fail(self, job: str, failure: Failure) -> None:
         self._jobs[job].failures.append(failure)
