@@ -75,8 +75,7 @@ def application(config: ServeConfig) -> serve.Application:
         max_queued_requests=config.max_waiting,
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
     ingress = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
-    given = config.model_dump(exclude_unset=True)
-    return ingress.bind(given, model.bind(given))
+    return ingress.bind(config, model.bind(config))
 
 
 def run(config: ServeConfig) -> None:
@@ -97,14 +96,9 @@ def run(config: ServeConfig) -> None:
 
 
 class Model:
-    """A replica with loaded weights.
+    """A replica with loaded weights."""
 
-    Args:
-        settings: fields of `ServeConfig`.
-    """
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        config = ServeConfig.model_validate(settings)
+    def __init__(self, config: ServeConfig) -> None:
         torch.set_num_threads(config.cpus_per_replica)
         trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
@@ -150,8 +144,8 @@ class Model:
 class Ingress:
     """HTTP: POST /predict with a picture file as the body, GET /health."""
 
-    def __init__(self, settings: dict[str, Any], model: DeploymentHandle) -> None:
-        self._config, self._model = ServeConfig.model_validate(settings), model
+    def __init__(self, config: ServeConfig, model: DeploymentHandle) -> None:
+        self._config, self._model = config, model
         at_replicas = 2 * self._config.batch_size * self._config.num_replicas
         self._most_requests = self._config.max_waiting + at_replicas
         self._most_bytes = max(MOST_HELD, self._config.max_bytes)

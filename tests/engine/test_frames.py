@@ -75,7 +75,7 @@ def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_more_lie_between_the_function_of_a_worker_and_backward(tmp_path: Path, frames: list[str]) -> None:
     events: list[Event] = []
     recorder: Any = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
-    payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1).model_dump(mode="json"),
+    payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1),
                "recorder": recorder, "coordinator": None, "on_pool": True, "stored": None}
     with pytest.raises(ReachedError):
         train_on_pool_worker(payload, 1)

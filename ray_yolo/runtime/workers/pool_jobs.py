@@ -174,8 +174,8 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
 def _train_assignment(queue: QueueHandle, uid: str, worker: PoolWorker, assignment: JobAssignment) -> Summary | None:
     """Train a job to its end, or until this worker has to leave it."""
     payload = answer(assignment.config[0])
-    placement, over = Placement.model_validate(payload["placement"]), threading.Event()
-    activity, member = Activity(placement.stall_seconds), uuid.uuid4().hex  # new each time: the worker may come back
+    over, activity = threading.Event(), Activity(payload["placement"].stall_seconds)
+    member = uuid.uuid4().hex  # new each time: the worker may come back
 
     def heartbeat() -> None:
         step = 0
@@ -189,6 +189,6 @@ def _train_assignment(queue: QueueHandle, uid: str, worker: PoolWorker, assignme
 
     threading.Thread(target=heartbeat, name="ray_yolo job heartbeat", daemon=True).start()
     try:
-        return train_job(payload, placement, assignment.number, activity, member)
+        return train_job(payload, assignment.number, activity, member)
     finally:
         over.set()

@@ -49,7 +49,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         coordinator = JobCoordinator(queue.queue, placement.min_workers)
     elif on_pool or torch_trainer.replaces_in_place(placement):
         coordinator = start_here(Coordinator, placement.min_workers)
-    payload = {"spec": worker.to_payload(spec), "placement": placement.model_dump(mode="json"),
+    payload = {"spec": worker.to_payload(spec), "placement": placement,
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
                "stored": run.remote.payload if run.remote else None}
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)

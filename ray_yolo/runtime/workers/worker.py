@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,7 +23,6 @@ from ray.util import get_current_placement_group
 from torch import nn
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
@@ -49,29 +47,25 @@ _sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be
 
 
 def to_payload(spec: TrainSpec) -> dict[str, Any]:
-    """A training as plain values and two references to label indices, each stored once per node."""
-    return {**vars(spec), "recipe": spec.recipe.model_dump(mode="json"), "run_dir": str(spec.run_dir),
-            "train": ray.put(spec.train), "val": ray.put(spec.val)}
+    """The fields of a training, with references to its two label indices, each of which is stored once per node."""
+    return {**vars(spec), "train": ray.put(spec.train), "val": ray.put(spec.val)}
 
 
 def from_payload(payload: dict[str, Any]) -> TrainSpec:
     """The inverse of `to_payload`."""
     train, val = ray.get([payload["train"], payload["val"]], timeout=_INDEX_SECONDS)
-    recipe, run_dir = Recipe.model_validate(payload["recipe"]), Path(payload["run_dir"])
-    return TrainSpec(**{**payload, "recipe": recipe, "run_dir": run_dir,
-                        "train": localize(train), "val": localize(val)})
+    return TrainSpec(**{**payload, "train": localize(train), "val": localize(val)})
 
 
 def train_worker(payload: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
     import ray.train  # here, as below: it takes seconds, and workers of a pool do not need it
 
-    placement, worker = Placement.model_validate(payload["placement"]), ray.train.get_context().get_world_rank()
-    group = get_current_placement_group()
+    worker, group = ray.train.get_context().get_world_rank(), get_current_placement_group()
     if group is not None and worker == 0:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
     with _leaves_on_sigterm(payload["coordinator"]) as uid:
-        summary = train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
+        summary = train_job(payload, worker, Activity(payload["placement"].stall_seconds), uid)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # otherwise Ray Train would not replace it
     return summary
@@ -80,9 +74,8 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
     """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
     note_sigterm()
-    placement = Placement.model_validate(payload["placement"])
     with _leaves_on_sigterm(payload["coordinator"]) as uid:
-        return train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
+        return train_job(payload, worker, Activity(payload["placement"].stall_seconds), uid)
 
 
 def note_sigterm() -> None:
@@ -116,8 +109,7 @@ def _leaves_on_sigterm(coordinator: ActorHandle[Coordinator] | None) -> Iterator
         over.set()
 
 
-def train_job(payload: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
-              ) -> Summary | None:
+def train_job(payload: dict[str, Any], worker: int, activity: Activity, uid: str) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary.
 
     Args:
@@ -127,14 +119,12 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
     gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
     recorder: RecorderClient = payload["recorder"]
     recorder.wait(_RECORDER_SECONDS)
+    placement: Placement = payload["placement"]
     emit, coordinator = recorder.emit, payload["coordinator"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def notify(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
-
-    def report_stacks(stacks: str) -> None:
-        emit(StacksEvent(worker=worker, stacks=stacks))
 
     if not undo_niceness() and worker == 0:
         notify("Ray runs its workers at a lower priority than other programs, which slow training down; start Ray with "
@@ -143,8 +133,9 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
     try:
         device = _device(on_pool)
         if coordinator:
-            members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds, report_stacks,
-                                       uid, alone=worker == 0 and placement.min_workers == 1)
+            members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds,
+                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), uid,
+                                       alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
             if payload["stored"]:

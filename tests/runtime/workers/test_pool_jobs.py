@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import StartEvent, StepEvent, WorkerEvent
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -111,13 +112,13 @@ def test_a_pool_worker_that_gets_sigterm_leaves_its_job_after_a_step(monkeypatch
         left.append(member)
         over.set()
 
-    def train_job(payload: Any, placement: Any, number: int, activity: Any, member: str) -> str:
+    def train_job(payload: Any, number: int, activity: Any, member: str) -> str:
         assert over.wait(10)
         return member
 
     queue: Any = SimpleNamespace(drain=SimpleNamespace(remote=drained.append),
                                  heartbeat=SimpleNamespace(remote=lambda *_: bool(drained)))
-    payload = {"placement": {}, "coordinator": SimpleNamespace(drain=SimpleNamespace(remote=leave))}
+    payload = {"placement": Placement(), "coordinator": SimpleNamespace(drain=SimpleNamespace(remote=leave))}
     for name, instead in (("answer", lambda reply: reply), ("train_job", train_job), ("_HEARTBEAT_SECONDS", 0.01)):
         monkeypatch.setattr(pool_jobs, name, instead)
     monkeypatch.setattr(worker, "_sigterms", received)

@@ -263,9 +263,10 @@ def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
                           ("poll_stop_request", lambda *_: lambda: False),
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
-    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None}
+    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None,
+               "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    worker.train_job(payload, Placement(num_workers=2, workers=0), 1, Activity(), "uid")
+    worker.train_job(payload, 1, Activity(), "uid")
     assert stops == [sigterm and coordinator is None]
 
 
@@ -280,4 +281,4 @@ def test_a_worker_that_has_left_is_replaced_by_ray(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "get_current_placement_group", lambda: None)
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     with pytest.raises(WorkerLeftError) if sigterm else contextlib.nullcontext():
-        assert worker.train_worker({"placement": {"num_workers": 2}, "coordinator": None}) is None
+        assert worker.train_worker({"placement": Placement(num_workers=2), "coordinator": None}) is None
