@@ -174,8 +174,7 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
 def _train_assignment(queue: QueueHandle, uid: str, worker: PoolWorker, assignment: JobAssignment) -> Summary | None:
     """Train a job to its end, or until this worker has to leave it."""
     payload = answer(assignment.config[0])
-    over, activity = threading.Event(), Activity(payload["placement"].stall_seconds)
-    member = uuid.uuid4().hex  # new each time: the worker may come back
+    activity, over, must_leave = Activity(payload["placement"].stall_seconds), threading.Event(), threading.Event()
 
     def heartbeat() -> None:
         step = 0
@@ -185,10 +184,10 @@ def _train_assignment(queue: QueueHandle, uid: str, worker: PoolWorker, assignme
                 if received_sigterm():
                     queue.drain.remote(uid)
                 if answer(queue.heartbeat.remote(uid, worker, assignment[:2], moved)):
-                    payload["coordinator"].drain.remote(member)
+                    must_leave.set()
 
     threading.Thread(target=heartbeat, name="ray_yolo job heartbeat", daemon=True).start()
     try:
-        return train_job(payload, assignment.number, activity, member)
+        return train_job(payload, assignment.number, activity, must_leave.is_set)
     finally:
         over.set()

@@ -6,11 +6,9 @@ import gc
 import os
 import signal
 import socket
-import threading
 import traceback
-import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -18,7 +16,6 @@ from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 from ray.util import get_current_placement_group
 from torch import nn
 
@@ -36,13 +33,11 @@ from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import poll_stop_request
-from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to arrive from the driver's node
 
-_SIGTERM_SECONDS = 0.2  # until a SIGTERM is noticed
 _sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be called in a signal handler
 
 
@@ -64,8 +59,7 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     worker, group = ray.train.get_context().get_world_rank(), get_current_placement_group()
     if group is not None and worker == 0:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
-    with _leaves_on_sigterm(payload["coordinator"]) as uid:
-        summary = train_job(payload, worker, Activity(payload["placement"].stall_seconds), uid)
+    summary = train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # otherwise Ray Train would not replace it
     return summary
@@ -74,8 +68,7 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
     """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
     note_sigterm()
-    with _leaves_on_sigterm(payload["coordinator"]) as uid:
-        return train_job(payload, worker, Activity(payload["placement"].stall_seconds), uid)
+    return train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
 
 
 def note_sigterm() -> None:
@@ -88,33 +81,13 @@ def received_sigterm() -> bool:
     return not _sigterms.empty()
 
 
-@contextmanager
-def _leaves_on_sigterm(coordinator: ActorHandle[Coordinator] | None) -> Iterator[str]:
-    """Context with a new worker id. After SIGTERM, the worker asks its coordinator, if any, to leave after a step.
-
-    The request is repeated, because a restarted coordinator has lost it.
-    """
-    uid, over = uuid.uuid4().hex, threading.Event()
-
-    def leave_on_sigterm(coordinator: ActorHandle[Coordinator]) -> None:
-        while not over.wait(_SIGTERM_SECONDS):
-            if received_sigterm():
-                coordinator.drain.remote(uid)
-
-    if coordinator:
-        threading.Thread(target=leave_on_sigterm, args=(coordinator,), name="ray_yolo sigterm", daemon=True).start()
-    try:
-        yield uid
-    finally:
-        over.set()
-
-
-def train_job(payload: dict[str, Any], worker: int, activity: Activity, uid: str) -> Summary | None:
+def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_leave: Callable[[], bool]
+              ) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary.
 
     Args:
         worker: its number among the job's workers.
-        uid: identifies this worker to the coordinator.
+        must_leave: whether this worker has to leave after the current step.
     """
     gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
     recorder: RecorderClient = payload["recorder"]
@@ -134,7 +107,7 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, uid: str
         device = _device(on_pool)
         if coordinator:
             members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds,
-                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), uid,
+                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), must_leave,
                                        alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
@@ -147,10 +120,10 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, uid: str
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, activity=activity, stored=stored)
             torch.set_num_threads(context.threads)
-            stop_requested = poll_stop_request(payload["recorder"], worker, placement.max_workers)
+            stop_requested = poll_stop_request(recorder, worker, placement.max_workers)
             return run_session(spec, context, placement, emit, members,
                                # without a coordinator all stop, and restart from the step that they have saved
-                               lambda: stop_requested() or (coordinator is None and received_sigterm()))
+                               lambda: stop_requested() or (coordinator is None and must_leave()))
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver reports only the last line
         raise without_secrets(error) from None  # Ray writes it, and its cause, into its own logs

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -67,8 +68,9 @@ def test_stacks_name_threads_and_functions() -> None:
 class Beside:
     """A coordinator at which another worker waits to join; `alone`: this worker may start before its peers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0) -> None:
-        self.happened, self.requests = list[str](), list[Registration]()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0,
+                 must_leave: Callable[[], bool] = lambda: False) -> None:
+        self.happened, self.requests, self.drained = list[str](), list[Registration](), list[str]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
                               ("_HEARTBEAT_SECONDS", 0.01), ("preload", self.preload)):
@@ -76,11 +78,12 @@ class Beside:
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
         calls = {"register": self.register, "quorum": lambda uid: quorum,
-                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
+                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False,
+                 "drain": self.drained.append}
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
-            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, "uid", alone=alone
+            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, must_leave, alone=alone
         )
 
     def register(self, uid: str, request: Registration) -> None:
@@ -189,7 +192,7 @@ def test_a_worker_introduces_itself_to_a_coordinator_that_does_not_know_it(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     beside.members.close()
-    assert set(introduced) == {("uid", 0, "exchanging", 1)}
+    assert set(introduced) == {(beside.members._uid, 0, "exchanging", 1)}
     assert bool(cuts) is not known
     assert beside.members.must_regroup() is not known
 
@@ -227,21 +230,19 @@ def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypa
 
 def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the worker has left: the coordinator may have forgotten the first one."""
-    drained = list[str]()
-    enough, received = threading.Event(), SimpleQueue[int]()
-    received.put(signal.SIGTERM)
-
-    def drain(uid: str) -> None:
-        drained.append(uid)
-        if len(drained) == 3:
-            enough.set()
-
+    received = SimpleQueue[int]()
     monkeypatch.setattr(worker, "_sigterms", received)
-    monkeypatch.setattr(worker, "_SIGTERM_SECONDS", 0.001)
-    coordinator: Any = SimpleNamespace(drain=SimpleNamespace(remote=drain))
-    with worker._leaves_on_sigterm(coordinator) as uid:
-        assert enough.wait(5)
-    assert set(drained) == {uid}
+    beside = Beside(monkeypatch, alone=True, must_leave=worker.received_sigterm)
+    time.sleep(0.1)
+    assert not beside.drained
+    received.put(signal.SIGTERM)
+    deadline = time.monotonic() + 5
+    while len(beside.drained) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    beside.members.close()
+    beside.ready.set()
+    assert set(beside.drained) == {beside.members._uid}
 
 
 @pytest.mark.parametrize("sigterm", [False, True])
@@ -266,7 +267,7 @@ def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
     payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None,
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    worker.train_job(payload, 1, Activity(), "uid")
+    worker.train_job(payload, 1, Activity(), worker.received_sigterm)
     assert stops == [sigterm and coordinator is None]
 
 
