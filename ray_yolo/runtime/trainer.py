@@ -111,7 +111,6 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
            link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
-    """Train a run to its end, with its sinks."""
     placement, local = resources.placement, resources.placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
@@ -174,7 +173,6 @@ def dry_run(config: RunConfig) -> RunConfig:
 
 
 def _find(config: RunConfig) -> Run | None:
-    """`find_run` of a training."""
     return find_run(config.recipe, config.placement, labels=lambda: read_dataset(config.recipe)[1].digest)
 
 
@@ -208,7 +206,6 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
 
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
-    """The resources of each worker."""
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()
