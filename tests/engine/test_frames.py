@@ -64,7 +64,8 @@ def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker, "from_payload", lambda spec: spec)
     monkeypatch.setattr(worker, "note_sigterm", lambda: None)
     monkeypatch.setattr(worker, "undo_niceness", lambda: True)
-    monkeypatch.setattr(worker, "_device", lambda on_pool: torch.device("cpu"))
+    monkeypatch.setattr(worker.ray, "get_runtime_context",
+                        lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []}))
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

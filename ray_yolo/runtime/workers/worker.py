@@ -102,11 +102,11 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
     if not undo_niceness() and worker == 0:
         notify("Ray runs its workers at a lower priority than other programs, which slow training down; start Ray with "
                "RAY_worker_niceness=0")
-    on_pool, members = payload.get("on_pool", False), None
+    members = None
     try:
-        device = _device(on_pool)
+        context = _assigned_context(payload["on_pool"], worker, coordinator is not None)
         if coordinator:
-            members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds,
+            members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
                                        lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), must_leave,
                                        alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
@@ -115,9 +115,7 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
                 folder, stored = stack.enter_context(worker_copy(payload["stored"]))
                 spec = replace(spec, run_dir=folder)
             context = replace(
-                WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device)) if on_pool else
-                _train_context(worker, device, coordinator is not None),
-                loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
+                context, loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, activity=activity, stored=stored)
             torch.set_num_threads(context.threads)
             stop_requested = poll_stop_request(recorder, worker, placement.max_workers)
@@ -133,26 +131,21 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
         recorder.flush()  # events are sent without waiting, and the process may end now
 
 
-def _device(on_pool: bool) -> torch.device:
-    """The device that Ray has assigned to this worker; a worker of a pool sees no other GPU."""
-    if on_pool:
+def _assigned_context(on_pool: bool, worker: int, has_coordinator: bool) -> WorkerContext:
+    """The context with the device that Ray has assigned. With a coordinator, workers form their process groups."""
+    if on_pool:  # a worker of a pool sees no other GPU
         gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return torch.device("cuda", 0) if gpus else torch.device("cpu")
-    from ray.train.torch import get_device
-
-    return get_device()
-
-
-def _train_context(worker: int, device: torch.device, has_coordinator: bool) -> WorkerContext:
-    """The context of a Ray Train worker; with a coordinator, the worker forms its process groups itself."""
-    import ray.train.torch
+        device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+        return WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device))
+    from ray.train import get_context
+    from ray.train import torch as ray_torch
 
     def prepare_model(model: nn.Module) -> nn.Module:
         """A replacement for Ray's `prepare_model`, which would wrap by the number of workers that Ray has started."""
-        return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
-                                             parallel_strategy_kwargs=ddp_options())
+        return ray_torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
+                                       parallel_strategy_kwargs=ddp_options())
 
-    collectives = Collectives() if has_coordinator else Collectives(worker, ray.train.get_context().get_world_size())
+    collectives = Collectives() if has_coordinator else Collectives(worker, get_context().get_world_size())
     # The loop copies batches itself; copies of Ray before 2.60 could be overwritten on the GPU
-    prepare_loader = partial(ray.train.torch.prepare_data_loader, move_to_device=False)
-    return WorkerContext(collectives, device, prepare_model, prepare_loader)
+    prepare_loader = partial(ray_torch.prepare_data_loader, move_to_device=False)
+    return WorkerContext(collectives, ray_torch.get_device(), prepare_model, prepare_loader)

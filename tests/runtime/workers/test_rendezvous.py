@@ -19,6 +19,7 @@ import torch
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.system import own_process
+from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
@@ -260,7 +261,7 @@ def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
     nothing = SimpleNamespace(emit=lambda event: None, wait=lambda seconds: None, flush=lambda: None)
     for name, instead in (("_sigterms", received), ("run_session", run_session), ("from_payload", lambda spec: spec),
                           ("gc", SimpleNamespace(freeze=lambda: None)), ("undo_niceness", lambda: True),
-                          ("_device", lambda on_pool: torch.device("cpu")),
+                          ("_assigned_context", lambda *_: WorkerContext()),
                           ("poll_stop_request", lambda *_: lambda: False),
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
