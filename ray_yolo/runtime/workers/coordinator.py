@@ -40,6 +40,7 @@ class Heartbeat(NamedTuple):
     seconds: float  # since the phase began
     limit: float  # how long it may last while others wait
     heartbeat_limit: float = 30.0  # seconds without a heartbeat after which the worker is lost
+    must_leave: bool = False  # after the current step
 
 
 class Registration(NamedTuple):
@@ -191,7 +192,6 @@ class Coordinator:
         self._states: Counter[_State] = Counter()  # of these; without those of no worker
         self._departed: OrderedDict[str, bool] = OrderedDict()  # left or lost workers: whether they were draining
         self._numbered: dict[int, str] = {}  # the newest worker of each number
-        self._drain_requests: OrderedDict[str, bool] = OrderedDict()  # for workers that have not registered yet
         self._scanned = -math.inf
         self._quiet_until = clock() + SILENCE_SECONDS if restarted else -math.inf
         self._first_waiting_at = 0.0  # when the first of the waiting workers registered
@@ -213,9 +213,10 @@ class Coordinator:
             self._first_waiting_at = now
         if before and before.quorum:
             self._left_at, self._left[before.registration.worker] = now, before.name
-        quorum, draining = (before.quorum, before.draining) if before else (None, self._drain_requests.pop(uid, False))
+        quorum, draining = (before.quorum, before.draining) if before else (None, False)
         self._numbered[registration.worker] = uid
-        self._put(uid, _Worker(registration, registration.heartbeat, now, since=now, quorum=quorum, draining=draining))
+        self._put(uid, _Worker(registration, registration.heartbeat, now, since=now, quorum=quorum,
+                               draining=draining or registration.heartbeat.must_leave))
 
     def quorum(self, uid: str) -> Quorum | Summary | Literal["left", "unknown"] | None:
         """The reply to a registered worker.
@@ -256,7 +257,7 @@ class Coordinator:
             return False
         self._numbered[registration.worker] = uid
         self._put(uid, _Worker(registration, registration.heartbeat, now, quorum=quorum,
-                               draining=self._drain_requests.pop(uid, False)))
+                               draining=registration.heartbeat.must_leave))
         return True
 
     def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
@@ -266,7 +267,8 @@ class Coordinator:
         if worker is None:
             lost = uid in self._departed
             return HeartbeatReply(False, self._stack_dump_requests, lost, all_draining=False, unknown=not lost)
-        self._put(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True))
+        self._put(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True,
+                                       draining=worker.draining or heartbeat.must_leave))
         newcomers = any(state.waits and state.alive and not state.member for state in self._states)
         draining = any(state.member and state.draining for state in self._states)
         staying = any(state.member and state.alive and not state.draining for state in self._states)
@@ -278,8 +280,6 @@ class Coordinator:
         """Make a worker leave after the current step; the last one stays until another worker has its state."""
         if worker := self._workers.get(uid):
             self._put(uid, worker._replace(draining=True))
-        elif uid not in self._departed:
-            _remember(self._drain_requests, uid, True)
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """`drain` all workers on some nodes. Returns the node of each, by its number."""
@@ -294,7 +294,9 @@ class Coordinator:
         worker = self._drop(uid)
         if worker and worker.quorum:
             self._left_at, self._left[worker.registration.worker] = self._clock(), worker.name
-        _remember(self._departed, uid, worker.draining if worker else self._departed.get(uid, False))
+        self._departed[uid] = worker.draining if worker else self._departed.get(uid, False)
+        if len(self._departed) > _REMEMBERED:
+            self._departed.popitem(last=False)
 
     def mark_lost(self, workers: Collection[int]) -> list[int]:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
@@ -471,10 +473,3 @@ class Coordinator:
         whom = f"{peers}, which left," if peers else "one another"
         return (f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s "
                 f"({heartbeat.phase}, after step {heartbeat.step}): they abort the exchange and form a new group")
-
-
-def _remember(memory: OrderedDict[str, bool], uid: str, value: bool) -> None:
-    """Note a value; only the newest ones are kept."""
-    memory[uid] = value
-    if len(memory) > _REMEMBERED:
-        memory.popitem(last=False)

@@ -153,14 +153,12 @@ class RendezvousClient(Rendezvous):
     def _now(self) -> Heartbeat:
         activity = self._activity
         return Heartbeat(activity.phase, activity.step, time.monotonic() - activity.since, activity.limit,
-                         activity.heartbeat_limit)
+                         activity.heartbeat_limit, self._must_leave())
 
     def _send_heartbeats(self) -> None:
         stack_dump_requests = None
         while not self._left.wait(_HEARTBEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
-                if self._must_leave():
-                    self._coordinator.drain.remote(self._uid)  # repeated: a restarted coordinator has lost it
                 group = self._groups
                 reply: HeartbeatReply = answer(self._coordinator.heartbeat.remote(self._uid, self._now()))
                 is_over = reply.unknown and not self._introduce()

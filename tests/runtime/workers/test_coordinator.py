@@ -246,6 +246,23 @@ def test_a_draining_newcomer_does_not_wait() -> None:
     assert desk.heartbeat("abc") == [False] * 3
 
 
+def test_a_worker_that_reports_that_it_must_leave_is_draining() -> None:
+    """By a heartbeat; or by its registration, also at a restarted coordinator."""
+    desk, joining = started(), Registration(3, ELSEWHERE, ("d", 1), None, JOINING._replace(must_leave=True))
+    desk.coordinator.register("d", joining)
+    assert desk.coordinator.quorum("d") == "left"
+    desk.heartbeat("b", EXCHANGING._replace(must_leave=True))
+    assert desk.heartbeat("abc") == [True] * 3
+    quorum = restarted(desk)
+    for number, name in enumerate("abc"):
+        heartbeat = EXCHANGING._replace(must_leave=name == "b")
+        assert desk.coordinator.introduce(
+            name, Registration(number, ELSEWHERE, (name, 1), None, heartbeat), quorum[name])
+    desk.register("abc", 5)
+    desk.pass_by(4, "abc")
+    assert [desk.coordinator.quorum(name) == "left" for name in "abc"] == [False, True, False]
+
+
 def test_all_workers_of_a_draining_node_leave() -> None:
     desk = started()
     for name, node in zip("ab", ("left", "right"), strict=True):

@@ -23,7 +23,7 @@ from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
-from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum, Registration
+from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 
@@ -71,7 +71,7 @@ class Beside:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0,
                  must_leave: Callable[[], bool] = lambda: False) -> None:
-        self.happened, self.requests, self.drained = list[str](), list[Registration](), list[str]()
+        self.happened, self.requests, self.leaving = list[str](), list[Registration](), list[bool]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
                               ("_HEARTBEAT_SECONDS", 0.01), ("preload", self.preload)):
@@ -79,8 +79,7 @@ class Beside:
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
         calls = {"register": self.register, "quorum": lambda uid: quorum,
-                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False,
-                 "drain": self.drained.append}
+                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
@@ -91,7 +90,8 @@ class Beside:
         self.happened.append("arrived")
         self.requests.append(request)
 
-    def heartbeat(self, *_: Any) -> HeartbeatReply:
+    def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
+        self.leaving.append(heartbeat.must_leave)
         return HeartbeatReply(True, 0, False, all_draining=True)
 
     def preload(self) -> None:
@@ -234,16 +234,19 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     received = SimpleQueue[int]()
     monkeypatch.setattr(worker, "_sigterms", received)
     beside = Beside(monkeypatch, alone=True, must_leave=worker.received_sigterm)
-    time.sleep(0.1)
-    assert not beside.drained
+    while not beside.leaving:
+        time.sleep(0.01)
     received.put(signal.SIGTERM)
     deadline = time.monotonic() + 5
-    while len(beside.drained) < 3:
+    while beside.leaving.count(True) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    beside.members.close()
     beside.ready.set()
-    assert set(beside.drained) == {beside.members._uid}
+    beside.members.join(None)
+    beside.members.close()
+    assert beside.leaving == sorted(beside.leaving)
+    assert beside.leaving[0] is False
+    assert beside.requests[0].heartbeat.must_leave
 
 
 @pytest.mark.parametrize("sigterm", [False, True])
