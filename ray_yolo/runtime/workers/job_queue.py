@@ -176,14 +176,17 @@ class JobQueue:
         self._progress, self._scanned = self._progress + 1, -math.inf
         return JobAssignment(job, idle.number, self._jobs[job].config)
 
-    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool) -> bool:
+    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool, must_leave: bool
+                  ) -> bool:
         """A worker trains at (job, number). Returns whether it has to leave after the current step.
 
         Args:
             moved: it has finished a step since the last heartbeat.
+            must_leave: another worker takes its part.
         """
         state = self._workers.setdefault(uid, _QueueWorker(worker, 0.0, 0.0))
         state.heard, (state.job, state.number) = self._clock(), assignment
+        state.draining |= must_leave
         self._progress += moved
         if self._clock() - self._scanned >= _SCAN_SECONDS:  # else each heartbeat would need a pass over all workers
             self._scan()
@@ -200,11 +203,6 @@ class JobQueue:
             self._fail(job, Failure(number, result))
         if job in self._jobs:
             self._jobs[job].news.set()
-
-    def drain(self, uid: str) -> None:
-        """Make a worker leave its job after the current step; another worker takes its part."""
-        if uid in self._workers:
-            self._workers[uid].draining = True
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Make the workers on exactly these nodes leave after the current step. Returns the node of each, by the number

@@ -181,9 +181,7 @@ def _train_assignment(queue: QueueHandle, uid: str, worker: PoolWorker, assignme
         while not over.wait(_HEARTBEAT_SECONDS):
             moved, step = activity.step > step, activity.step
             with contextlib.suppress(ray.exceptions.RayError):
-                if received_sigterm():
-                    queue.drain.remote(uid)
-                if answer(queue.heartbeat.remote(uid, worker, assignment[:2], moved)):
+                if answer(queue.heartbeat.remote(uid, worker, assignment[:2], moved, received_sigterm())):
                     must_leave.set()
 
     threading.Thread(target=heartbeat, name="ray_yolo job heartbeat", daemon=True).start()
