@@ -276,18 +276,14 @@ class Coordinator:
         return HeartbeatReply(newcomers or (draining and staying), self._stack_dump_requests, member and self._broken,
                               member and not staying)
 
-    def drain(self, uid: str) -> None:
-        """Make a worker leave after the current step; the last one stays until another worker has its state."""
-        if worker := self._workers.get(uid):
-            self._put(uid, worker._replace(draining=True))
-
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
-        """`drain` all workers on some nodes. Returns the node of each, by its number."""
-        registrations = {uid: worker.registration for uid, worker in self._workers.items()
-                         if worker.registration.node in nodes}
-        for uid in registrations:
-            self.drain(uid)
-        return {registration.worker: registration.node for registration in registrations.values()}
+        """Make all workers on some nodes leave after the current step; the last one stays until another worker has its
+        state. Returns the node of each, by its number.
+        """
+        workers = {uid: worker for uid, worker in self._workers.items() if worker.registration.node in nodes}
+        for uid, worker in workers.items():
+            self._put(uid, worker._replace(draining=True))
+        return {worker.registration.worker: worker.registration.node for worker in workers.values()}
 
     def leave(self, uid: str) -> None:
         """A worker has left and will not register again."""
