@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +107,10 @@ def connect_and_wait(placement: Placement, notify: Callable[[str], None] = lambd
 def free_nodes(placement: Placement) -> list[NodeResources]:
     """The free resources of the nodes that workers may be placed on."""
     kind = f"accelerator_type:{placement.accelerator_type}"
-    total = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
-    return [NodeResources(free.get("CPU", 0.0), free.get("GPU", 0.0), _cpus_per_gpu(total.get(node, {})), _is_shared)
+    cpus_per_gpu = {node["NodeID"]: node["Resources"].get("CPU", 0.0) / node["Resources"]["GPU"]
+                    for node in ray.nodes() if node["Resources"].get("GPU")}
+    return [NodeResources(free.get("CPU", 0.0), free.get("GPU", 0.0), cpus_per_gpu.get(node, 0.0), _is_shared)
             for node, free in available_resources().items() if not placement.accelerator_type or kind in free]
-
-
-def _cpus_per_gpu(total: Mapping[str, float]) -> float:
-    return total.get("CPU", 0.0) / total["GPU"] if total.get("GPU") else 0.0
 
 
 def room(placement: Placement, gpus: float) -> int:
@@ -128,20 +124,17 @@ def describe_wait(placement: Placement, gpus: float) -> str:
     """The reserved resources that the minimum number of workers waits for, and the jobs that hold them; '': no wait, or
     Ray does not answer.
     """
-    with suppress(ray.exceptions.RayError):
-        return _describe_wait(placement, gpus)
-    return ""
-
-
-def _describe_wait(placement: Placement, gpus: float) -> str:
     needed = resources_of(placement, gpus).items()
-    if not any(all(group["bundles"][0].get(kind) == amount for kind, amount in needed)
-               for group in placement_group_table().values() if group["state"] == "PENDING"):
+    try:
+        if not any(all(group["bundles"][0].get(kind) == amount for kind, amount in needed)
+                   for group in placement_group_table().values() if group["state"] == "PENDING"):
+            return ""
+        free, others = ray.available_resources(), "; ".join(_other_holders()) or "none"
+    except ray.exceptions.RayError:
         return ""
-    free = ray.available_resources()
     each = ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)" for kind, amount in needed)
     return (f"waiting for {placement.min_workers} workers of {each}, until they are free; other jobs on this cluster: "
-            f"{'; '.join(_other_holders()) or 'none'}")
+            f"{others}")
 
 
 def _other_holders() -> list[str]:

@@ -129,16 +129,15 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
     import ray.exceptions
 
     placement = config.placement
-    low = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
     absolute = config.model_copy(update={"weights": absolute_weights(config.weights)})
     with _quiet():
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
         results = files.map_batches(
             _Actor, batch_size=None,
-            fn_constructor_args=(absolute.model_dump(mode="json"), str(output.folder), address_of(output.folder)),
+            fn_constructor_args=(absolute, str(output.folder), address_of(output.folder)),
             num_cpus=placement.cpus, num_gpus=gpus,
-            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
+            compute=ray.data.ActorPoolStrategy(min_size=placement.min_workers, max_size=placement.max_workers))
         try:
             for row in results.iter_rows():
                 yield media[row["number"]], from_payload(row["found"])
@@ -149,11 +148,10 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
 class _Actor:
     """Detects objects in one block of files after another."""
 
-    def __init__(self, config: dict[str, Any], folder: str, address: str) -> None:
+    def __init__(self, settings: PredictConfig, folder: str, address: str) -> None:
         import ray
 
         keep_freed_memory()
-        settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         self._settings, self._folder, self._address = settings, folder, address
         self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, device)

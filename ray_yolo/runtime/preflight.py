@@ -126,7 +126,11 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     """
     if asked.weights:  # workers have other working directories
         asked = asked.model_copy(update={"weights": absolute_weights(asked.weights)})
-    bf16 = asked.precision == "auto" and not gpus and _all_multiply_bf16(placement)
+    bf16 = asked.precision == "auto" and not gpus and multiplies_bf16()
+    if bf16 and placement.num_workers != 0:
+        from ray_yolo.runtime import node_checks  # here, as below: Ray takes seconds
+
+        bf16 = node_checks.all_multiply_bf16()
     decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16, num_images=len(train))
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
@@ -134,7 +138,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     question = recipe, len(train.names), gpus > 0
     if placement.num_workers == 0:
         return decided(images_per_worker=_room_here(*question))
-    from ray_yolo.runtime import cluster  # here: Ray takes seconds
+    from ray_yolo.runtime import cluster
 
     return decided(images_per_worker=min(cluster.run_on_every_worker(_room_here, question, placement, gpus)))
 
@@ -177,15 +181,6 @@ def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _all_multiply_bf16(placement: Placement) -> bool:
-    """Whether the processors of this machine and of all nodes support bf16 multiplication."""
-    if placement.num_workers == 0 or not multiplies_bf16():
-        return multiplies_bf16()
-    from ray_yolo.runtime import node_checks
-
-    return node_checks.all_multiply_bf16()
 
 
 def slower_precision(run: Run, gpus: float) -> str:

@@ -29,6 +29,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -47,14 +48,6 @@ VARIABLE = "RAY_YOLO_"
 MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
 
 _logger = logging.getLogger("ray.serve")
-
-
-class RefusedError(Exception):
-    """A refused request, with its status and a message for the client."""
-
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
@@ -82,8 +75,7 @@ def application(config: ServeConfig) -> serve.Application:
         max_queued_requests=config.max_waiting,
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
     ingress = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
-    given = config.model_dump(exclude_unset=True)
-    return ingress.bind(given, model.bind(given))
+    return ingress.bind(config, model.bind(config))
 
 
 def run(config: ServeConfig) -> None:
@@ -104,14 +96,9 @@ def run(config: ServeConfig) -> None:
 
 
 class Model:
-    """A replica with loaded weights.
+    """A replica with loaded weights."""
 
-    Args:
-        settings: fields of `ServeConfig`.
-    """
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        config = ServeConfig.model_validate(settings)
+    def __init__(self, config: ServeConfig) -> None:
         torch.set_num_threads(config.cpus_per_replica)
         trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
@@ -157,8 +144,8 @@ class Model:
 class Ingress:
     """HTTP: POST /predict with a picture file as the body, GET /health."""
 
-    def __init__(self, settings: dict[str, Any], model: DeploymentHandle) -> None:
-        self._config, self._model = ServeConfig.model_validate(settings), model
+    def __init__(self, config: ServeConfig, model: DeploymentHandle) -> None:
+        self._config, self._model = config, model
         at_replicas = 2 * self._config.batch_size * self._config.num_replicas
         self._most_requests = self._config.max_waiting + at_replicas
         self._most_bytes = max(MOST_HELD, self._config.max_bytes)
@@ -175,18 +162,18 @@ class Ingress:
                 case "POST", "predict":
                     return JSONResponse(await self._predict(request))
                 case _, "health" | "predict":
-                    raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "use POST /predict, GET /health")
-            raise RefusedError(HTTPStatus.NOT_FOUND, "there are POST /predict and GET /health")
-        except RefusedError as error:
-            again = {"Retry-After": "1"} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-            return JSONResponse({"error": str(error)}, error.status, again)
+                    raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, "use POST /predict, GET /health")
+            raise HTTPException(HTTPStatus.NOT_FOUND, "there are POST /predict and GET /health")
+        except HTTPException as refused:
+            again = {"Retry-After": "1"} if refused.status_code == HTTPStatus.SERVICE_UNAVAILABLE else {}
+            return JSONResponse({"error": refused.detail}, refused.status_code, again)
 
     async def _predict(self, request: Request) -> dict[str, Any]:
         """The detections of a request's picture. The body is read only if there is room for it."""
         size = int(request.headers.get("content-length", self._config.max_bytes))
         self._check_size(size)
         if self._requests >= self._most_requests or self._bytes + size > self._most_bytes:
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already")
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already")
         self._requests, self._bytes = self._requests + 1, self._bytes + size
         try:
             return await self._ask(await self._read(request))
@@ -195,8 +182,8 @@ class Ingress:
 
     def _check_size(self, size: int) -> None:
         if size > self._config.max_bytes:
-            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                               f"the file has more than {self._config.max_bytes:,} bytes")
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                                f"the file has more than {self._config.max_bytes:,} bytes")
 
     async def _read(self, request: Request) -> bytes:
         """The body; reading stops at the size limit."""
@@ -214,7 +201,7 @@ class Ingress:
         after the other. The cause crashes one more replica; the other requests are answered.
         """
         if self._deadly and hashlib.sha256(content).digest() in self._deadly:
-            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has crashed two replicas before")
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has crashed two replicas before")
         try:
             try:
                 reply = await self._model.detect.remote(content)
@@ -223,28 +210,28 @@ class Ingress:
                     reply = await self._model.detect_alone.remote(content)
         except RayActorError:
             self._deadly.append(hashlib.sha256(content).digest())
-            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas") from None
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas") from None
         except BackPressureError:
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
         if isinstance(reply, str):
-            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {reply}")
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {reply}")
         return reply
 
 
 def check_header(content: bytes | bytearray, max_pixels: int) -> None:
-    """Raise a RefusedError for a body that is not a picture, or is too large, before anything is decoded."""
+    """Raise an HTTPException for a body that is not a picture, or is too large, before anything is decoded."""
     if not content:
-        raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is empty; send a picture file as it is")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is empty; send a picture file as it is")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
     except Image.DecompressionBombError:
         width = height = 1 << 16
     except Exception:  # Pillow's plugins raise many kinds for bad input
-        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                           f"the body is none of {', '.join(FORMATS)}; send a picture file as it is") from None
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                            f"the body is none of {', '.join(FORMATS)}; send a picture file as it is") from None
     if width * height > max_pixels:
-        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the picture has more than {max_pixels:,} pixels")
+        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the picture has more than {max_pixels:,} pixels")
 
 
 def read_picture(content: bytes) -> Any:

@@ -111,11 +111,14 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
            quiet: bool, link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
-    """Train a run to its end, with its sinks."""
     local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
-    sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
+    sinks: list[Sink] = [callbacks] if hooks else []
+    if not local:
+        from ray_yolo.runtime.prometheus import RayMetrics
+
+        sinks.append(RayMetrics(run.folder))
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
         with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
@@ -137,7 +140,10 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
                 check_weights(run.folder, summary.step)
             trained()
             if not summary.paused:
-                _slim_weights(run.folder, run_logger.warn)
+                try:
+                    slim_weights(run.folder, TRAINED)
+                except OSError as error:
+                    run_logger.warn(f"weights/ still holds whole checkpoints: {error}")
         if not summary.paused:
             run.finish()  # last: until then the same command finds the run again after a crash
         callbacks.result = result = _result(run, summary)
@@ -168,7 +174,6 @@ def dry_run(config: RunConfig) -> RunConfig:
 
 
 def _find(config: RunConfig) -> Run | None:
-    """`find_run` of a training."""
     return find_run(config.recipe, config.placement, labels=lambda: read_dataset(config.recipe)[1].digest)
 
 
@@ -202,7 +207,6 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
 
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> tuple[Placement, ResourcesEvent]:
-    """See `share_out`."""
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()
@@ -234,23 +238,6 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
             device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
-
-
-def _ray_metrics(run: Run, local: bool) -> list[Sink]:
-    """The sink of Ray's metrics, unless training runs without Ray."""
-    if local:
-        return []
-    from ray_yolo.runtime.prometheus import RayMetrics
-
-    return [RayMetrics(run.folder)]
-
-
-def _slim_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
-    """Remove from the final weights everything that only training needs."""
-    try:
-        slim_weights(run_dir, TRAINED)
-    except OSError as error:
-        warn(f"weights/ still holds whole checkpoints: {error}")
 
 
 def _result(run: Run, summary: Summary) -> TrainResult:

@@ -176,20 +176,16 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, colle
 
 
 def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
-    """The validation on Ray Train workers."""
-    payload = {"config": config.model_dump(mode="json"), "weights": absolute_weights(config.weights),
-            "index": ray.put(index)}
+    payload = {"config": config, "weights": absolute_weights(config.weights), "index": ray.put(index)}
     policy = FailurePolicy(folder, config.placement.max_failures, lambda event: None)
     return cast(Evaluation, run_torch_trainer(_worker, payload, config.placement, gpus, policy))
 
 
 def _worker(payload: dict[str, Any]) -> Evaluation:
     """Ray Train's train function of a validation."""
-    config = ValConfig.model_validate(payload["config"])
-    context = ray.train.get_context()
+    config, context = payload["config"], ray.train.get_context()
     torch.set_num_threads(config.placement.threads)
     collectives = Collectives(context.get_world_rank(), context.get_world_size())
     index = localize(ray.get(payload["index"], timeout=config.placement.timeout_seconds))
-    return _evaluate(
-        load_trained(local_file(payload["weights"])), config, index, collectives, ray.train.torch.get_device()
-    )
+    trained, device = load_trained(local_file(payload["weights"])), ray.train.torch.get_device()
+    return _evaluate(trained, config, index, collectives, device)

@@ -64,7 +64,8 @@ def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker, "from_payload", lambda spec: spec)
     monkeypatch.setattr(worker, "note_sigterm", lambda: None)
     monkeypatch.setattr(worker, "undo_niceness", lambda: True)
-    monkeypatch.setattr(worker, "_device", lambda on_pool: torch.device("cpu"))
+    monkeypatch.setattr(worker.ray, "get_runtime_context",
+                        lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []}))
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -75,7 +76,7 @@ def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_more_lie_between_the_function_of_a_worker_and_backward(tmp_path: Path, frames: list[str]) -> None:
     events: list[Event] = []
     recorder: Any = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
-    payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1).model_dump(mode="json"),
+    payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1),
                "recorder": recorder, "coordinator": None, "on_pool": True, "stored": None}
     with pytest.raises(ReachedError):
         train_on_pool_worker(payload, 1)

@@ -64,8 +64,7 @@ def encoded(size: tuple[int, int], kind: str = "PNG") -> bytes:
 
 
 def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) -> None:
-    settings = ServeConfig(weights=str(weights), batch_size=1, confidence=0.1).model_dump()
-    model = serving.Model(settings)
+    model = serving.Model(ServeConfig(weights=str(weights), batch_size=1, confidence=0.1))
     yolo, seen = YOLO(weights), 0
     for path in pictures:
         [answer] = model.detect_batch([path.read_bytes()])
@@ -81,7 +80,7 @@ def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypa
     def fail(_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    model = serving.Model(ServeConfig(weights=str(weights)).model_dump())
+    model = serving.Model(ServeConfig(weights=str(weights)))
     model.check_health()
     monkeypatch.setattr(serving, "read_picture", fail)
     with pytest.raises(RuntimeError, match="illegal"):
@@ -151,7 +150,7 @@ class Body:
 
 def ask_all(bodies: list[Body], replicas: Collectives, **settings: Any) -> list[tuple[int, Any]]:
     async def main() -> list[tuple[int, Any]]:
-        door = serving.Ingress(ServeConfig(weights="", **settings).model_dump(), replicas)
+        door = serving.Ingress(ServeConfig(weights="", **settings), replicas)
         waiting = [asyncio.ensure_future(door(body.request)) for body in bodies]
         await asyncio.sleep(0.2)
         replicas.release.set()
@@ -194,7 +193,7 @@ def test_a_picture_that_ends_replicas_ends_two_and_no_more_and_the_others_are_an
 
 def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
     async def main() -> list[int]:
-        door = serving.Ingress(ServeConfig(weights="").model_dump(), replicas)
+        door = serving.Ingress(ServeConfig(weights=""), replicas)
         return [(await door(Body(deadly).request)).status_code for _ in range(5)]
 
     deadly = encoded((64, 64)) + b"deadly"
@@ -207,7 +206,7 @@ def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pyt
     monkeypatch.setenv("RAY_YOLO_WEIGHTS", "other.pt")
     monkeypatch.setenv("RAY_YOLO_IOU", "0.6")
     made = serving.app({"weights": "best.pt", "num_replicas": "2"})._bound_deployment.init_args[0]
-    assert (made["weights"], made["iou"], made["num_replicas"]) == ("best.pt", 0.6, 2)
+    assert (made.weights, made.iou, made.num_replicas) == ("best.pt", 0.6, 2)
     monkeypatch.delenv("RAY_YOLO_WEIGHTS")
     with pytest.raises(ConfigError, match=r"iou: .* less than or equal to 1; weights: Field required \(settings: "):
         serving.app({"iou": 2})

@@ -535,7 +535,8 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_size=lambda: 2))
     monkeypatch.setattr("ray.train.torch.prepare_data_loader",
                         lambda loader, **options: prepared.append((loader, options)) or loader)
-    host, loader = worker._train_context(1, torch.device("cpu"), has_coordinator=False), DataLoader([0, 1])
+    monkeypatch.setattr("ray.train.torch.get_device", lambda: torch.device("cpu"))
+    host, loader = worker._assigned_context(False, 1, has_coordinator=False), DataLoader([0, 1])
     assert host.prepare_loader(loader) is loader
     assert prepared == [(loader, {"move_to_device": False})]
 

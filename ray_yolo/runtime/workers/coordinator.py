@@ -5,7 +5,8 @@ have registered for it. Waiting newcomers become members too. A worker without h
 it joins as a new worker.
 
 `Coordinator` runs as an actor next to the recorder. It imports neither Ray nor torch, because these imports take
-seconds. The cost of a heartbeat does not depend on the number of workers; the driver's queries take one pass over them.
+seconds. The cost of a heartbeat does not depend on the number of workers. At most ten times a second all of them are
+scanned, and the driver's queries take one pass over them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal, NamedTuple
 
 from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Progress, WorkerStatus
-from ray_yolo.core.system import Process, own_process
+from ray_yolo.core.system import Process
 
 SILENCE_SECONDS = 3.0  # without a heartbeat until a worker counts as dead; it sends one a second
 STALL_REPORT_SECONDS = 8.0  # without a step, until a stall is reported
@@ -27,7 +28,7 @@ STACKS_SECONDS = 2.5  # from finding a hung worker to killing it, in which all w
 SETTLE_SECONDS = 60.0  # to wait for more workers when the first generation forms
 PEERS_NEEDED = ("exchanging", "validating", "joining")  # phases in which a worker may be inside a collective
 _PEERS_ONLY = ("exchanging", "joining")  # phases whose duration depends on peers alone
-_PROCESS_CHECK_SECONDS = 0.1  # between two checks of the processes of this machine
+_SCAN_SECONDS = 0.1  # between two scans of all workers for silent and ended ones
 _REMEMBERED = 1000  # departed workers
 
 
@@ -39,6 +40,7 @@ class Heartbeat(NamedTuple):
     seconds: float  # since the phase began
     limit: float  # how long it may last while others wait
     heartbeat_limit: float = 30.0  # seconds without a heartbeat after which the worker is lost
+    must_leave: bool = False  # after the current step
 
 
 class Registration(NamedTuple):
@@ -188,12 +190,9 @@ class Coordinator:
         self._wanted, self._clock = wanted, clock
         self._workers: dict[str, _Worker] = {}
         self._states: Counter[_State] = Counter()  # of these; without those of no worker
-        self._living: OrderedDict[str, None] = OrderedDict()  # living workers, the oldest heartbeat first
-        self._local: set[str] = set()  # workers of this machine, whose processes can be checked
         self._departed: OrderedDict[str, bool] = OrderedDict()  # left or lost workers: whether they were draining
         self._numbered: dict[int, str] = {}  # the newest worker of each number
-        self._drain_requests: OrderedDict[str, bool] = OrderedDict()  # for workers that have not registered yet
-        self._here, self._processes_checked = own_process()[:2], -math.inf
+        self._scanned = -math.inf
         self._quiet_until = clock() + SILENCE_SECONDS if restarted else -math.inf
         self._first_waiting_at = 0.0  # when the first of the waiting workers registered
         self._number = self._saver_elected = 0
@@ -214,9 +213,10 @@ class Coordinator:
             self._first_waiting_at = now
         if before and before.quorum:
             self._left_at, self._left[before.registration.worker] = now, before.name
-        quorum, draining = (before.quorum, before.draining) if before else (None, self._drain_requests.pop(uid, False))
-        self._record(uid, _Worker(registration, registration.heartbeat, now, since=now, quorum=quorum,
-                                  draining=draining))
+        quorum, draining = (before.quorum, before.draining) if before else (None, False)
+        self._numbered[registration.worker] = uid
+        self._put(uid, _Worker(registration, registration.heartbeat, now, since=now, quorum=quorum,
+                               draining=draining or registration.heartbeat.must_leave))
 
     def quorum(self, uid: str) -> Quorum | Summary | Literal["left", "unknown"] | None:
         """The reply to a registered worker.
@@ -255,8 +255,9 @@ class Coordinator:
             self._number, self._generation = quorum.number, (quorum.number, quorum.address)
         if uid in self._departed or self._generation != (quorum.number, quorum.address):
             return False
-        self._record(uid, _Worker(registration, registration.heartbeat, now, quorum=quorum,
-                                  draining=self._drain_requests.pop(uid, False)))
+        self._numbered[registration.worker] = uid
+        self._put(uid, _Worker(registration, registration.heartbeat, now, quorum=quorum,
+                               draining=registration.heartbeat.must_leave))
         return True
 
     def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
@@ -266,7 +267,8 @@ class Coordinator:
         if worker is None:
             lost = uid in self._departed
             return HeartbeatReply(False, self._stack_dump_requests, lost, all_draining=False, unknown=not lost)
-        self._record(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True))
+        self._put(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True,
+                                       draining=worker.draining or heartbeat.must_leave))
         newcomers = any(state.waits and state.alive and not state.member for state in self._states)
         draining = any(state.member and state.draining for state in self._states)
         staying = any(state.member and state.alive and not state.draining for state in self._states)
@@ -274,27 +276,23 @@ class Coordinator:
         return HeartbeatReply(newcomers or (draining and staying), self._stack_dump_requests, member and self._broken,
                               member and not staying)
 
-    def drain(self, uid: str) -> None:
-        """Make a worker leave after the current step; the last one stays until another worker has its state."""
-        if worker := self._workers.get(uid):
-            self._put(uid, worker._replace(draining=True))
-        elif uid not in self._departed:
-            _remember(self._drain_requests, uid, True)
-
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
-        """`drain` all workers on some nodes. Returns the node of each, by its number."""
-        registrations = {uid: worker.registration for uid, worker in self._workers.items()
-                         if worker.registration.node in nodes}
-        for uid in registrations:
-            self.drain(uid)
-        return {registration.worker: registration.node for registration in registrations.values()}
+        """Make all workers on some nodes leave after the current step; the last one stays until another worker has its
+        state. Returns the node of each, by its number.
+        """
+        workers = {uid: worker for uid, worker in self._workers.items() if worker.registration.node in nodes}
+        for uid, worker in workers.items():
+            self._put(uid, worker._replace(draining=True))
+        return {worker.registration.worker: worker.registration.node for worker in workers.values()}
 
     def leave(self, uid: str) -> None:
         """A worker has left and will not register again."""
         worker = self._drop(uid)
         if worker and worker.quorum:
             self._left_at, self._left[worker.registration.worker] = self._clock(), worker.name
-        _remember(self._departed, uid, worker.draining if worker else self._departed.get(uid, False))
+        self._departed[uid] = worker.draining if worker else self._departed.get(uid, False)
+        if len(self._departed) > _REMEMBERED:
+            self._departed.popitem(last=False)
 
     def mark_lost(self, workers: Collection[int]) -> list[int]:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
@@ -318,7 +316,7 @@ class Coordinator:
     def present(self) -> int:
         """The number of living workers."""
         self._refresh()
-        return len(self._living)
+        return sum(number for state, number in self._states.items() if state.alive)
 
     def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         """Members and waiting workers, by number, without those that have ended."""
@@ -384,40 +382,24 @@ class Coordinator:
     def _refresh(self) -> float:
         """The time. Marks workers as dead that are silent, or whose processes on this machine have ended."""
         now = self._clock()
-        while self._living and now - self._workers[uid := next(iter(self._living))].heard > SILENCE_SECONDS:
-            del self._living[uid]
-            self._put(uid, self._workers[uid]._replace(alive=False))
-        if now - self._processes_checked >= _PROCESS_CHECK_SECONDS:
-            self._processes_checked = now
-            for uid in [uid for uid in self._local if self._workers[uid].registration.process.has_ended]:
-                self._lose(uid)
+        if now - self._scanned >= _SCAN_SECONDS:
+            self._scanned = now
+            for uid, worker in list(self._workers.items()):
+                if worker.registration.process.has_ended:
+                    self._lose(uid)
+                elif worker.alive and now - worker.heard > SILENCE_SECONDS:
+                    self._put(uid, worker._replace(alive=False))
         return now
-
-    def _record(self, uid: str, worker: _Worker) -> None:
-        """Note a living worker's state."""
-        self._put(uid, worker)
-        self._numbered[worker.registration.worker] = uid
-        self._living[uid] = None
-        self._living.move_to_end(uid)
-        if worker.registration.process[:2] == self._here:
-            self._local.add(uid)
 
     def _put(self, uid: str, worker: _Worker) -> None:
         if before := self._workers.get(uid):
-            self._discount(before)
+            self._states -= Counter([before.state])  # drops a count of zero
         self._workers[uid] = worker
         self._states[worker.state] += 1
 
-    def _discount(self, worker: _Worker) -> None:
-        self._states[worker.state] -= 1
-        if not self._states[worker.state]:
-            del self._states[worker.state]
-
     def _drop(self, uid: str) -> _Worker | None:
         if worker := self._workers.pop(uid, None):
-            self._discount(worker)
-            self._living.pop(uid, None)
-            self._local.discard(uid)
+            self._states -= Counter([worker.state])
         return worker
 
     def _lose(self, uid: str) -> None:
@@ -487,10 +469,3 @@ class Coordinator:
         whom = f"{peers}, which left," if peers else "one another"
         return (f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s "
                 f"({heartbeat.phase}, after step {heartbeat.step}): they abort the exchange and form a new group")
-
-
-def _remember(memory: OrderedDict[str, bool], uid: str, value: bool) -> None:
-    """Note a value; only the newest ones are kept."""
-    memory[uid] = value
-    if len(memory) > _REMEMBERED:
-        memory.popitem(last=False)

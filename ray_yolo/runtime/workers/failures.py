@@ -48,11 +48,11 @@ class FailurePolicy:
     """The policy of one training: permanent errors end it at once, others after `max_failures` without progress.
 
     Args:
-        emit: takes warnings. The policy is pickled with it.
+        emit: takes events. The policy is pickled with it.
     """
 
     def __init__(self, run_dir: Path, max_failures: int, emit: Emit) -> None:
-        self.run_dir, self.restarts, self._emit = run_dir, RestartBudget(max_failures), emit
+        self.run_dir, self.restarts, self.emit = run_dir, RestartBudget(max_failures), emit
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
         """Return if workers that failed together may be restarted; otherwise raise the training's error."""
@@ -74,7 +74,7 @@ class FailurePolicy:
 
     def notify(self, text: str) -> None:
         """Emit a warning."""
-        self._emit(WarningEvent(message=text))
+        self.emit(WarningEvent(message=text))
 
 
 class PoolFailurePolicy:

@@ -176,14 +176,17 @@ class JobQueue:
         self._progress, self._scanned = self._progress + 1, -math.inf
         return JobAssignment(job, idle.number, self._jobs[job].config)
 
-    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool) -> bool:
+    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool, must_leave: bool
+                  ) -> bool:
         """A worker trains at (job, number). Returns whether it has to leave after the current step.
 
         Args:
             moved: it has finished a step since the last heartbeat.
+            must_leave: another worker takes its part.
         """
         state = self._workers.setdefault(uid, _QueueWorker(worker, 0.0, 0.0))
         state.heard, (state.job, state.number) = self._clock(), assignment
+        state.draining |= must_leave
         self._progress += moved
         if self._clock() - self._scanned >= _SCAN_SECONDS:  # else each heartbeat would need a pass over all workers
             self._scan()
@@ -200,11 +203,6 @@ class JobQueue:
             self._fail(job, Failure(number, result))
         if job in self._jobs:
             self._jobs[job].news.set()
-
-    def drain(self, uid: str) -> None:
-        """Make a worker leave its job after the current step; another worker takes its part."""
-        if uid in self._workers:
-            self._workers[uid].draining = True
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Make the workers on exactly these nodes leave after the current step. Returns the node of each, by the number
@@ -262,16 +260,13 @@ class JobQueue:
         busy = {self._folders[job]: job for job in others if job in self._folders}
         waiting = (name for name, job in self._open().items()
                    if len(self._stay_at(name)) < job.wanted and busy.get(job.folder, name) == name)
-        return min(waiting, key=self._priority, default=None)
+        return min(waiting, key=lambda name: self._jobs[name].priority, default=None)
 
     def _helped(self) -> str | None:
         """The most urgent running job that can use another worker; of equally urgent jobs, the one with the fewest."""
         counts = {name: len(self._busy_at(name)) for name in self._open()}
         can = [name for name, count in counts.items() if 0 < count < self._jobs[name].most]
-        return min(can, key=lambda name: (self._priority(name), counts[name]), default=None)
-
-    def _priority(self, name: str) -> float:
-        return self._jobs[name].priority
+        return min(can, key=lambda name: (self._jobs[name].priority, counts[name]), default=None)
 
     def _fail(self, job: str, failure: Failure) -> None:
         self._jobs[job].failures.append(failure)

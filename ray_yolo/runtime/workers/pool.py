@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
-from ray_yolo.core.events import Summary
+from ray_yolo.core.events import Emit, PlacementEvent, Summary
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed
 from ray_yolo.runtime.workers.coordinator import Coordinator
@@ -62,12 +62,12 @@ class WorkerPool:
     Args:
         work: called with `config` and the bundle's number.
         gpus: of each worker.
-        placed: called with the id of each placement group, and of the one that it replaces ("": none).
+        emit: takes the event of each placement group.
     """
 
     def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement, gpus: float,
-                 placed: Callable[[str, str], None] = lambda group, instead_of: None) -> None:
-        self._resources, self._placed = cluster.resources_of(placement, gpus), placed
+                 emit: Emit = lambda event: None) -> None:
+        self._resources, self._emit = cluster.resources_of(placement, gpus), emit
         self._resources |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
         self.groups: list[PlacementGroup] = []
         shared = self._request(placement.min_workers, placement.placement_strategy)
@@ -119,7 +119,7 @@ class WorkerPool:
 
     def _request(self, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
         self.groups.append(placement_group([self._resources] * bundles, strategy=strategy))
-        self._placed(self.groups[-1].id.hex(), instead_of)
+        self._emit(PlacementEvent(group=self.groups[-1].id.hex(), instead_of=instead_of))
         return self.groups[-1]
 
     def launch(self, number: int) -> None:
@@ -157,19 +157,16 @@ class WorkerPool:
         return ray.wait(list(self._running), num_returns=number or len(self._running), timeout=seconds)[0]
 
 
-def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placement, gpus: float, policy: FailurePolicy,
-                  placed: Callable[[str, str], None]) -> Summary:
+def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placement, gpus: float, policy: FailurePolicy
+                  ) -> Summary:
     """Train on a new pool, with `train_fn(payload, number)` on each worker. Returns how training ended.
-
-    Args:
-        placed: see `WorkerPool`.
 
     Raises:
         RayYoloError: by the failure policy.
         ResourcesError: if no worker can be placed for `wait_for_resources` seconds.
     """
     coordinator: ActorHandle[Coordinator] = payload["coordinator"]
-    with WorkerPool(train_fn, payload, placement, gpus, placed) as pool:
+    with WorkerPool(train_fn, payload, placement, gpus, policy.emit) as pool:
         for number in range(len(pool)):
             pool.launch(number)
         supervisor = Supervisor(pool, coordinator, placement, gpus, policy)

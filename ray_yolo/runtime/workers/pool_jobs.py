@@ -174,21 +174,18 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
 def _train_assignment(queue: QueueHandle, uid: str, worker: PoolWorker, assignment: JobAssignment) -> Summary | None:
     """Train a job to its end, or until this worker has to leave it."""
     payload = answer(assignment.config[0])
-    placement, over = Placement.model_validate(payload["placement"]), threading.Event()
-    activity, member = Activity(placement.stall_seconds), uuid.uuid4().hex  # new each time: the worker may come back
+    activity, over, must_leave = Activity(payload["placement"].stall_seconds), threading.Event(), threading.Event()
 
     def heartbeat() -> None:
         step = 0
         while not over.wait(_HEARTBEAT_SECONDS):
             moved, step = activity.step > step, activity.step
             with contextlib.suppress(ray.exceptions.RayError):
-                if received_sigterm():
-                    queue.drain.remote(uid)
-                if answer(queue.heartbeat.remote(uid, worker, assignment[:2], moved)):
-                    payload["coordinator"].drain.remote(member)
+                if answer(queue.heartbeat.remote(uid, worker, assignment[:2], moved, received_sigterm())):
+                    must_leave.set()
 
     threading.Thread(target=heartbeat, name="ray_yolo job heartbeat", daemon=True).start()
     try:
-        return train_job(payload, placement, assignment.number, activity, member)
+        return train_job(payload, assignment.number, activity, must_leave.is_set)
     finally:
         over.set()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -78,18 +79,19 @@ class RendezvousClient(Rendezvous):
         device: on which it trains.
         timeout_seconds: after which a collective operation has failed.
         notify: receives this worker's stacks, if others wait for it.
-        uid: identifies this worker to the coordinator.
+        must_leave: whether this worker has to leave after the current step.
         alone: this worker may start before its peers, and before it has loaded what only groups need.
     """
 
     lasting = False
 
     def __init__(self, coordinator: ActorHandle[Coordinator], worker: int, activity: Activity, device: torch.device,
-                 timeout_seconds: float, notify: Callable[[str], None], uid: str, *, alone: bool) -> None:
+                 timeout_seconds: float, notify: Callable[[str], None], must_leave: Callable[[], bool], *, alone: bool
+                 ) -> None:
         self._coordinator, self._worker, self._activity, self._timeout = coordinator, worker, activity, timeout_seconds
-        self._uid, self._left = uid, threading.Event()
+        self._uid, self._left = uuid.uuid4().hex, threading.Event()
         self._must_regroup = self._all_draining = False
-        self._notify, self._device, self._alone = notify, device, alone
+        self._notify, self._must_leave, self._device, self._alone = notify, must_leave, device, alone
         self._groups = 0  # formed so far
         self._current: tuple[Registration, Quorum] | None = None  # the generation, and the request for it
         self._preload = threading.Thread(target=import_compiler, name="ray_yolo preload", daemon=True)
@@ -151,7 +153,7 @@ class RendezvousClient(Rendezvous):
     def _now(self) -> Heartbeat:
         activity = self._activity
         return Heartbeat(activity.phase, activity.step, time.monotonic() - activity.since, activity.limit,
-                         activity.heartbeat_limit)
+                         activity.heartbeat_limit, self._must_leave())
 
     def _send_heartbeats(self) -> None:
         stack_dump_requests = None

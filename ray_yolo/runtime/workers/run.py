@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.events import PlacementEvent, Summary, WorkerEvent
+from ray_yolo.core.events import Summary, WorkerEvent
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runtime import cluster
@@ -49,7 +49,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         coordinator = JobCoordinator(queue.queue, placement.min_workers)
     elif on_pool or torch_trainer.replaces_in_place(placement):
         coordinator = start_here(Coordinator, placement.min_workers)
-    payload = {"spec": worker.to_payload(spec), "placement": placement.model_dump(mode="json"),
+    payload = {"spec": worker.to_payload(spec), "placement": placement,
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
                "stored": run.remote.payload if run.remote else None}
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)
@@ -60,9 +60,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
                          name="ray_yolo wait", daemon=True).start()
         if on_pool:
             return run_gracefully(
-                lambda: train_on_pool(worker.train_on_pool_worker, payload, placement, gpus, policy,
-                                      lambda group, instead_of: run_logger.emit(
-                                          PlacementEvent(group=group, instead_of=instead_of))),
+                lambda: train_on_pool(worker.train_on_pool_worker, payload, placement, gpus, policy),
                 spec.run_dir, policy.notify)
         return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
 

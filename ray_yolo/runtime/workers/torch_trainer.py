@@ -101,13 +101,6 @@ class FailureCallback(ray.train.UserCallback):
                                others_continue=len(worker_exceptions) < self._workers)
 
 
-def scaling_config(placement: Placement, gpus: float) -> ray.train.ScalingConfig:
-    """Ray Train's scaling configuration, with `gpus` for each worker."""
-    return ray.train.ScalingConfig(
-        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
-        placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
-
-
 def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement, gpus: float,
                   folder: Path, callback: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
     """A Ray trainer of `train_fn(payload)` on the placement's workers; Ray keeps its own files in `folder`/ray.
@@ -117,7 +110,9 @@ def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, 
     """
     kind = InPlaceConfig if in_place else partial(InterfaceConfig, note_sigterm="recorder" in payload)
     return TorchTrainer(
-        train_fn, train_loop_config=payload, scaling_config=scaling_config(placement, gpus),
+        train_fn, train_loop_config=payload, scaling_config=ray.train.ScalingConfig(
+            num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
+            placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None),
         torch_config=kind(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),

@@ -6,25 +6,20 @@ import gc
 import os
 import signal
 import socket
-import threading
 import traceback
-import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 from ray.util import get_current_placement_group
 from torch import nn
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
@@ -38,40 +33,33 @@ from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import poll_stop_request
-from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to arrive from the driver's node
 
-_SIGTERM_SECONDS = 0.2  # until a SIGTERM is noticed
 _sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be called in a signal handler
 
 
 def to_payload(spec: TrainSpec) -> dict[str, Any]:
-    """A training as plain values and two references to label indices, each stored once per node."""
-    return {**vars(spec), "recipe": spec.recipe.model_dump(mode="json"), "run_dir": str(spec.run_dir),
-            "train": ray.put(spec.train), "val": ray.put(spec.val)}
+    """The fields of a training, with references to its two label indices, each of which is stored once per node."""
+    return {**vars(spec), "train": ray.put(spec.train), "val": ray.put(spec.val)}
 
 
 def from_payload(payload: dict[str, Any]) -> TrainSpec:
     """The inverse of `to_payload`."""
     train, val = ray.get([payload["train"], payload["val"]], timeout=_INDEX_SECONDS)
-    recipe, run_dir = Recipe.model_validate(payload["recipe"]), Path(payload["run_dir"])
-    return TrainSpec(**{**payload, "recipe": recipe, "run_dir": run_dir,
-                        "train": localize(train), "val": localize(val)})
+    return TrainSpec(**{**payload, "train": localize(train), "val": localize(val)})
 
 
 def train_worker(payload: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
     import ray.train  # here, as below: it takes seconds, and workers of a pool do not need it
 
-    placement, worker = Placement.model_validate(payload["placement"]), ray.train.get_context().get_world_rank()
-    group = get_current_placement_group()
+    worker, group = ray.train.get_context().get_world_rank(), get_current_placement_group()
     if group is not None and worker == 0:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
-    with _leaves_on_sigterm(payload["coordinator"]) as uid:
-        summary = train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
+    summary = train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # otherwise Ray Train would not replace it
     return summary
@@ -80,9 +68,7 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
     """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
     note_sigterm()
-    placement = Placement.model_validate(payload["placement"])
-    with _leaves_on_sigterm(payload["coordinator"]) as uid:
-        return train_job(payload, placement, worker, Activity(placement.stall_seconds), uid)
+    return train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
 
 
 def note_sigterm() -> None:
@@ -95,71 +81,47 @@ def received_sigterm() -> bool:
     return not _sigterms.empty()
 
 
-@contextmanager
-def _leaves_on_sigterm(coordinator: ActorHandle[Coordinator] | None) -> Iterator[str]:
-    """Context with a new worker id. After SIGTERM, the worker asks its coordinator, if any, to leave after a step.
-
-    The request is repeated, because a restarted coordinator has lost it.
-    """
-    uid, over = uuid.uuid4().hex, threading.Event()
-
-    def leave_on_sigterm(coordinator: ActorHandle[Coordinator]) -> None:
-        while not over.wait(_SIGTERM_SECONDS):
-            if received_sigterm():
-                coordinator.drain.remote(uid)
-
-    if coordinator:
-        threading.Thread(target=leave_on_sigterm, args=(coordinator,), name="ray_yolo sigterm", daemon=True).start()
-    try:
-        yield uid
-    finally:
-        over.set()
-
-
-def train_job(payload: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
+def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_leave: Callable[[], bool]
               ) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary.
 
     Args:
         worker: its number among the job's workers.
-        uid: identifies this worker to the coordinator.
+        must_leave: whether this worker has to leave after the current step.
     """
     gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
     recorder: RecorderClient = payload["recorder"]
     recorder.wait(_RECORDER_SECONDS)
+    placement: Placement = payload["placement"]
     emit, coordinator = recorder.emit, payload["coordinator"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def notify(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
 
-    def report_stacks(stacks: str) -> None:
-        emit(StacksEvent(worker=worker, stacks=stacks))
-
     if not undo_niceness() and worker == 0:
         notify("Ray runs its workers at a lower priority than other programs, which slow training down; start Ray with "
                "RAY_worker_niceness=0")
-    on_pool, members = payload.get("on_pool", False), None
+    members = None
     try:
-        device = _device(on_pool)
+        context = _assigned_context(payload["on_pool"], worker, coordinator is not None)
         if coordinator:
-            members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds, report_stacks,
-                                       uid, alone=worker == 0 and placement.min_workers == 1)
+            members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
+                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), must_leave,
+                                       alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
             if payload["stored"]:
                 folder, stored = stack.enter_context(worker_copy(payload["stored"]))
                 spec = replace(spec, run_dir=folder)
             context = replace(
-                WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device)) if on_pool else
-                _train_context(worker, device, coordinator is not None),
-                loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
+                context, loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, activity=activity, stored=stored)
             torch.set_num_threads(context.threads)
-            stop_requested = poll_stop_request(payload["recorder"], worker, placement.max_workers)
+            stop_requested = poll_stop_request(recorder, worker, placement.max_workers)
             return run_session(spec, context, placement, emit, members,
                                # without a coordinator all stop, and restart from the step that they have saved
-                               lambda: stop_requested() or (coordinator is None and received_sigterm()))
+                               lambda: stop_requested() or (coordinator is None and must_leave()))
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver reports only the last line
         raise without_secrets(error) from None  # Ray writes it, and its cause, into its own logs
@@ -169,26 +131,21 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
         recorder.flush()  # events are sent without waiting, and the process may end now
 
 
-def _device(on_pool: bool) -> torch.device:
-    """The device that Ray has assigned to this worker; a worker of a pool sees no other GPU."""
-    if on_pool:
+def _assigned_context(on_pool: bool, worker: int, has_coordinator: bool) -> WorkerContext:
+    """The context with the device that Ray has assigned. With a coordinator, workers form their process groups."""
+    if on_pool:  # a worker of a pool sees no other GPU
         gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return torch.device("cuda", 0) if gpus else torch.device("cpu")
-    from ray.train.torch import get_device
-
-    return get_device()
-
-
-def _train_context(worker: int, device: torch.device, has_coordinator: bool) -> WorkerContext:
-    """The context of a Ray Train worker; with a coordinator, the worker forms its process groups itself."""
-    import ray.train.torch
+        device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+        return WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device))
+    from ray.train import get_context
+    from ray.train import torch as ray_torch
 
     def prepare_model(model: nn.Module) -> nn.Module:
         """A replacement for Ray's `prepare_model`, which would wrap by the number of workers that Ray has started."""
-        return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
-                                             parallel_strategy_kwargs=ddp_options())
+        return ray_torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
+                                       parallel_strategy_kwargs=ddp_options())
 
-    collectives = Collectives() if has_coordinator else Collectives(worker, ray.train.get_context().get_world_size())
+    collectives = Collectives() if has_coordinator else Collectives(worker, get_context().get_world_size())
     # The loop copies batches itself; copies of Ray before 2.60 could be overwritten on the GPU
-    prepare_loader = partial(ray.train.torch.prepare_data_loader, move_to_device=False)
-    return WorkerContext(collectives, device, prepare_model, prepare_loader)
+    prepare_loader = partial(ray_torch.prepare_data_loader, move_to_device=False)
+    return WorkerContext(collectives, ray_torch.get_device(), prepare_model, prepare_loader)

@@ -23,7 +23,7 @@ EXCHANGING = Heartbeat("exchanging", 3, 1.0, 30.0)
 
 
 class Desk:
-    """A coordinator, its clock, and workers named by one letter."""
+    """A coordinator, its clock, and workers named by one letter, each on a node of this name."""
 
     def __init__(self, wanted: int = 3) -> None:
         self.now = 0.0
@@ -32,7 +32,8 @@ class Desk:
     def register(self, names: str, step: int | None = 0) -> None:
         for name in names:
             progress = None if step is None else Progress(0, 4 * step, step)
-            self.coordinator.register(name, Registration("abcdef".index(name), ELSEWHERE, (name, 1), progress, JOINING))
+            number = "abcdef".index(name)
+            self.coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), progress, JOINING, node=name))
 
     def heartbeat(self, names: str, heartbeat: Heartbeat = EXCHANGING) -> list[bool]:
         return [self.coordinator.heartbeat(name, heartbeat).must_regroup for name in names]
@@ -78,7 +79,7 @@ def test_the_first_generation_is_not_made_of_workers_that_leave() -> None:
     """A pool recalls helpers that have not begun: counted among those wanted, they left one worker to start alone."""
     desk = Desk(2)
     desk.register("ab", None)
-    desk.coordinator.drain("a")
+    desk.coordinator.drain_nodes({"a"})
     assert desk.members("b") == [None]
     assert desk.coordinator.quorum("a") == "left"
     desk.register("c", None)
@@ -88,10 +89,10 @@ def test_the_first_generation_is_not_made_of_workers_that_leave() -> None:
 def test_workers_that_leave_start_where_no_other_comes() -> None:
     desk = Desk(2)
     desk.register("a", None)
-    desk.coordinator.drain("a")
+    desk.coordinator.drain_nodes({"a"})
     assert desk.members("a") == [None]
     desk.register("b", None)
-    desk.coordinator.drain("b")
+    desk.coordinator.drain_nodes({"b"})
     assert desk.members("ab") == [0, 1]
 
 
@@ -99,7 +100,7 @@ def test_the_only_one_with_a_state_does_not_leave_before_it_is_taken_over() -> N
     desk = started("ab")
     desk.coordinator.leave("b")
     desk.register("c", None)
-    desk.coordinator.drain("a")
+    desk.coordinator.drain_nodes({"a"})
     desk.register("a", 3)
     assert desk.members("ac") == [0, 1]
     assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 0, True)
@@ -107,7 +108,7 @@ def test_the_only_one_with_a_state_does_not_leave_before_it_is_taken_over() -> N
 
 def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_has_its_number() -> None:
     desk = started()
-    desk.coordinator.drain("b")
+    desk.coordinator.drain_nodes({"b"})
     desk.coordinator.drain_nodes({"nowhere"})
     assert desk.coordinator.mark_lost([0, 1, 5]) == [0, 5]  # the last has not come at all
     desk.coordinator.register("d", Registration(1, ELSEWHERE, ("d", 1), None, JOINING))
@@ -213,7 +214,7 @@ def test_a_silent_worker_that_returns_is_a_newcomer() -> None:
 
 def test_a_draining_worker_leaves_after_the_current_step() -> None:
     desk = started()
-    desk.coordinator.drain("b")
+    desk.coordinator.drain_nodes({"b"})
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
@@ -224,7 +225,7 @@ def test_a_draining_worker_leaves_after_the_current_step() -> None:
 def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
     desk = started("ab")
     for name in "ab":
-        desk.coordinator.drain(name)
+        desk.coordinator.drain_nodes({name})
     assert desk.heartbeat("ab") == [False, False]
     assert [desk.coordinator.heartbeat(name, EXCHANGING).all_draining for name in "abc"] == [True, True, False]
     desk.register("c", None)
@@ -241,9 +242,26 @@ def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
 def test_a_draining_newcomer_does_not_wait() -> None:
     desk = started()
     desk.register("d", None)
-    desk.coordinator.drain("d")
+    desk.coordinator.drain_nodes({"d"})
     assert desk.coordinator.quorum("d") == "left"
     assert desk.heartbeat("abc") == [False] * 3
+
+
+def test_a_worker_that_reports_that_it_must_leave_is_draining() -> None:
+    """By a heartbeat; or by its registration, also at a restarted coordinator."""
+    desk, joining = started(), Registration(3, ELSEWHERE, ("d", 1), None, JOINING._replace(must_leave=True))
+    desk.coordinator.register("d", joining)
+    assert desk.coordinator.quorum("d") == "left"
+    desk.heartbeat("b", EXCHANGING._replace(must_leave=True))
+    assert desk.heartbeat("abc") == [True] * 3
+    quorum = restarted(desk)
+    for number, name in enumerate("abc"):
+        heartbeat = EXCHANGING._replace(must_leave=name == "b")
+        assert desk.coordinator.introduce(
+            name, Registration(number, ELSEWHERE, (name, 1), None, heartbeat), quorum[name])
+    desk.register("abc", 5)
+    desk.pass_by(4, "abc")
+    assert [desk.coordinator.quorum(name) == "left" for name in "abc"] == [False, True, False]
 
 
 def test_all_workers_of_a_draining_node_leave() -> None:
@@ -660,10 +678,10 @@ def test_what_is_known_does_not_grow_with_workers_that_have_come_and_gone() -> N
     desk, sizes = Desk(1), []
     for number in range(10_000):
         uid, kind = f"worker-{number}", number % 5
-        desk.coordinator.register(uid, Registration(number % 7, ELSEWHERE, (uid, 1), None, JOINING))
+        desk.coordinator.register(uid, Registration(number % 7, ELSEWHERE, (uid, 1), None, JOINING, uid))
         desk.coordinator.quorum(uid)
         desk.coordinator.heartbeat(uid, EXCHANGING)
-        desk.coordinator.drain(uid if kind == 0 else f"never-{number}")
+        desk.coordinator.drain_nodes({uid if kind == 0 else f"never-{number}"})
         if kind in (1, 2):
             desk.coordinator.leave(uid)
         elif kind == 3:
@@ -683,7 +701,7 @@ def seconds_of_a_generation(num_workers: int) -> float:
     for generation in range(2):
         for number, name in enumerate(names):
             progress = Progress(0, 4, generation) if generation else None
-            coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), progress, JOINING))
+            coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), progress, JOINING, name))
             coordinator.quorum(name)
         for name in names:
             found = coordinator.quorum(name)
@@ -699,7 +717,7 @@ def seconds_of_a_generation(num_workers: int) -> float:
                 len(names),
             )
             assert len(coordinator.worker_statuses()) == len(names)
-        coordinator.drain(names[1])
+        coordinator.drain_nodes({names[1]})
         coordinator.mark_lost([num_workers // 2])
         del names[num_workers // 2]
         coordinator.leave(names.pop(1))

@@ -51,8 +51,8 @@ class Desk:
                 self.at[name] = lease[:2]
         return [self.at.get(name) if isinstance(lease, tuple) else lease for name in names]
 
-    def heartbeat(self, names: str) -> list[bool]:
-        return [self.queue.heartbeat(name, self.place(name), self.at[name], True) for name in names]
+    def heartbeat(self, names: str, leaving: str = "") -> list[bool]:
+        return [self.queue.heartbeat(name, self.place(name), self.at[name], True, name in leaving) for name in names]
 
     def end(self, names: str, outcome: Summary | Exception | None = ENDED) -> None:
         for name in names:
@@ -198,8 +198,7 @@ def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
     """One that got SIGTERM, and one on a node that is taken away: a single worker saves and trains on until then."""
     desk = working()
     assert desk.acquire("e") == [None]
-    desk.queue.drain("d")
-    desk.queue.drain("unknown")
+    assert desk.heartbeat("cd", leaving="d") == [False, True]
     assert desk.acquire("e") == [("2", 2)]
     assert desk.heartbeat("abcd") == [False, False, False, True]
     desk.queue.drain_nodes({"left"})

@@ -14,7 +14,7 @@ import ray.exceptions
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
-from ray_yolo.core.events import Summary
+from ray_yolo.core.events import PlacementEvent, Summary
 from ray_yolo.runtime import cluster, ray_internals
 from ray_yolo.runtime.workers import pool, rendezvous
 from ray_yolo.runtime.workers.pool import WorkerPool, uses_pool, workers_line
@@ -198,7 +198,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
         monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Group] = []
     freed: list[str] = []
-    messages: list[tuple[str, str]] = []
+    events: list[PlacementEvent] = []
 
     def ask(bundles: list[dict[str, float]], strategy: str = "PACK") -> Group:
         made.append(Group(bundles, f"g{len(made)}"))
@@ -212,7 +212,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     monkeypatch.setattr(pool, "remove_placement_group", lambda group: freed.append(group.id.hex()))
     monkeypatch.setattr(ray, "put", lambda value: value)
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
-    found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: messages.append((group, instead_of)))
+    found = WorkerPool(work, {}, given, 0.0, events.append)
     found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
     assert found.replace_lost_groups() == []
     made[0].state, made[0].nodes = "RESCHEDULING", ["", "left"]  # place 1 has a worker
@@ -220,7 +220,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     made[0].nodes = ["", ""]
     assert found.replace_lost_groups() == [0, 1]
     assert (freed, found._running) == (["g0"], {"elsewhere": 2})
-    assert messages == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
+    assert [(event.group, event.instead_of) for event in events] == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
     assert [group for group, _ in found._bundles] == [made[2], made[3], made[1]]
     assert found.replace_lost_groups() == []
 

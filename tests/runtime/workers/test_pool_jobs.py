@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import StartEvent, StepEvent, WorkerEvent
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -104,26 +105,29 @@ def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pyte
 
 def test_a_pool_worker_that_gets_sigterm_leaves_its_job_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue may first find another worker for the job; it answers a heartbeat with whether to leave now."""
-    received, drained, left, over = SimpleQueue[int](), list[str](), list[str](), threading.Event()
-    received.put(signal.SIGTERM)
+    received, reported = SimpleQueue[int](), list[bool]()
 
-    def leave(member: str) -> None:
-        left.append(member)
-        over.set()
+    def train_job(payload: Any, number: int, activity: Any, must_leave: Callable[[], bool]) -> str:
+        assert not must_leave()
+        received.put(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not must_leave():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return "left"
 
-    def train_job(payload: Any, placement: Any, number: int, activity: Any, member: str) -> str:
-        assert over.wait(10)
-        return member
+    def heartbeat(uid: str, place: PoolWorker, assignment: tuple[str, int], moved: bool, must_leave: bool) -> bool:
+        reported.append(must_leave)
+        return reported.count(True) > 2
 
-    queue: Any = SimpleNamespace(drain=SimpleNamespace(remote=drained.append),
-                                 heartbeat=SimpleNamespace(remote=lambda *_: bool(drained)))
-    payload = {"placement": {}, "coordinator": SimpleNamespace(drain=SimpleNamespace(remote=leave))}
+    queue: Any = SimpleNamespace(heartbeat=SimpleNamespace(remote=heartbeat))
+    payload = {"placement": Placement()}
     for name, instead in (("answer", lambda reply: reply), ("train_job", train_job), ("_HEARTBEAT_SECONDS", 0.01)):
         monkeypatch.setattr(pool_jobs, name, instead)
     monkeypatch.setattr(worker, "_sigterms", received)
     place = PoolWorker(0, "node", own_process())
-    member = pool_jobs._train_assignment(queue, "me", place, JobAssignment("job", 0, [payload]))
-    assert (set(drained), set(left)) == ({"me"}, {member})
+    assert pool_jobs._train_assignment(queue, "me", place, JobAssignment("job", 0, [payload])) == "left"
+    assert reported.count(True) > 2
 
 
 @pytest.mark.ray

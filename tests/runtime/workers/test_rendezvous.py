@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,11 @@ import torch
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.system import own_process
+from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
-from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum, Registration
+from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 
@@ -67,8 +69,9 @@ def test_stacks_name_threads_and_functions() -> None:
 class Beside:
     """A coordinator at which another worker waits to join; `alone`: this worker may start before its peers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0) -> None:
-        self.happened, self.requests = list[str](), list[Registration]()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0,
+                 must_leave: Callable[[], bool] = lambda: False) -> None:
+        self.happened, self.requests, self.leaving = list[str](), list[Registration](), list[bool]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
                               ("_HEARTBEAT_SECONDS", 0.01), ("import_compiler", self.preload)):
@@ -80,14 +83,15 @@ class Beside:
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
-            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, "uid", alone=alone
+            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, must_leave, alone=alone
         )
 
     def register(self, uid: str, request: Registration) -> None:
         self.happened.append("arrived")
         self.requests.append(request)
 
-    def heartbeat(self, *_: Any) -> HeartbeatReply:
+    def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
+        self.leaving.append(heartbeat.must_leave)
         return HeartbeatReply(True, 0, False, all_draining=True)
 
     def preload(self) -> None:
@@ -189,7 +193,7 @@ def test_a_worker_introduces_itself_to_a_coordinator_that_does_not_know_it(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     beside.members.close()
-    assert set(introduced) == {("uid", 0, "exchanging", 1)}
+    assert set(introduced) == {(beside.members._uid, 0, "exchanging", 1)}
     assert bool(cuts) is not known
     assert beside.members.must_regroup() is not known
 
@@ -227,21 +231,22 @@ def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypa
 
 def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the worker has left: the coordinator may have forgotten the first one."""
-    drained = list[str]()
-    enough, received = threading.Event(), SimpleQueue[int]()
-    received.put(signal.SIGTERM)
-
-    def drain(uid: str) -> None:
-        drained.append(uid)
-        if len(drained) == 3:
-            enough.set()
-
+    received = SimpleQueue[int]()
     monkeypatch.setattr(worker, "_sigterms", received)
-    monkeypatch.setattr(worker, "_SIGTERM_SECONDS", 0.001)
-    coordinator: Any = SimpleNamespace(drain=SimpleNamespace(remote=drain))
-    with worker._leaves_on_sigterm(coordinator) as uid:
-        assert enough.wait(5)
-    assert set(drained) == {uid}
+    beside = Beside(monkeypatch, alone=True, must_leave=worker.received_sigterm)
+    while not beside.leaving:
+        time.sleep(0.01)
+    received.put(signal.SIGTERM)
+    deadline = time.monotonic() + 5
+    while beside.leaving.count(True) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    beside.ready.set()
+    beside.members.join(None)
+    beside.members.close()
+    assert beside.leaving == sorted(beside.leaving)
+    assert beside.leaving[0] is False
+    assert beside.requests[0].heartbeat.must_leave
 
 
 @pytest.mark.parametrize("sigterm", [False, True])
@@ -259,13 +264,14 @@ def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
     nothing = SimpleNamespace(emit=lambda event: None, wait=lambda seconds: None, flush=lambda: None)
     for name, instead in (("_sigterms", received), ("run_session", run_session), ("from_payload", lambda spec: spec),
                           ("gc", SimpleNamespace(freeze=lambda: None)), ("undo_niceness", lambda: True),
-                          ("_device", lambda on_pool: torch.device("cpu")),
+                          ("_assigned_context", lambda *_: WorkerContext()),
                           ("poll_stop_request", lambda *_: lambda: False),
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
-    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None}
+    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None,
+               "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    worker.train_job(payload, Placement(num_workers=2, workers=0), 1, Activity(), "uid")
+    worker.train_job(payload, 1, Activity(), worker.received_sigterm)
     assert stops == [sigterm and coordinator is None]
 
 
@@ -280,4 +286,4 @@ def test_a_worker_that_has_left_is_replaced_by_ray(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "get_current_placement_group", lambda: None)
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     with pytest.raises(WorkerLeftError) if sigterm else contextlib.nullcontext():
-        assert worker.train_worker({"placement": {"num_workers": 2}, "coordinator": None}) is None
+        assert worker.train_worker({"placement": Placement(num_workers=2), "coordinator": None}) is None
