@@ -46,6 +46,7 @@ from ray_yolo.runtime.workers.coordinator import (
 from ray_yolo.runtime.workers.job_queue import JobQueue
 
 _HEARTBEAT_SECONDS = 1.0
+_LEAVE_SECONDS = 0.2  # until the heartbeat that says that this worker must leave
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 60.0
 
@@ -156,8 +157,11 @@ class RendezvousClient(Rendezvous):
                          activity.heartbeat_limit, self._must_leave())
 
     def _send_heartbeats(self) -> None:
-        stack_dump_requests = None
-        while not self._left.wait(_HEARTBEAT_SECONDS):
+        stack_dump_requests, sent, leaves = None, time.monotonic(), False
+        while not self._left.wait(_LEAVE_SECONDS):
+            if time.monotonic() - sent < _HEARTBEAT_SECONDS and self._must_leave() == leaves:
+                continue
+            sent, leaves = time.monotonic(), self._must_leave()
             with contextlib.suppress(ray.exceptions.RayError):
                 group = self._groups
                 reply: HeartbeatReply = answer(self._coordinator.heartbeat.remote(self._uid, self._now()))

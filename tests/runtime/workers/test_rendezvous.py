@@ -74,7 +74,8 @@ class Beside:
         self.happened, self.requests, self.leaving = list[str](), list[Registration](), list[bool]()
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
-                              ("_HEARTBEAT_SECONDS", 0.01), ("import_compiler", self.preload)):
+                              ("_HEARTBEAT_SECONDS", 0.01), ("_LEAVE_SECONDS", 0.01),
+                              ("import_compiler", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
@@ -247,6 +248,21 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     assert beside.leaving == sorted(beside.leaving)
     assert beside.leaving[0] is False
     assert beside.requests[0].heartbeat.must_leave
+
+
+def test_a_worker_that_must_leave_says_so_before_its_next_heartbeat_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    must_leave = threading.Event()
+    beside = Beside(monkeypatch, alone=True, must_leave=must_leave.is_set)
+    while not beside.leaving:
+        time.sleep(0.01)
+    monkeypatch.setattr(rendezvous, "_HEARTBEAT_SECONDS", 600.0)
+    must_leave.set()
+    deadline = time.monotonic() + 5
+    while True not in beside.leaving:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    beside.ready.set()
+    beside.members.close()
 
 
 @pytest.mark.parametrize("sigterm", [False, True])
