@@ -63,7 +63,7 @@ from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Begun, Ledger, Sweep, folders_elsewhere, known_outcomes, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.schedule import Line, Outcome, Task, address, longest_warmup, rungs_of
+from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import (
     LadderCallback,
@@ -396,19 +396,13 @@ class _Execution:
         ledger, budget = self.ledger, self.budget
         known = known_outcomes(self.folder.parent, ledger.begun.identity["data set"], ledger.path)
 
-        def write(line: Line) -> None:
-            budget.note(line)
-            ledger.append(line)
-
         def look_up(task: Task) -> Outcome | None:
             if reason := ledger.begun.exceeds_limit(task.genes):
                 return Outcome(reason=reason)
             return known.get((address(ledger.recipe, task.genes, task.seed), task.until)) if known else None
 
-        budget.schedule = schedule = ledger.begun.schedule(write=write)
+        budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
-        for line in ledger.lines:
-            budget.note(line)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
                                 lambda: self.slots_now() + _ahead(self.config, self.space, self.slots_now()))
         scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,

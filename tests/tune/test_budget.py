@@ -18,7 +18,7 @@ from ray_yolo.tune.budget import (
     recorded_epoch_seconds,
     trained_spans,
 )
-from ray_yolo.tune.schedule import Over, Scheduled, Task
+from ray_yolo.tune.schedule import Claimed, Scheduled, Task
 from tests.support import run_log
 from tests.support.schedules import RESOLVED, open_ledger, outcome_of, run_sweep
 
@@ -48,7 +48,7 @@ def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float) -> f
     ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2)
     budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
     tasks: list[Task] = []
-    while not isinstance(reply := schedule.next(budget.explores), Over):
+    while not isinstance(reply := schedule.next(budget.explores), Claimed):
         if isinstance(reply, Task):
             tasks.append(reply)
             continue

@@ -14,7 +14,7 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
-from ray_yolo.tune.schedule import Counted, Outcome, Over, Proposed, Schedule, Task
+from ray_yolo.tune.schedule import Claimed, Counted, Outcome, Proposed, Schedule, Task
 from ray_yolo.tune.search import Ladder, SweepConfig
 from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space
 from ray_yolo.tune.trials import overlay, recipe_value, train_command
@@ -185,7 +185,7 @@ def test_every_trial_of_the_default_algorithm_is_a_valid_recipe_whose_fitness_co
     resolved, lines = resolve(base, 1, gpu=False), []
     schedule = Schedule(space, seed, (3, 9), slots, write=lines.append)
     tasks = []
-    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), Over):
+    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), Claimed):
         if isinstance(reply, Task):
             tasks.append(reply)
             continue
