@@ -355,7 +355,7 @@ class Schedule:
             if isinstance(line, Proposed):
                 owners[line.trial] = self._owners.setdefault(_key(line.genes), line.trial)
             elif isinstance(line, (Counted, Failed)):
-                outcome = Outcome.model_validate(line.model_dump(exclude={"trial", "seed", "epochs"}))
+                outcome = Outcome.model_validate(line, from_attributes=True)
                 self._known.setdefault((owners.get(line.trial, line.trial), line.seed, line.epochs), outcome)
         while self._recorded and not problems:
             if not self._step(None) and self._recorded:

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +60,7 @@ from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Begun, Ledger, Sweep, folders_elsewhere, known_outcomes, read_ledger, read_trials
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
@@ -148,14 +148,21 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
-        sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, _rungs(config, space, resolved, train),
-                        _virtual_slots(config, space, slots), run.remote, latencies)
+        begun = _begun(config, space, resolved, train, slots, latencies)
+        ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         execution = _Execution(config, space, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout)
         return execution.run_to_end()
     finally:
         if run:
             run.release()
+
+
+def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
+           latencies: Mapping[str, float]) -> Begun:
+    """The first line of the ledger of a sweep over `recipe`."""
+    return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
+                 search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train),
+                 virtual_slots=config.sweep.virtual_slots or slots + _ahead(config, space, slots), latencies=latencies)
 
 
 def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:
@@ -187,11 +194,9 @@ def dry_run(config: TuneConfig) -> TuneConfig:
 def plan(config: TuneConfig) -> list[str]:
     """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
     config, space, train = _checked(config)
-    recipe = config.recipe
     slots = _planned_slots(config)
-    begun = Begun(identity={}, space=space.space, search=space.search, recipe=recipe,
-                  rungs=_rungs(config, space, recipe, train), virtual_slots=_virtual_slots(config, space, slots))
-    seconds = _epoch_seconds(config, recipe, train.digest, project_folder(config.placement))
+    begun = _begun(config, space, config.recipe, train, slots, {})
+    seconds = _epoch_seconds(config, config.recipe, train.digest, project_folder(config.placement))
     return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
 
 
@@ -221,12 +226,8 @@ def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
                     short=config.sweep.most_trials < SHORT_TRIALS)
 
 
-def _virtual_slots(config: TuneConfig, space: TuneSpace, slots: int) -> int:
-    """The requested number; by default the slots and the trials that start up meanwhile."""
-    return config.sweep.virtual_slots or slots + _ahead(config, space, slots)
-
-
 def _ahead(config: TuneConfig, space: TuneSpace, slots: int) -> int:
+    """The number of trials that start up while `slots` others train."""
     limited = config.sweep.max_concurrent != "auto" or isinstance(space.search.scheduler, Pbt)
     return 0 if limited else trials_ahead(slots)
 
@@ -394,7 +395,7 @@ class _Execution:
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""
         ledger, budget = self.ledger, self.budget
-        known = known_outcomes(self.folder.parent, ledger.begun.identity["data set"], ledger.path)
+        known = {key: outcome for key, _, outcome in self._elsewhere()}
 
         def look_up(task: Task) -> Outcome | None:
             if reason := ledger.begun.exceeds_limit(task.genes):
@@ -480,9 +481,12 @@ class _Execution:
 
     def _runs_elsewhere(self, trial: Trial) -> list[Path]:
         """The runs of a trial in other sweeps."""
-        begun = self.ledger.begun
-        key = address(begun.recipe, trial.genes, begun.recipe.seed), trial.epochs
-        return folders_elsewhere(self.folder.parent, begun.identity["data set"], self.ledger.path, key)
+        recipe = self.ledger.recipe
+        wanted = address(recipe, trial.genes, recipe.seed), trial.epochs
+        return [folder for key, folder, _ in self._elsewhere() if key == wanted]
+
+    def _elsewhere(self) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
+        return results_elsewhere(self.folder.parent, self.ledger.begun.identity["data set"], self.ledger.path)
 
 
 def _trial_name(trial: Any) -> str:

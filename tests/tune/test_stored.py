@@ -32,7 +32,7 @@ from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
 from ray_yolo.tune.mlflow import _child, sweep_run
 from ray_yolo.tune.schedule import Counted, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
@@ -45,7 +45,8 @@ from tests.tune.test_sweep_kill import RECIPE as LEARNS
 from tests.tune.test_sweep_kill import SPACE as GENES
 
 RECIPE = Recipe(epochs=2)
-SWEEP = Sweep(Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},)), Search(), RECIPE, "0")
+SWEEP = Begun(identity={"data set": "0", "base recipe": "0"}, search=Search(), recipe=RECIPE, rungs=(2,),
+              space=Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},)), virtual_slots=1)
 TRIALS = 4
 Start = Callable[..., tuple[Run, Ledger]]
 
@@ -69,7 +70,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         run = find_run(RECIPE, where, lambda folder: False) or begin_run(
             where, SweepRecord(digest=recipe_digest(RECIPE), space="quick", trials=3))
         opened.append(run)
-        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, stored=run.remote)
+        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, run.remote)
 
     yield start
     for run in opened:

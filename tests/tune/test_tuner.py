@@ -23,7 +23,7 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
 from ray_yolo.tune.schedule import Claimed, Counted, Failed, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import trial_config
@@ -346,7 +346,8 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
     def trained_by(recipe: dict[str, str]) -> RunConfig:
         asked = config.recipe.model_copy(update=recipe)
         decided = resolve_recipe(asked, config.placement, make_index(tmp_path / "images", 1), 0)
-        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Sweep(Space((), ()), Search(), asked, ""), decided)
+        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Begun(
+            identity={}, space=Space((), ()), search=Search(), recipe=decided, rungs=(1,), virtual_slots=1))
         requested = config.model_copy(update={"recipe": asked})
         payload = tuner._payload(requested, ledger, tmp_path / "sweep", Search(), None)
         return trial_config(payload, 0, {})
