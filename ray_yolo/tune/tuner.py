@@ -61,7 +61,7 @@ from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
-from ray_yolo.tune.mlflow import Status, deliver, sweep_run
+from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
@@ -348,7 +348,7 @@ class _Execution:
         uri, ledger = _uri(self.config), self.ledger
         if self._tracking:
             self._tracking.result()
-        return deliver(self.folder, uri, sweep_run(self.config, ledger.trials, status, ledger.claim)) if uri else None
+        return deliver(self.folder, uri, SweepRun(self.config, ledger.trials, status, ledger.claim)) if uri else None
 
     def note_time(self) -> None:
         """Note in the sweep's record how long it has run."""
@@ -366,7 +366,7 @@ class _Execution:
         if uri and now - self._tracked > TRACK_SECONDS and (self._tracking is None or self._tracking.done()):
             self._tracked = now
             self._tracking = self._tracker.submit(
-                deliver, self.folder, uri, sweep_run(self.config, self.ledger.trials, "RUNNING"))
+                deliver, self.folder, uri, SweepRun(self.config, self.ledger.trials, "RUNNING"))
 
     def run_trials(self) -> None:
         """Run the unfinished and the newly proposed trials with Ray Tune until the sweep has ended.

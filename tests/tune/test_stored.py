@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,11 @@ from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
-from ray_yolo.tune.mlflow import _child, sweep_run
+from ray_yolo.tune.mlflow import _child
 from ray_yolo.tune.schedule import Counted, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import train_task
+from ray_yolo.tune.trials import new_trial
 from ray_yolo.tune.verification import compare
 from tests.support import checkpoints, run_log
 from tests.support.processes import kill, on_machine
@@ -186,8 +186,7 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
         keep_best(again.folder, [again.folder / "trials" / f"trial{number}"])
         assert checkpoints.value(again.folder / "weights" / "best.pt") == number
     bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
-    tracked = replace(sweep_run(make_sweep(tmp_path), ledger.trials, "RUNNING"), folders=("trial0", "trial1"))
-    assert [_child(again.folder, tracked, number) for number in range(2)] == [None, "its"]
+    assert [_child(again.folder, new_trial(number, {})) for number in range(2)] == [None, "its"]
 
 
 def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start, bucket: FolderStore) -> None:
