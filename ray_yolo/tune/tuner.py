@@ -64,9 +64,8 @@ from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, result
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
-from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
+from ray_yolo.tune.search import Ladder, Pbt, TuneConfig
 from ray_yolo.tune.searcher import (
-    LadderCallback,
     LadderScheduler,
     PopulationCallback,
     SweepCallback,
@@ -75,10 +74,10 @@ from ray_yolo.tune.searcher import (
     tune_config_of,
 )
 from ray_yolo.tune.space import TuneSpace, combinations, load_space
-from ray_yolo.tune.trial import train_task, train_trial
+from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
-RECORD_SECONDS = 10.0  # for stopped trials to complete their records
+RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
 NOTE_SECONDS, TRACK_SECONDS = 5.0, 10.0  # between two notes of the time, and two updates of MLflow
 SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
@@ -375,7 +374,7 @@ class _Execution:
         --max-concurrent limits them.
         """
         config, ledger = self.config, self.ledger
-        payload = _payload(config, ledger, self.folder, self.space.search, self.parent)
+        payload = _payload(config, ledger, self.folder, self.parent)
         per_trial, grows = config.sweep.workers_per_trial, config.sweep.max_concurrent == "auto"
         workers = config.placement.model_copy(update={"num_workers": (1, self.slots * per_trial)})
         with standing_pool(workers, self.gpus, self.display.say, grows=grows) as queue:
@@ -383,14 +382,8 @@ class _Execution:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
                 request_stop(list(self.trials.iterdir()), self.display.say)
-                self._await_records()
+                wait_until_released(list(self.trials.iterdir()), RECORD_SECONDS)
                 raise
-
-    def _await_records(self) -> None:
-        """Wait until the trials' processes have completed their records; the next start completes the others."""
-        deadline = time.monotonic() + RECORD_SECONDS
-        while any(map(is_held, self.trials.iterdir())) and time.monotonic() < deadline:
-            time.sleep(0.1)
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""
@@ -409,8 +402,9 @@ class _Execution:
         scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
                                     self.slots + _ahead(self.config, self.space, self.slots),
                                     lambda name: not is_held(self.trials / name))
-        callback = LadderCallback(ledger, self.display, dispatcher, scheduler, drops=not self.sweep.keep_weights,
-                                  each_step=self.each_step)
+        callback = SweepCallback(ledger, self.display, drops=not self.sweep.keep_weights, stop=scheduler.close,
+                                 fail=lambda name, reason: dispatcher.finish(name, Outcome(reason=reason)),
+                                 each_step=self.each_step)
         dispatcher.advance()
         if dispatcher.over is None:
             self._tune(ray.tune.with_parameters(train_task, payload=payload, queue=queue), callback, {},
@@ -420,7 +414,7 @@ class _Execution:
         """Train a population. Ray's scheduler requires the whole population at once, and no searcher."""
         ledger, settings = self.ledger, self.space.search.scheduler
         assert isinstance(settings, Pbt)
-        callback = PopulationCallback(ledger, self.display, drops=False, each_step=self.each_step)
+        callback = PopulationCallback(ledger, self.display, each_step=self.each_step)
         if param_space := _population(ledger, self.sweep.most_trials):
             self._tune(ray.tune.with_parameters(train_trial, payload=payload, queue=queue), callback, param_space,
                        scheduler=build_pbt(settings, self.space.space, self.config.recipe.seed),
@@ -505,19 +499,20 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
             "origin": ray.tune.sample_from(lambda config: configs[config["trial"]]["origin"])}
 
 
-def _payload(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
+def _payload(config: TuneConfig, ledger: Ledger, folder: Path, parent: str | None) -> dict[str, Any]:
     """The settings that all trials share, as plain JSON; see `train_trial`."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
                  "registered_name": "", "cpus_per_worker": config.placement.cpus}
     placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
                   {"project": str(folder / "trials"), "storage_path": ""})
-    if isinstance(settings.scheduler, Pbt):  # keep the checkpoints from which other trials may continue
-        placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
+    scheduler = ledger.begun.search.scheduler
+    if isinstance(scheduler, Pbt):  # keep the checkpoints from which other trials may continue
+        placement |= {"save_period": scheduler.interval_epochs, "nosave": False}
     file, colon, name = config.placement.callbacks.partition(":")
     placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
                        "model": _absolute(ledger.recipe.model)},
-            "placement": placement, "search": settings.model_dump(mode="json"), "link": {"parent_run_id": parent},
+            "placement": placement, "link": {"parent_run_id": parent},
             "cache": str(cache_folder().absolute()) if ledger.stored else ""}
 
 

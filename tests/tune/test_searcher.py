@@ -23,12 +23,12 @@ from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.schedule import Counted, Failed
+from ray_yolo.tune.schedule import Counted, Failed, Outcome
 from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.searcher import (
-    LadderCallback,
     LadderScheduler,
     PopulationCallback,
+    SweepCallback,
     TaskSearcher,
     _clipped,
     build_pbt,
@@ -72,8 +72,9 @@ class Tune:
         self.scheduler = LadderScheduler(self.dispatcher, lambda *pair: self.measured.append(pair), lambda genes: 2.0,
                                          slots=5, is_complete=lambda name: name not in self.incomplete)
         self.searcher = TaskSearcher(self.dispatcher, self.scheduler)
-        self.callback = LadderCallback(self.ledger, SweepDisplay(self.said), self.dispatcher, self.scheduler,
-                                       drops=drops, each_step=lambda: None)
+        self.callback = SweepCallback(
+            self.ledger, SweepDisplay(self.said), drops=drops, stop=self.scheduler.close,
+            fail=lambda name, reason: self.dispatcher.finish(name, Outcome(reason=reason)))
         self.trials: list[TuneTrial] = []
         self.pausing: list[TuneTrial] = []
         self.is_finished = False
@@ -270,7 +271,7 @@ class TestPopulation:
     def test_the_last_report_decides(self, tmp_path: Path, result: dict[str, Any], state: str, reason: str) -> None:
         ledger = open_ledger(tmp_path / "ledger.jsonl", search=Search(algorithm="random", scheduler=Pbt()),
                              recipe=RESOLVED.model_copy(update={"epochs": 4}), rungs=(4,))
-        callback = PopulationCallback(ledger, SweepDisplay(io.StringIO()), drops=False)
+        callback = PopulationCallback(ledger, SweepDisplay(io.StringIO()))
         ledger.propose()
         callback.on_trial_complete(0, [], TuneTrial({"trial": "trial0"}, "id0", last_result=result))
         row = ledger.trials[0]
