@@ -64,7 +64,7 @@ from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, result
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
-from ray_yolo.tune.search import Ladder, Pbt, TuneConfig
+from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import (
     LadderScheduler,
     PopulationCallback,
@@ -73,7 +73,7 @@ from ray_yolo.tune.searcher import (
     build_pbt,
     tune_config_of,
 )
-from ray_yolo.tune.space import TuneSpace, combinations, load_space
+from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
 from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
@@ -149,8 +149,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
         begun = _begun(config, space, resolved, train, slots, latencies)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
-        execution = _Execution(config, space, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout)
-        return execution.run_to_end()
+        return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         if run:
             run.release()
@@ -160,8 +159,8 @@ def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
            latencies: Mapping[str, float]) -> Begun:
     """The first line of the ledger of a sweep over `recipe`."""
     return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
-                 search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train),
-                 virtual_slots=config.sweep.virtual_slots or slots + _ahead(config, space, slots), latencies=latencies)
+                 search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train), latencies=latencies,
+                 virtual_slots=config.sweep.virtual_slots or slots + _ahead(config, space.search, slots))
 
 
 def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:
@@ -225,9 +224,9 @@ def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
                     short=config.sweep.most_trials < SHORT_TRIALS)
 
 
-def _ahead(config: TuneConfig, space: TuneSpace, slots: int) -> int:
+def _ahead(config: TuneConfig, search: Search, slots: int) -> int:
     """The number of trials that start up while `slots` others train."""
-    limited = config.sweep.max_concurrent != "auto" or isinstance(space.search.scheduler, Pbt)
+    limited = config.sweep.max_concurrent != "auto" or isinstance(search.scheduler, Pbt)
     return 0 if limited else trials_ahead(slots)
 
 
@@ -282,10 +281,9 @@ def _uri(config: TuneConfig) -> str | None:
 class _Execution:
     """One command's part of a sweep."""
 
-    def __init__(self, config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, gpus: float,
-                 stream: TextIO) -> None:
-        self.config, self.space, self.ledger, self.run, self.slots, self.gpus = config, space, ledger, run, slots, gpus
-        self.folder, self.sweep = run.folder, config.sweep
+    def __init__(self, config: TuneConfig, ledger: Ledger, run: Run, slots: int, gpus: float, stream: TextIO) -> None:
+        self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
+        self.folder, self.sweep, self.search = run.folder, config.sweep, ledger.begun.search
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
@@ -303,7 +301,7 @@ class _Execution:
     @property
     def is_population(self) -> bool:
         """Whether trials exchange weights."""
-        return isinstance(self.space.search.scheduler, Pbt)
+        return isinstance(self.search.scheduler, Pbt)
 
     def slots_now(self) -> int:
         """The number of trials that currently fit on the cluster; the value is at most one second old."""
@@ -320,12 +318,11 @@ class _Execution:
         for line in [] if self.is_population else describe(
                 ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
             say(line)
-        limit = self.space.search.limit
+        limit = self.search.limit
         for network, time_per_image in sorted(ledger.begun.latencies.items(), key=lambda each: each[1]):
             is_slow = limit and time_per_image > limit.latency_ms
             say(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained" * bool(is_slow))
-        all_random = self.space.search.random_warning(self.sweep.most_trials, len(self.space.space.starts))
-        for warning in filter(None, (*self.space.warnings, all_random)):
+        for warning in warnings(ledger.begun.space, self.sweep.most_trials):
             say(f"warning: {warning}")
         self.parent = self.track("RUNNING")
         try:
@@ -398,9 +395,9 @@ class _Execution:
         budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: self.slots_now() + _ahead(self.config, self.space, self.slots_now()))
+                                lambda: self.slots_now() + _ahead(self.config, self.search, self.slots_now()))
         scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
-                                    self.slots + _ahead(self.config, self.space, self.slots),
+                                    self.slots + _ahead(self.config, self.search, self.slots),
                                     lambda name: not is_held(self.trials / name))
         callback = SweepCallback(ledger, self.display, drops=not self.sweep.keep_weights, stop=scheduler.close,
                                  fail=lambda name, reason: dispatcher.finish(name, Outcome(reason=reason)),
@@ -412,12 +409,12 @@ class _Execution:
 
     def run_population(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train a population. Ray's scheduler requires the whole population at once, and no searcher."""
-        ledger, settings = self.ledger, self.space.search.scheduler
+        ledger, settings = self.ledger, self.search.scheduler
         assert isinstance(settings, Pbt)
         callback = PopulationCallback(ledger, self.display, each_step=self.each_step)
         if param_space := _population(ledger, self.sweep.most_trials):
             self._tune(ray.tune.with_parameters(train_trial, payload=payload, queue=queue), callback, param_space,
-                       scheduler=build_pbt(settings, self.space.space, self.config.recipe.seed),
+                       scheduler=build_pbt(settings, ledger.begun.space, self.config.recipe.seed),
                        max_concurrent_trials=self.slots)
 
     def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:

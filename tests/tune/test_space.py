@@ -16,7 +16,7 @@ from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
 from ray_yolo.tune.schedule import Claimed, Counted, Outcome, Proposed, Schedule, Task
 from ray_yolo.tune.search import Ladder, SweepConfig
-from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space
+from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space, warnings
 from ray_yolo.tune.trials import overlay, recipe_value, train_command
 
 SPACES = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
@@ -325,12 +325,25 @@ def test_a_mapping_without_a_file_says_space():
 
 class TestWarnings:
     def test_genes_that_cannot_evolve_are_named(self):
-        (warning,) = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
-                                Recipe()).warnings
+        space = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
+                           Recipe()).space
+        (warning,) = warnings(space, 300)
         assert warning.startswith("evolve: degrees start at 0 and stay at 0")
 
     def test_random_search_moves_them(self):
-        assert read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).warnings == ()
+        space = read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).space
+        assert not list(warnings(space, 300))
+
+    @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
+    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
+        space = read_space({"search": {"random_first": 20}, "lr0": [0.001, 0.1]}, Recipe()).space
+        found = list(warnings(space, trials))
+        assert len(found) == warned
+        assert not found or f"all {trials} trials" in found[0]
+
+    def test_other_algorithms_have_no_children(self):
+        search = {"algorithm": "random", "random_first": 20}
+        assert not list(warnings(read_space({"search": search, "lr0": [0.001, 0.1]}, Recipe()).space, 5))
 
 
 def test_every_gene_of_yolov5_can_be_searched():
