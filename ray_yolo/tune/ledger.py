@@ -163,8 +163,8 @@ class Ledger:
 def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
     """The next proposal of population based training, given these rows."""
     number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
-    return Proposed(trial=number, genes=propose(begun.space, begun.recipe.seed, number, rows),
-                    how=begun.space.algorithm, parents=(), at=0.0)
+    genes, _ = propose(begun.space, begun.recipe.seed, number, rows)
+    return Proposed(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Line]:

@@ -36,7 +36,6 @@ from ray_yolo.tune.evolution import (
     TrialRow,
     best_rows,
     grid_size,
-    parents_of,
     propose,
     screen,
 )
@@ -501,9 +500,9 @@ class Schedule:
                 origin = next((row.trial for row in best_rows(rows, 1) if number >= SCREENED_FIRST), 0)
                 return screen(space.genes, self.genes[origin], rng), "random", (origin,)
             space = replace(space, algorithm="evolve", random_share=0.0)
-        genes = propose(space, self._seed, number, rows)
+        genes, parents = propose(space, self._seed, number, rows)
         how = "start" if number < len(space.starts) and space.algorithm != "grid" else space.algorithm
-        return genes, how, parents_of(space, self._seed, number, rows)
+        return genes, how, parents
 
     def _improve(self, process: Surrogate, trials: Sequence[int], number: int) -> Genes:
         """The choice of the process, near the best of these trials."""

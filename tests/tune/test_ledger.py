@@ -11,7 +11,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import read_lines
-from ray_yolo.tune.evolution import parents_of
+from ray_yolo.tune.evolution import propose as proposal
 from ray_yolo.tune.ledger import (
     Counted,
     Exploited,
@@ -104,7 +104,7 @@ class TestRows:
         lines = read_ledger(path)
         recorded = {line.trial: line.parents for line in lines if isinstance(line, Proposed)}
         assert recorded == {
-            line.trial: parents_of(SPACE, 3, line.trial, [trial.row for trial in read_trials(lines[:number]).values()])
+            line.trial: proposal(SPACE, 3, line.trial, [trial.row for trial in read_trials(lines[:number]).values()])[1]
             for number, line in enumerate(lines) if isinstance(line, Proposed)}
         assert any(recorded.values())
 
