@@ -79,10 +79,10 @@ def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, 
     return forecast(begun, low)
 
 
-def recorded_epoch_seconds(folders: Sequence[Path], recipe: Recipe, labels: str, workers: int) -> float | None:
-    """Seconds of an epoch on `workers` workers, or None if it is unknown. They are taken from the newest trainings in
-    these folders with the same model, sizes and labels."""
-    logs = sorted((log for folder in folders for log in folder.glob(f"*/{EVENTS_FILE}")),
+def recorded_epoch_seconds(project: Path, recipe: Recipe, labels: str, workers: int) -> float | None:
+    """Seconds of an epoch on `workers` workers, or None if it is unknown. They are taken from the newest trainings of
+    a project of sweeps, and of the project `train` beside it, with the same model, sizes and labels."""
+    logs = sorted((*project.glob(f"*/trials/*/{EVENTS_FILE}"), *(project.parent / "train").glob(f"*/{EVENTS_FILE}")),
                   key=lambda log: log.stat().st_mtime_ns, reverse=True)
     spans = [span for log in logs[:_READ_LOGS] for span in _comparable_spans(read_events(log), recipe, labels, workers)]
     epochs = sum(epochs for epochs, _ in spans)

@@ -235,12 +235,11 @@ class _Track:
                       {trial: dict(results) for trial, results in self.results.items()}, dict(self.failed),
                       list(self.counted), self.dropped, self.work)
 
-    @property
-    def rows(self) -> list[TrialRow]:
+    def rows(self, genes: Sequence[Genes]) -> list[TrialRow]:
         """All trials with a result or a failure, with the fitness at the highest rung."""
-        ended = [TrialRow(trial, {}, results[max(results)], max(results))
+        ended = [TrialRow(trial, genes[trial], results[max(results)], max(results))
                  for trial, results in self.results.items() if trial not in self.failed]
-        return sorted([*ended, *(TrialRow(trial, {}, None, epochs) for trial, epochs in self.failed.items())])
+        return sorted([*ended, *(TrialRow(trial, genes[trial], None, rung) for trial, rung in self.failed.items())])
 
 
 @dataclass
@@ -407,22 +406,22 @@ class Schedule:
         if outcome is None:
             return False
         key = line.trial, line.seed, line.until
-        where = dict(zip(("trial", "seed", "epochs"), key, strict=True))
+        fitness = outcome.fitness if outcome.fitness is not None and np.isfinite(outcome.fitness) else None
         if key not in self._noted:
             self._noted.add(key)
-            if outcome.fitness is None or not np.isfinite(outcome.fitness):
+            where = {"trial": line.trial, "seed": line.seed, "epochs": line.until}
+            if fitness is None:
                 self._emit(Failed(**where, reason=outcome.reason or "no finite fitness"))
             else:
                 self._emit(Counted(**where, **outcome.model_dump(exclude={"reason"})))
         del track.running[line.trial, line.seed]
         if line.seed != self._seed:
             return True
-        if outcome.fitness is None or not np.isfinite(outcome.fitness):
+        track.counted.append((line.trial, line.until, fitness))
+        if fitness is None:
             track.failed[line.trial] = line.until
-            track.counted.append((line.trial, line.until, None))
         else:
-            track.counted.append((line.trial, line.until, outcome.fitness))
-            track.results.setdefault(line.trial, {})[line.until] = outcome.fitness
+            track.results.setdefault(line.trial, {})[line.until] = fitness
             self._drop(track, line.trial, line.until)
         return True
 
@@ -475,8 +474,7 @@ class Schedule:
 
     def _propose(self, track: _Track, slot: int) -> None:
         number = len(self.genes)
-        rows = [row._replace(genes=self.genes[row.trial]) for row in track.rows]
-        genes, how, parents = self._proposal(number, rows)
+        genes, how, parents = self._proposal(number, track.rows(self.genes))
         if self._recorded and isinstance(line := self._recorded[0], Proposed) and line.trial == number:
             if self._check_genes and (wrong := [name for name in genes if genes[name] != line.genes.get(name)]):
                 self._problems.append(f"trial {number}: {wrong[0]} is {line.genes.get(wrong[0])!r}, but "

@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Callback
@@ -35,12 +34,6 @@ if TYPE_CHECKING:
 
 FINALISTS = 3  # fully trained trials that may still win, besides the default
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands in for a report that was not made
-
-
-def tune_config_of(trial: Trial) -> dict[str, Any]:
-    """The Tune configuration of a population's trial; the number becomes its name and is not read afterwards."""
-    origin = asdict(trial.origins[-1]) if trial.origins else None
-    return {"trial": f"trial{trial.number}", "genes": dict(trial.genes), "origin": origin}
 
 
 def _no_state(self: object) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -71,7 +71,6 @@ from ray_yolo.tune.searcher import (
     SweepCallback,
     TaskSearcher,
     build_pbt,
-    tune_config_of,
 )
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
 from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
@@ -194,7 +193,8 @@ def plan(config: TuneConfig) -> list[str]:
     config, space, train = _checked(config)
     slots = _planned_slots(config)
     begun = _begun(config, space, config.recipe, train, slots, {})
-    seconds = _epoch_seconds(config, config.recipe, train.digest, project_folder(config.placement))
+    seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
+                                     config.sweep.workers_per_trial)
     return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
 
 
@@ -228,12 +228,6 @@ def _ahead(config: TuneConfig, search: Search, slots: int) -> int:
     """The number of trials that start up while `slots` others train."""
     limited = config.sweep.max_concurrent != "auto" or isinstance(search.scheduler, Pbt)
     return 0 if limited else trials_ahead(slots)
-
-
-def _epoch_seconds(config: TuneConfig, recipe: Recipe, labels: str, project: Path) -> float | None:
-    """Seconds of an epoch on the workers of a trial, from earlier trainings of this project."""
-    folders = [*project.glob("*/trials"), project.parent / "train"]
-    return recorded_epoch_seconds(folders, recipe, labels, config.sweep.workers_per_trial)
 
 
 def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
@@ -284,24 +278,21 @@ class _Execution:
     def __init__(self, config: TuneConfig, ledger: Ledger, run: Run, slots: int, gpus: float, stream: TextIO) -> None:
         self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
         self.folder, self.sweep, self.search = run.folder, config.sweep, ledger.begun.search
+        self.is_population = isinstance(self.search.scheduler, Pbt)  # whether trials exchange weights
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
         spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-        labels = ledger.begun.identity["data set"]
-        self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent,
-                             _epoch_seconds(config, ledger.recipe, labels, self.folder.parent), self.slots_now)
+        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity["data set"],
+                                               self.sweep.workers_per_trial)
+        self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
+                             self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
         self.parent: str | None = None  # MLflow run
         self._noted = self._tracked = time.monotonic()
         self._tracker = ThreadPoolExecutor(1)
         self._tracking: Future[Any] | None = None
         self._room = -math.inf, slots
-
-    @property
-    def is_population(self) -> bool:
-        """Whether trials exchange weights."""
-        return isinstance(self.search.scheduler, Pbt)
 
     def slots_now(self) -> int:
         """The number of trials that currently fit on the cluster; the value is at most one second old."""
@@ -488,12 +479,13 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
     """All trials that have not ended, as Tune's grid over their numbers; empty if there is none."""
     while len(ledger.trials) < total:
         ledger.propose()
-    configs = {f"trial{trial.number}": tune_config_of(trial) for trial in ledger.trials if not trial.has_ended}
-    if not configs:
+    left = {f"trial{trial.number}": trial for trial in ledger.trials if not trial.has_ended}
+    if not left:
         return {}
-    return {"trial": ray.tune.grid_search(list(configs)),
-            "genes": ray.tune.sample_from(lambda config: configs[config["trial"]]["genes"]),
-            "origin": ray.tune.sample_from(lambda config: configs[config["trial"]]["origin"])}
+    origins = {name: asdict(trial.origins[-1]) if trial.origins else None for name, trial in left.items()}
+    return {"trial": ray.tune.grid_search(list(left)),
+            "genes": ray.tune.sample_from(lambda config: dict(left[config["trial"]].genes)),
+            "origin": ray.tune.sample_from(lambda config: origins[config["trial"]])}
 
 
 def _payload(config: TuneConfig, ledger: Ledger, folder: Path, parent: str | None) -> dict[str, Any]:
