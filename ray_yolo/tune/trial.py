@@ -231,30 +231,30 @@ class _Reporter:
 
     def __init__(self, newest: Callable[[], Origin | None], past: Sequence[Event], *, keeps_best: bool) -> None:
         self._newest, self._keeps_best = newest, keeps_best
-        self._pending: EpochEvent | None = None  # waits for its checkpoint
-        self._last: EpochEvent | None = None  # to be reported if nothing follows
+        self._last: EpochEvent | None = None  # to be reported
+        self._is_new = False  # it is reported as soon as its checkpoint follows, a past one if nothing follows
         self._best: EpochEvent | None = None  # the epoch of best.pt
         for event in past:
             if isinstance(event, EpochEvent):
-                self._last = event
-                self._track_best(event)
+                self._note(event)
 
     def take(self, events: Sequence[Event]) -> None:
         """Process the next events of the log."""
         for event in events:
-            if self._pending and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
-                self._send(self._pending, self._newest())
-                self._pending = None
+            if self._last and self._is_new and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
+                self._send(self._last, self._newest())
+                self._last = None
             if isinstance(event, EpochEvent):
-                self._pending, self._last = event, None
-                self._track_best(event)
+                self._note(event)
+                self._is_new = True
 
     def finish(self) -> None:
         """Report the epoch that no checkpoint followed: under --nosave, only the last epoch has a checkpoint."""
-        if last := self._pending or self._last:
-            self._send(last, None)
+        if self._last:
+            self._send(self._last, None)
 
-    def _track_best(self, event: EpochEvent) -> None:
+    def _note(self, event: EpochEvent) -> None:
+        self._last = event
         if event.metrics is not None and (event.best or self._best is None or not self._keeps_best):
             self._best = event
 

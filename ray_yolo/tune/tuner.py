@@ -159,7 +159,7 @@ def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
     """The first line of the ledger of a sweep over `recipe`."""
     return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
                  search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train), latencies=latencies,
-                 virtual_slots=config.sweep.virtual_slots or slots + _ahead(config, space.search, slots))
+                 virtual_slots=config.sweep.virtual_slots or _processes(config, space.search, slots))
 
 
 def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:
@@ -191,18 +191,12 @@ def dry_run(config: TuneConfig) -> TuneConfig:
 def plan(config: TuneConfig) -> list[str]:
     """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
     config, space, train = _checked(config)
-    slots = _planned_slots(config)
+    here = cores() // (config.placement.cpus * config.sweep.workers_per_trial)  # trials that fit on this machine
+    slots = max(1, room_for_trials(config, 0.0) if ray.is_initialized() else int(here))
     begun = _begun(config, space, config.recipe, train, slots, {})
     seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
                                      config.sweep.workers_per_trial)
     return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
-
-
-def _planned_slots(config: TuneConfig) -> int:
-    """The number of parallel trials, as far as known without a cluster: those that fit on this machine."""
-    if ray.is_initialized():
-        return max(1, room_for_trials(config, 0.0))
-    return max(1, int(cores() // (config.placement.cpus * config.sweep.workers_per_trial)))
 
 
 def _has_more(folder: Path, config: TuneConfig) -> bool:
@@ -224,10 +218,10 @@ def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
                     short=config.sweep.most_trials < SHORT_TRIALS)
 
 
-def _ahead(config: TuneConfig, search: Search, slots: int) -> int:
-    """The number of trials that start up while `slots` others train."""
+def _processes(config: TuneConfig, search: Search, slots: int) -> int:
+    """The number of trials that train on `slots` slots or start up meanwhile."""
     limited = config.sweep.max_concurrent != "auto" or isinstance(search.scheduler, Pbt)
-    return 0 if limited else trials_ahead(slots)
+    return slots if limited else slots + trials_ahead(slots)
 
 
 def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
@@ -386,10 +380,10 @@ class _Execution:
         budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: self.slots_now() + _ahead(self.config, self.search, self.slots_now()))
-        scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
-                                    self.slots + _ahead(self.config, self.search, self.slots),
-                                    lambda name: not is_held(self.trials / name))
+                                lambda: _processes(self.config, self.search, self.slots_now()))
+        scheduler = LadderScheduler(
+            dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.search, self.slots),
+            lambda name: not is_held(self.trials / name))
         callback = SweepCallback(ledger, self.display, drops=not self.sweep.keep_weights, stop=scheduler.close,
                                  fail=lambda name, reason: dispatcher.finish(name, Outcome(reason=reason)),
                                  each_step=self.each_step)
@@ -409,7 +403,6 @@ class _Execution:
                        max_concurrent_trials=self.slots)
 
     def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
-        """Run Ray Tune."""
         node: dict[str, Any] = {}
         if self.ledger.stored:  # the folder of the sweep is on this node
             node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
