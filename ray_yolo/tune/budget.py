@@ -169,11 +169,9 @@ class Budget:
     def explores(self) -> bool:
         """Whether the sweep continues with new trials. Once False, it stays False."""
         assert self.schedule is not None
-        self._closed = self._closed or len(self.schedule.genes) >= self._trials or self._must_close()
+        self._closed = (self._closed or len(self.schedule.genes) >= self._trials
+                        or self.seconds + (self._closing_seconds(self._promoted) or 0.0) >= self._limit)
         return not self._closed
-
-    def _must_close(self) -> bool:
-        return self._limit < math.inf and self.seconds + (self._closing_seconds(self._promoted) or 0.0) >= self._limit
 
     @property
     def _promoted(self) -> float:

@@ -104,7 +104,7 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[
 def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
     """The `count` best rows, best first: by rung, then fitness, then trial number. Failed rows are excluded."""
     alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
-    return sorted(alive, key=lambda row: (-row.rung, -_fitness(row), row.trial))[:count]
+    return sorted(alive, key=lambda row: (-row.rung, -(row.fitness or 0.0), row.trial))[:count]
 
 
 def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
@@ -112,7 +112,7 @@ def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
 
     A row of a lower rung has at most the weight of each row of a higher one.
     """
-    fitness = np.minimum.accumulate([_fitness(row) for row in parents])
+    fitness = np.minimum.accumulate([row.fitness or 0.0 for row in parents])
     weights = fitness - fitness.min() + WEIGHT_FLOOR
     return weights / weights.sum()
 
@@ -214,8 +214,3 @@ def draw(gene: Gene, chance: float) -> GeneValue:
 
 def _clip(value: float, gene: Gene) -> float:
     return min(max(value, gene.low), gene.high)
-
-
-def _fitness(row: TrialRow) -> float:
-    assert row.fitness is not None
-    return row.fitness

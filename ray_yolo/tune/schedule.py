@@ -338,14 +338,11 @@ class Schedule:
         Raises:
             InputError: if a line does not follow from those before it.
         """
-        if problems := self._replay(lines):
+        if problems := self.verify(lines, check_genes=False):
             raise InputError(f"ledger: {problems[0]}; restore it from a copy, or choose another --name")
 
-    def verify(self, lines: Iterable[Line]) -> list[str]:
+    def verify(self, lines: Iterable[Line], *, check_genes: bool = True) -> list[str]:
         """The inconsistencies of a ledger, up to the first line that does not follow from those before it."""
-        return self._replay(lines, check_genes=True)
-
-    def _replay(self, lines: Iterable[Line], *, check_genes: bool = False) -> list[str]:
         self._recorded = deque(lines)
         self._check_genes, problems = check_genes, self._problems
         owners: dict[int, int] = {}
@@ -391,7 +388,7 @@ class Schedule:
         else:
             closing = self._close()
             self._emit(closing.plan)
-            self._closing = closing
+            self._closing = replace(closing, track=track.fork())
         return True
 
     def _goes_on(self, explore: bool | None) -> bool:
@@ -526,7 +523,7 @@ class Schedule:
         finalists, pairs = confirmation_of(self._explored.work / self._rungs[-1])
         plan = Closed(at=min(self._explored.slots), finalists=finalists, pairs=pairs)
         first = self._seed + 1
-        return _Closing(self._explored.fork(), plan, list(range(first, first + pairs + (finalists > 1))))
+        return _Closing(self._explored, plan, list(range(first, first + pairs + (finalists > 1))))
 
     def _close_step(self, closing: _Closing, slot: int) -> None:
         track, last = closing.track, self._rungs[-1]
