@@ -253,26 +253,22 @@ def results_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[t
 
 def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
     """Update the rows by one line."""
-    if isinstance(line, Proposed):
-        trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
-    if not isinstance(line, (Scheduled, Counted, Failed, Exploited)):
-        return
-    trial = trials[line.trial]
-    is_fresh = isinstance(line, (Scheduled, Counted, Failed)) and line.seed != begun.recipe.seed
+    seed = begun.recipe.seed
     match line:
-        case Counted() if is_fresh:
-            if line.epochs == begun.rungs[-1]:
-                trial = replace(trial, seeds={**trial.seeds, line.seed: line.fitness})
-        case Scheduled() if not is_fresh:
-            trial = replace(trial, state="running")
+        case Proposed():
+            trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
         case Exploited():
-            trial = fork_trial(trials, trial, line.genes, line.origin)
+            trials[line.trial] = fork_trial(trials, trials[line.trial], line.genes, line.origin)
+        case Scheduled() if line.seed == seed:
+            trials[line.trial] = replace(trials[line.trial], state="running")
+        case Counted() if line.seed == seed:
+            trials[line.trial] = replace(trials[line.trial], **line.model_dump(exclude={"trial", "seed"}),
+                                         state="finished" if line.epochs >= begun.rungs[-1] else "paused")
         case Counted():
-            trial = replace(trial, state="finished" if line.epochs >= begun.rungs[-1] else "paused",
-                            **line.model_dump(exclude={"trial", "seed"}))
-        case Failed() if not is_fresh:
-            trial = replace(trial, state="failed", fitness=None, reason=line.reason)
-    trials[line.trial] = trial
+            seeds = {**trials[line.trial].seeds, line.seed: line.fitness}
+            trials[line.trial] = replace(trials[line.trial], seeds=seeds)
+        case Failed() if line.seed == seed:
+            trials[line.trial] = replace(trials[line.trial], state="failed", fitness=None, reason=line.reason)
 
 
 def _as_written(line: Any) -> Any:

@@ -159,7 +159,7 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     again, ledger = start("two")
     config = make_sweep(tmp_path)
     placement = config.placement.model_copy(update={"storage_path": f"file://{tmp_path}/bucket"})
-    payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
+    payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder, None)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(ray.tune, "report", reports.append)
