@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -230,11 +231,6 @@ class _Track:
     dropped: tuple[int, ...] = ()
     work: float = 0.0  # scheduled, in virtual time of one slot
 
-    def fork(self) -> _Track:
-        return _Track(list(self.slots), dict(self.running), dict(self.until),
-                      {trial: dict(results) for trial, results in self.results.items()}, dict(self.failed),
-                      list(self.counted), self.dropped, self.work)
-
     def rows(self, genes: Sequence[Genes]) -> list[TrialRow]:
         """All trials with a result or a failure, with the fitness at the highest rung."""
         ended = [TrialRow(trial, genes[trial], results[max(results)], max(results))
@@ -248,8 +244,7 @@ class _Closing:
 
     track: _Track
     plan: Closed
-    default: list[int]  # seeds on which the default is still to be trained
-    tasks: list[tuple[int, int]] = field(default_factory=list)  # (trial, seed) still to be scheduled
+    tasks: list[tuple[int, int]]  # (trial, seed) still to be scheduled, at first those of the default
     finalists: tuple[int, ...] | None = None
     process: Surrogate | None = None  # of the exploration's trainings
     chosen: int | None = None
@@ -316,7 +311,7 @@ class Schedule:
         running = sum(line.end - max(line.start, now) + self._expected(track, line) for line in track.running.values())
         competing = plan.finalists if plan.finalists > 1 and not closing.finalists else 0
         pairs = plan.pairs if closing.chosen is None else 0
-        return (running, float((len(closing.default) + competing + len(closing.tasks)) * epochs), float(pairs * epochs))
+        return (running, float((competing + len(closing.tasks)) * epochs), float(pairs * epochs))
 
     @property
     def explored_work(self) -> float:
@@ -388,7 +383,7 @@ class Schedule:
         else:
             closing = self._close()
             self._emit(closing.plan)
-            self._closing = replace(closing, track=track.fork())
+            self._closing = replace(closing, track=deepcopy(track))
         return True
 
     def _goes_on(self, explore: bool | None) -> bool:
@@ -523,12 +518,12 @@ class Schedule:
         finalists, pairs = confirmation_of(self._explored.work / self._rungs[-1])
         plan = Closed(at=min(self._explored.slots), finalists=finalists, pairs=pairs)
         first = self._seed + 1
-        return _Closing(self._explored, plan, list(range(first, first + pairs + (finalists > 1))))
+        return _Closing(self._explored, plan, [(0, first + n) for n in range(pairs + (finalists > 1))])
 
     def _close_step(self, closing: _Closing, slot: int) -> None:
         track, last = closing.track, self._rungs[-1]
-        if not closing.tasks and closing.default and 0 not in track.failed:
-            closing.tasks.append((0, closing.default.pop(0)))
+        if 0 in track.failed:
+            closing.tasks = [task for task in closing.tasks if task[0]]
         if closing.tasks:
             self._schedule(track, slot, *closing.tasks.pop(0), last, "seed")
         elif track.running:
