@@ -18,7 +18,7 @@ from ray_yolo.core.events import DatasetEvent, EndEvent, Event, RunEvent, StartE
 from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.ledger import Begun
-from ray_yolo.tune.schedule import Line, Outcome, Over, Schedule, Scheduled, Task, confirmation_of
+from ray_yolo.tune.schedule import Claimed, Line, Outcome, Schedule, Scheduled, confirmation_of
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
 PLAYED = 40  # trials up to which a forecast simulates the schedule
@@ -63,15 +63,10 @@ def _explored(begun: Begun, trials: int) -> float:
     lines: list[Line] = []
     space = replace(begun.space, algorithm="grid" if begun.space.algorithm == "grid" else "random")
     schedule = begun.model_copy(update={"space": space}).schedule(write=lines.append)
-    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < trials), Over):
-        assert isinstance(reply, Task)
+    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < trials), Claimed):
+        assert reply
         schedule.finish(reply, Outcome(fitness=random.Random(reply.trial).random()))
-    return sum(line.end - line.start for line in lines if isinstance(line, Scheduled) and not is_fresh(line, begun))
-
-
-def is_fresh(line: Scheduled, begun: Begun) -> bool:
-    """Whether a training uses a fresh seed."""
-    return line.seed != begun.recipe.seed
+    return sum(line.end - line.start for line in lines if isinstance(line, Scheduled) and line.why != "seed")
 
 
 def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
@@ -84,10 +79,10 @@ def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, 
     return forecast(begun, low)
 
 
-def recorded_epoch_seconds(folders: Sequence[Path], recipe: Recipe, labels: str, workers: int) -> float | None:
-    """Seconds of an epoch on `workers` workers, or None if it is unknown. They are taken from the newest trainings in
-    these folders with the same model, sizes and labels."""
-    logs = sorted((log for folder in folders for log in folder.glob(f"*/{EVENTS_FILE}")),
+def recorded_epoch_seconds(project: Path, recipe: Recipe, labels: str, workers: int) -> float | None:
+    """Seconds of an epoch on `workers` workers, or None if it is unknown. They are taken from the newest trainings of
+    a project of sweeps, and of the project `train` beside it, with the same model, sizes and labels."""
+    logs = sorted((*project.glob(f"*/trials/*/{EVENTS_FILE}"), *(project.parent / "train").glob(f"*/{EVENTS_FILE}")),
                   key=lambda log: log.stat().st_mtime_ns, reverse=True)
     spans = [span for log in logs[:_READ_LOGS] for span in _comparable_spans(read_events(log), recipe, labels, workers)]
     epochs = sum(epochs for epochs, _ in spans)
@@ -143,13 +138,8 @@ class Budget:
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
         self._began = clock()
         self._measured: list[tuple[float, float]] = []  # (work, slot seconds) of finished tasks
-        self._closed, self._explored = False, 0.0  # work of the exploration so far
+        self._closed = False
         self.schedule: Schedule | None = None
-
-    def note(self, line: Line) -> None:
-        """Note a line of the ledger."""
-        if isinstance(line, Scheduled) and not is_fresh(line, self._begun):
-            self._explored += line.end - line.start
 
     @cached_property
     def _whole(self) -> Forecast:
@@ -179,11 +169,9 @@ class Budget:
     def explores(self) -> bool:
         """Whether the sweep continues with new trials. Once False, it stays False."""
         assert self.schedule is not None
-        self._closed = self._closed or len(self.schedule.genes) >= self._trials or self._must_close()
+        self._closed = (self._closed or len(self.schedule.genes) >= self._trials
+                        or self.seconds + (self._closing_seconds(self._promoted) or 0.0) >= self._limit)
         return not self._closed
-
-    def _must_close(self) -> bool:
-        return self._limit < math.inf and self.seconds + (self._closing_seconds(self._promoted) or 0.0) >= self._limit
 
     @property
     def _promoted(self) -> float:
@@ -208,7 +196,7 @@ class Budget:
             return self._closing_seconds(self._promoted)
         if self._limit < math.inf:
             return max(0.0, self._limit - self.seconds)
-        ahead = max(0.0, self._whole.exploration - self._explored)  # with the trials that continue at its end
+        ahead = max(0.0, self._whole.exploration - self.schedule.explored_work)
         return ahead / max(1, self._slots()) * each + (self._closing_seconds(0.0) or 0.0)
 
 

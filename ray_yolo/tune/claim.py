@@ -35,7 +35,7 @@ class Claim(BaseModel, frozen=True):
         if self.better:
             return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {pairs}"
         if not self.pairs:
-            return "not compared with the default: no pair of trainings finished"
+            return "not compared with the default: no pair of trainings finished with a fitness above 0"
         return f"not better than the default; {pairs} could have shown {self.detectable:.2g}"
 
 

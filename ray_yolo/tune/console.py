@@ -157,10 +157,10 @@ def describe_sweep(folder: Path) -> list[str]:
         lines.append(f"claim: {claim}")
     lines += [result_line(trial) for trial in trials if trial.state == "failed"]
     for trial in trials:
-        run_dir = folder / "trials" / trial.folder_name
         if trial.state == "running":
+            run_dir = folder / "trials" / trial.folder_name
             with suppress(InputError):  # it has not started
                 run_dir = local_folder(location(run_dir), whole=False)
-        if trial.state == "running" and (run_dir / EVENTS_FILE).is_file():
-            lines += [f"  {line}" for line in describe_run(run_dir)]
+            if (run_dir / EVENTS_FILE).is_file():
+                lines += [f"  {line}" for line in describe_run(run_dir)]
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ray_yolo.tune.schedule import Outcome, Over, Schedule, Task
+from ray_yolo.tune.schedule import Claimed, Outcome, Schedule, Task
 from ray_yolo.tune.trials import trial_folder
 
 
@@ -24,16 +24,16 @@ class Dispatcher:
         self._schedule, self._seed, self._explores, self._known, self._limit = schedule, seed, explores, known, limit
         self._ready: list[Task] = []
         self.running: dict[str, Task] = {}
-        self.over: Over | None = None
+        self.over: Claimed | None = None
         """The end of the sweep."""
 
     def advance(self) -> None:
         """Make the decisions that are due."""
         while self.over is None:
             reply = self._schedule.next(self._explores)
-            if isinstance(reply, Over):
+            if isinstance(reply, Claimed):
                 self.over = reply
-            elif not isinstance(reply, Task):
+            elif reply is None:
                 return
             elif outcome := self._known(reply):
                 self._schedule.finish(reply, outcome)

@@ -74,37 +74,37 @@ class TrialRow(NamedTuple):
     rung: int = 0  # how far it was trained; fitness is comparable only within a rung
 
 
-def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
-    """Genes of trial `k` (from 0), from the rows that finished before it, in any order. Starts come first.
+def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[Genes, tuple[int, ...]]:
+    """Genes and parents of trial `k` (from 0), from the rows that finished before it, in any order. Starts come first.
+
+    The parents are one trial, the five best if it is a child of their mean, or none.
 
     Raises:
         IndexError: if a grid has no point k.
     """
     if space.algorithm == "grid":
-        return _grid_point(space.genes, k)
+        return _grid_point(space.genes, k), ()
     if k < len(space.starts):
-        return dict(space.starts[k])
+        return dict(space.starts[k]), ()
     rng = generator(Stream.TRIALS, seed, k)
-    if space.algorithm == "random" or _draws_at_random(space, k, rng):
-        return {gene.name: draw(gene, rng.random()) for gene in space.genes}
-    return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
-
-
-def parents_of(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[int, ...]:
-    """The parents of proposal `k`: one trial, the five best if it is a child of their mean, or none."""
-    best = best_rows(rows, NUM_PARENTS)
-    rng = generator(Stream.TRIALS, seed, k)
-    if space.algorithm != "evolve" or k < len(space.starts) or not best or _draws_at_random(space, k, rng):
-        return ()
-    if space.parent == "mean":
-        return tuple(row.trial for row in best)
-    return (_draw_parent(best, rng).trial,)
+    if (space.algorithm == "random" or k < len(space.starts) + space.random_first
+            or 0 < space.random_share > rng.random()):
+        return {gene.name: draw(gene, rng.random()) for gene in space.genes}, ()
+    if not (best := best_rows(rows, NUM_PARENTS)):
+        return mutate(space.genes, space.starts[0], rng), ()
+    weights = parent_weights(best)
+    parent = best[int(rng.choice(len(best), p=weights))]
+    if space.parent == "single":
+        return mutate(space.genes, parent.genes, rng), (parent.trial,)
+    means = {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in best]))
+             for gene in space.genes if gene.kind != "choice"}  # choices have no mean
+    return mutate(space.genes, {**parent.genes, **means}, rng), tuple(row.trial for row in best)
 
 
 def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
     """The `count` best rows, best first: by rung, then fitness, then trial number. Failed rows are excluded."""
     alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
-    return sorted(alive, key=lambda row: (-row.rung, -_fitness(row), row.trial))[:count]
+    return sorted(alive, key=lambda row: (-row.rung, -(row.fitness or 0.0), row.trial))[:count]
 
 
 def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
@@ -112,7 +112,7 @@ def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
 
     A row of a lower rung has at most the weight of each row of a higher one.
     """
-    fitness = np.minimum.accumulate([_fitness(row) for row in parents])
+    fitness = np.minimum.accumulate([row.fitness or 0.0 for row in parents])
     weights = fitness - fitness.min() + WEIGHT_FLOOR
     return weights / weights.sum()
 
@@ -173,25 +173,6 @@ def grid_size(genes: Sequence[Gene]) -> int:
     return math.prod(len(_grid_values(gene)) for gene in genes)
 
 
-def _draws_at_random(space: Space, k: int, rng: np.random.Generator) -> bool:
-    """Whether evolution draws proposal `k` at random. Consumes a draw only if the share is above 0."""
-    return k < len(space.starts) + space.random_first or 0 < space.random_share > rng.random()
-
-
-def _draw_parent(parents: Sequence[TrialRow], rng: np.random.Generator) -> TrialRow:
-    return parents[int(rng.choice(len(parents), p=parent_weights(parents)))]
-
-
-def _parent_genes(space: Space, parents: Sequence[TrialRow], rng: np.random.Generator) -> Mapping[str, GeneValue]:
-    """The genes to mutate: those of one parent, or the mean of all; the first start if no row has finished."""
-    if not parents:
-        return space.starts[0]
-    drawn, weights = _draw_parent(parents, rng).genes, parent_weights(parents)
-    means = {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in parents]))
-             for gene in space.genes if gene.kind != "choice" and space.parent == "mean"}  # choices have no mean
-    return {**drawn, **means}
-
-
 def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
     """Point k of the grid; the last gene changes fastest."""
     if k >= grid_size(genes):
@@ -233,8 +214,3 @@ def draw(gene: Gene, chance: float) -> GeneValue:
 
 def _clip(value: float, gene: Gene) -> float:
     return min(max(value, gene.low), gene.high)
-
-
-def _fitness(row: TrialRow) -> float:
-    assert row.fitness is not None
-    return row.fitness

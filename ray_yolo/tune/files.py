@@ -159,8 +159,8 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
 
 
 def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
-    measured = {ours: row.get(name) for ours, name in COLUMNS.items()}
-    return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
+    return search.recipe_objective.fitness({
+        ours: value for ours, name in COLUMNS.items() if isinstance(value := row.get(name), (int, float))})
 
 
 def _read_hyps(path: str) -> list[dict[str, Any]]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
@@ -57,10 +56,10 @@ class Begun(Line):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
-    identity: dict[str, str]  # digests of `data set` and `base recipe`
+    identity: dict[str, str]  # digests of `data set` (its labels) and `base recipe` (as requested)
     space: Space
     search: Search
-    recipe: Recipe  # the base of all trials, resolved
+    recipe: Recipe  # the base of all trials, resolved; its seed also seeds the search
     rungs: tuple[int, ...]  # epochs at which trials pause; the last one is the whole training
     virtual_slots: int
     latencies: Mapping[str, float] = {}  # milliseconds per image of each network, if the search has a limit
@@ -94,49 +93,29 @@ TYPES: dict[str, type[Line]] = {"sweep": Begun, **LINES, "exploited": Exploited}
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The identity of a sweep: an equal one continues its ledger, any other is refused."""
-
-    space: Space
-    search: Search
-    recipe: Recipe  # base of all trials, as requested; its seed also seeds the search
-    labels: str  # digest of the data set's labels
-
-
 class Ledger:
     """The only writer of a sweep's ledger. Opening it continues an existing one. Thread-safe.
 
     Args:
         path: the file; created if it does not exist.
-        sweep: what is searched.
-        resolved: the base recipe with every open setting resolved. Only the first start uses this and the next three.
-        rungs: epochs at which trials pause.
-        virtual_slots: trainings at the same virtual time.
-        latencies: milliseconds per image of each network, if the search has a limit.
+        begun: what is searched. A ledger of the same identity, space and search keeps its own first line.
         stored: the sweep's folder in a store, if any. Each line is uploaded before it takes effect.
 
     Raises:
         InputError: if the file is the ledger of another sweep; the error states the difference.
     """
 
-    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe, rungs: Sequence[int] = (),
-                 virtual_slots: int = 1, stored: RemoteRun | None = None,
-                 latencies: Mapping[str, float] = MappingProxyType({})) -> None:
+    def __init__(self, path: str | os.PathLike[str], begun: Begun, stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
         self._lock = threading.RLock()
-        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe)},
-                      space=sweep.space, search=sweep.search, recipe=resolved,
-                      rungs=tuple(rungs) or (resolved.epochs,), virtual_slots=virtual_slots,
-                      latencies=dict(latencies))
         lines = read_ledger(self.path)
         if lines:
             _check_identity(self.path, begun_of(lines), _as_written(begun))
         self._log = EventLog(self.path, durable=True)
-        self.begun = begun_of(lines or [self._write(begun)])
-        self.lines = lines[1:]
-        """All lines but the first."""
-        self._trials = read_trials([self.begun, *self.lines])
+        lines = lines or [self._write(begun)]
+        self.begun, self.lines = begun_of(lines), lines[1:]
+        """The first line, and all others."""
+        self._trials = read_trials(lines)
         self.recipe = self.begun.recipe
 
     @property
@@ -184,8 +163,8 @@ class Ledger:
 def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
     """The next proposal of population based training, given these rows."""
     number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
-    return Proposed(trial=number, genes=propose(begun.space, begun.recipe.seed, number, rows),
-                    how=begun.space.algorithm, parents=(), at=0.0)
+    genes, _ = propose(begun.space, begun.recipe.seed, number, rows)
+    return Proposed(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
@@ -252,57 +231,44 @@ def verify(lines: Sequence[Line]) -> list[str]:
     return problems
 
 
-def known_outcomes(project: Path, labels: str, but: Path) -> dict[tuple[str, int], Outcome]:
-    """The results of all other sweeps of a project on the same labels, by address and epochs."""
-    return {key: Outcome.model_validate(line.model_dump(exclude={"trial", "seed", "epochs"}))
-            for key, _, line in _counted_elsewhere(project, labels, but)}
-
-
-def folders_elsewhere(project: Path, labels: str, but: Path, key: tuple[str, int]) -> list[Path]:
-    """The run folders of a training, by its address and epochs, in all other sweeps of a project."""
-    return [folder for other, folder, _ in _counted_elsewhere(project, labels, but) if other == key]
-
-
-def _counted_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[tuple[str, int], Path, Counted]]:
-    """The results of all other sweeps of a project on the same labels: address and epochs, run folder, and line."""
+def results_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
+    """The results of all other sweeps of a project on the same labels: address and epochs, run folder, and outcome."""
     for path in sorted(project.glob(f"*/{LEDGER_FILE}")):
         try:
             lines = read_ledger(path) if path != but else []
         except InputError:
             continue
-        if not lines or begun_of(lines).identity["data set"] != labels or isinstance(
-                (begun := begun_of(lines)).search.scheduler, Pbt):
+        if not lines:
+            continue
+        begun = begun_of(lines)
+        if begun.identity["data set"] != labels or isinstance(begun.search.scheduler, Pbt):
             continue
         genes = {line.trial: line.genes for line in lines if isinstance(line, Proposed)}
         for line in lines:
             if isinstance(line, Counted):
                 folder = trial_folder(line.trial, seed=None if line.seed == begun.recipe.seed else line.seed)
                 key = address(begun.recipe, genes[line.trial], line.seed), line.epochs
-                yield key, path.parent / "trials" / folder, line
+                yield key, path.parent / "trials" / folder, Outcome.model_validate(line, from_attributes=True)
 
 
 def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
     """Update the rows by one line."""
-    if isinstance(line, Proposed):
-        trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
-    if not isinstance(line, (Scheduled, Counted, Failed, Exploited)):
-        return
-    trial = trials[line.trial]
-    is_fresh = isinstance(line, (Scheduled, Counted, Failed)) and line.seed != begun.recipe.seed
+    seed = begun.recipe.seed
     match line:
-        case Counted() if is_fresh:
-            if line.epochs == begun.rungs[-1]:
-                trial = replace(trial, seeds={**trial.seeds, line.seed: line.fitness})
-        case Scheduled() if not is_fresh:
-            trial = replace(trial, state="running")
+        case Proposed():
+            trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
         case Exploited():
-            trial = fork_trial(trials, trial, line.genes, line.origin)
+            trials[line.trial] = fork_trial(trials, trials[line.trial], line.genes, line.origin)
+        case Scheduled() if line.seed == seed:
+            trials[line.trial] = replace(trials[line.trial], state="running")
+        case Counted() if line.seed == seed:
+            trials[line.trial] = replace(trials[line.trial], **line.model_dump(exclude={"trial", "seed"}),
+                                         state="finished" if line.epochs >= begun.rungs[-1] else "paused")
         case Counted():
-            trial = replace(trial, state="finished" if line.epochs >= begun.rungs[-1] else "paused",
-                            **line.model_dump(exclude={"trial", "seed"}))
-        case Failed() if not is_fresh:
-            trial = replace(trial, state="failed", fitness=None, reason=line.reason)
-    trials[line.trial] = trial
+            seeds = {**trials[line.trial].seeds, line.seed: line.fitness}
+            trials[line.trial] = replace(trials[line.trial], seeds=seeds)
+        case Failed() if line.seed == seed:
+            trials[line.trial] = replace(trials[line.trial], state="failed", fitness=None, reason=line.reason)
 
 
 def _as_written(line: Any) -> Any:

@@ -1,6 +1,6 @@
 """The MLflow run of a sweep: the parent of its trials' runs, computed from the ledger.
 
-`sweep_run` computes its content from the rows only; `deliver` sends it. If the server is unreachable, a warning is
+The content of a `SweepRun` follows from the rows only; `deliver` sends it. If the server is unreachable, a warning is
 logged and the search continues.
 """
 
@@ -48,47 +48,52 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SweepRun:
-    """The content of a sweep's MLflow run, and the states of its trials' runs."""
+    """A sweep, as shown by its MLflow run and by the states of its trials' runs."""
 
-    params: dict[str, str]
-    fitness: dict[int, float]  # by trial; its number is MLflow's step
-    best_fitness: dict[int, float]  # of the best trial up to this one
+    config: TuneConfig
+    trials: Sequence[Trial]  # all rows, by number
     status: Status
-    best: int | None  # the best trial of a finished sweep: its run is marked, and the files are final
-    stopped: tuple[int, ...]  # trials whose runs end with the sweep's status; resuming makes them RUNNING
-    folders: tuple[str, ...]  # of the trials, by number
-    listed: tuple[int, ...]  # the best trials: by rung, then fitness
-    table: str  # of them, in Markdown
-    claim: str  # of the end; '': none yet
-    gain: float | None  # over the default, by the claim
-    registered_name: str  # registered model for the best trial's weights; '': none
+    claim: Claimed | None = None
 
+    @property
+    def best(self) -> Trial | None:
+        """The best trial of a finished sweep: its run is marked, and the files are final."""
+        if self.status != "FINISHED":
+            return None
+        return self.trials[self.claim.winner] if self.claim else best_trial(self.trials)
 
-def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status, claim: Claimed | None = None) -> SweepRun:
-    """The MLflow run of a sweep with these rows."""
-    best = (trials[claim.winner] if claim else best_trial(trials)) if status == "FINISHED" else None
-    listed = best_trials(trials, LISTED)
-    measured = [trial for trial in trials if trial.fitness is not None]
-    leaders = list(accumulate(measured, _better))
-    return SweepRun(
-        params=flat_params({"sweep": config.sweep.model_dump(), **config.recipe.model_dump()}),
-        fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},
-        best_fitness={trial.number: each.fitness or 0.0 for trial, each in zip(measured, leaders, strict=True)},
-        status=status,
-        best=best.number if best else None,
-        stopped=tuple(trial.number for trial in trials
-                      if trial.state in ("running", "paused") and status != "RUNNING"),
-        folders=tuple(trial.folder_name for trial in trials),
-        listed=tuple(trial.number for trial in listed), table=_table(listed),
-        claim=str(claim) if claim else "", gain=claim.claim.gain if claim else None,
-        registered_name=config.placement.registered_name)
+    @property
+    def stopped(self) -> list[Trial]:
+        """The trials whose runs end with the sweep's status; resuming makes them RUNNING."""
+        return [trial for trial in self.trials if trial.state in ("running", "paused") and self.status != "RUNNING"]
+
+    @property
+    def listed(self) -> list[Trial]:
+        """The best trials, for the description."""
+        return best_trials(self.trials, LISTED)
+
+    def plan(self, folder: Path) -> RunPlan:
+        """The content in the form in which all runs are delivered. The step of a trial's metric is its number."""
+        now, best = round(time.time() * 1000), self.best
+        measured = [trial for trial in self.trials if trial.fitness is not None]
+        leaders = accumulate(measured, _better)
+        points = [Point("fitness", trial.fitness or 0.0, now, trial.number) for trial in measured]
+        points += [Point("best_fitness", leader.fitness or 0.0, now, trial.number)
+                   for trial, leader in zip(measured, leaders, strict=True)]
+        if self.claim:
+            points.append(Point("claim/gain", self.claim.claim.gain, now, 0))
+        if best:
+            points.append(Point("best/fitness", best.fitness or 0.0, now, best.number))
+        params = flat_params({"sweep": self.config.sweep.model_dump(), **self.config.recipe.model_dump()})
+        return RunPlan(folder.name, folder.parent.name, now, params, source_tags(), points=points, status=self.status,
+                       end_ms=None if self.status == "RUNNING" else now, artifacts=ARTIFACTS if best else ())
 
 
 def _better(one: Trial, other: Trial) -> Trial:
     return best_trial((one, other)) or one
 
 
-def _table(trials: Sequence[Trial]) -> str:
+def table(trials: Sequence[Trial]) -> str:
     """Trials with fitness and genes, in Markdown."""
     names = sorted({name for trial in trials for name in trial.genes})
     rows = [["trial", "epochs", "fitness", *map(short_name, names)], ["---"] * (3 + len(names))]
@@ -105,46 +110,33 @@ def deliver(folder: Path, uri: str, sweep: SweepRun) -> str | None:
         The run's id; None if there is none yet and the server is unreachable, which logs a warning.
     """
     try:
-        run_id = Delivery(folder, uri).deliver(_plan(folder, sweep))
+        run_id = Delivery(folder, uri).deliver(sweep.plan(folder))
         client = build_client(uri)
         _mark_trials(client, folder, run_id, sweep)
-        for child in filter(None, (_child(folder, sweep, number) for number in sweep.stopped)):
+        for child in _children(folder, sweep.stopped):
             client.set_terminated(child, sweep.status)
-        if sweep.registered_name and sweep.best is not None and (best := _child(folder, sweep, sweep.best)):
-            log_model(folder, uri, best, sweep.registered_name)
+        name = sweep.config.placement.registered_name
+        if name and sweep.best and (best := _child(folder, sweep.best)):
+            log_model(folder, uri, best, name)
     except Exception as error:  # MLflow's exceptions are of many types
         missed = _MISSED.get(sweep.status, "MLflow still shows the sweep as running")
         _log.warning("%s: %s", missed, redact(str(error)))
     return (read_run_file(folder) or {}).get("run_id")
 
 
-def _plan(folder: Path, sweep: SweepRun) -> RunPlan:
-    """The content in the form in which all runs are delivered. The step of `best/fitness` is the best trial's
-    number."""
-    now = round(time.time() * 1000)
-    points = [Point("fitness", value, now, trial) for trial, value in sweep.fitness.items()]
-    points += [Point("best_fitness", value, now, trial) for trial, value in sweep.best_fitness.items()]
-    if sweep.gain is not None:
-        points.append(Point("claim/gain", sweep.gain, now, 0))
-    if sweep.best is not None:
-        points.append(Point("best/fitness", sweep.fitness[sweep.best], now, sweep.best))
-    return RunPlan(folder.name, folder.parent.name, now, sweep.params, source_tags(), points=points,
-                   status=sweep.status, end_ms=None if sweep.status == "RUNNING" else now,
-                   artifacts=() if sweep.best is None else ARTIFACTS)
-
-
 def _mark_trials(client: MlflowClient, folder: Path, run_id: str, sweep: SweepRun) -> None:
     """Describe the sweep by its best trials, and mark the best one's run only."""
-    run, best = client.get_run(run_id), filter(None, (_child(folder, sweep, number) for number in sweep.listed))
-    note = [sweep.claim, comparison(str(run.info.experiment_id), list(best)), sweep.table]
-    client.set_tag(run_id, NOTE_TAG, "\n\n".join(filter(None, note)))
-    client.set_tag(run_id, CLAIM_TAG, sweep.claim)
-    if sweep.best is None:
+    run, claim = client.get_run(run_id), str(sweep.claim or "")
+    links = comparison(str(run.info.experiment_id), _children(folder, sweep.listed))
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(filter(None, (claim, links, table(sweep.listed)))))
+    client.set_tag(run_id, CLAIM_TAG, claim)
+    if not sweep.best:
         return
-    client.set_tag(run_id, BEST_TRIAL_TAG, sweep.best)
-    for number in {int(run.data.tags.get(BEST_TRIAL_TAG, sweep.best)), sweep.best}:
-        if child := _child(folder, sweep, number):
-            client.set_tag(child, BEST_TAG, str(number == sweep.best).lower())
+    best = sweep.best.number
+    client.set_tag(run_id, BEST_TRIAL_TAG, best)
+    for number in {int(run.data.tags.get(BEST_TRIAL_TAG, best)), best}:
+        if child := _child(folder, sweep.trials[number]):
+            client.set_tag(child, BEST_TAG, str(number == best).lower())
 
 
 def comparison(experiment_id: str, runs: Sequence[str]) -> str:
@@ -156,9 +148,13 @@ def comparison(experiment_id: str, runs: Sequence[str]) -> str:
                      for text, (page, query) in pages.items())
 
 
-def _child(folder: Path, sweep: SweepRun, number: int) -> str | None:
+def _children(folder: Path, trials: Sequence[Trial]) -> list[str]:
+    return list(filter(None, (_child(folder, trial) for trial in trials)))
+
+
+def _child(folder: Path, trial: Trial) -> str | None:
     """The id of a trial's MLflow run, if it has one."""
-    run = folder / "trials" / sweep.folders[number]
+    run = folder / "trials" / trial.folder_name
     run_file = read_run_file(run)
     if run_file is None and (address := address_of(run)):  # another machine has trained it
         with suppress(FileNotFoundError):

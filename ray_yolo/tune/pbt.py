@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ray_yolo.checkpoints.local import save_checkpoint
 from ray_yolo.checkpoints.state_file import read_state
@@ -28,33 +27,25 @@ from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_fo
 KEPT = (EVENTS_FILE, RUN_FILE)  # copied to each new folder: a trial has one log and one MLflow run
 
 
-def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
-               genes: Mapping[str, Any]) -> str:
-    """The name of the run folder in which a trial trains.
-
-    Args:
-        pointer: the checkpoint that Ray gives the trial: that of another trial, or its own if it was only paused.
-        noted: the last origin in the ledger, for the first start after a restart of the sweep.
-    """
-    if pointer and pointer.trial == number:
-        return pointer.folder_name
-    return open_fork(trials, number, pointer or (Origin(**noted) if noted else None), genes)
-
-
 def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[str, GeneValue]) -> str:
     """The name of the run folder in which trial `number` continues from `origin` with `genes`; created if missing.
+
+    Args:
+        origin: a checkpoint of another trial, or of its own if it was only paused; None: it starts at its first epoch.
 
     Raises:
         CheckpointError: if the origin's file is missing, damaged, or another one than recorded.
     """
+    if origin and origin.trial == number:
+        return origin.folder_name
     folders = [trials / trial_folder(number, 0)]
     while (following := trials / trial_folder(number, len(folders))).joinpath("run.json").exists():
         folders.append(following)
     if origin is None:
         return folders[0].name
     for folder in reversed(folders[1:]):
-        record = _record_of(folder)
-        if (record.origin, record.genes) == (asdict(origin), genes):
+        record = read_record(folder)
+        if isinstance(record, RunRecord) and (record.origin, record.genes) == (asdict(origin), genes):
             return folder.name
     _fork(origin, folders[-1], following, genes)
     return following.name
@@ -77,12 +68,6 @@ def asked_recipe(folder: Path) -> Recipe | None:
     return record.asked if isinstance(record, RunRecord) else None
 
 
-def _record_of(folder: Path) -> RunRecord:
-    record = read_record(folder)
-    assert isinstance(record, RunRecord)
-    return record
-
-
 def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneValue]) -> None:
     """Fill `folder`. Its run.json is written last and makes it valid."""
     source = Path(origin.state)
@@ -96,7 +81,8 @@ def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneVa
     for name in KEPT:
         if (before / name).exists():
             shutil.copyfile(before / name, folder / name)
-    record = _record_of(source.parent.parent)
+    record = read_record(source.parent.parent)
+    assert isinstance(record, RunRecord)
     asked, recipe = (changed_recipe(one, origin.epoch, genes) for one in (record.asked, record.recipe))
     digest = recipe_digest(asked)
     changed = {"digest": digest, "recipe": recipe.model_dump(mode="json")}

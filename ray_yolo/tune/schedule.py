@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +37,6 @@ from ray_yolo.tune.evolution import (
     TrialRow,
     best_rows,
     grid_size,
-    parents_of,
     propose,
     screen,
 )
@@ -72,18 +72,6 @@ class Task(NamedTuple):
     until: int
     start: float
     end: float
-
-
-class Waiting(NamedTuple):
-    """No decision can be made before one of the tasks handed out has its outcome."""
-
-
-class Over(NamedTuple):
-    """The sweep has ended with this claim; with `explore` it continues."""
-
-    winner: int
-    claim: Claim
-    chosen: int  # the trial that was compared with the default
 
 
 class Line(BaseModel, frozen=True):
@@ -243,17 +231,11 @@ class _Track:
     dropped: tuple[int, ...] = ()
     work: float = 0.0  # scheduled, in virtual time of one slot
 
-    def fork(self) -> _Track:
-        return _Track(list(self.slots), dict(self.running), dict(self.until),
-                      {trial: dict(results) for trial, results in self.results.items()}, dict(self.failed),
-                      list(self.counted), self.dropped, self.work)
-
-    @property
-    def rows(self) -> list[TrialRow]:
+    def rows(self, genes: Sequence[Genes]) -> list[TrialRow]:
         """All trials with a result or a failure, with the fitness at the highest rung."""
-        ended = [TrialRow(trial, {}, results[max(results)], max(results))
+        ended = [TrialRow(trial, genes[trial], results[max(results)], max(results))
                  for trial, results in self.results.items() if trial not in self.failed]
-        return sorted([*ended, *(TrialRow(trial, {}, None, epochs) for trial, epochs in self.failed.items())])
+        return sorted([*ended, *(TrialRow(trial, genes[trial], None, rung) for trial, rung in self.failed.items())])
 
 
 @dataclass
@@ -262,12 +244,11 @@ class _Closing:
 
     track: _Track
     plan: Closed
-    default: list[int]  # seeds on which the default is still to be trained
-    tasks: list[tuple[int, int]] = field(default_factory=list)  # (trial, seed) still to be scheduled
+    tasks: list[tuple[int, int]]  # (trial, seed) still to be scheduled, at first those of the default
     finalists: tuple[int, ...] | None = None
     process: Surrogate | None = None  # of the exploration's trainings
     chosen: int | None = None
-    over: Over | None = None
+    over: Claimed | None = None
 
 
 class Schedule:
@@ -298,16 +279,20 @@ class Schedule:
         self._recorded: deque[Line] = deque()  # lines of a ledger that is replayed
         self._check_genes, self._problems = False, list[str]()
 
-    def next(self, explore: bool | Callable[[], bool] = True) -> Task | Waiting | Over:
+    def next(self, explore: bool | Callable[[], bool] = True) -> Task | Claimed | None:
         """The virtually earliest task that was not returned before; call it until it returns no task.
 
         Args:
             explore: whether exploration continues. If not, no more trials are proposed, the ladder is completed, and
             fresh seeds decide.
+
+        Returns:
+            The claim if the sweep has ended; with `explore` it continues. None if no decision can be made before one of
+            the tasks handed out has its outcome.
         """
         while not self._ready:
-            if (state := self._step(explore() if callable(explore) else explore)) is not None:
-                return state
+            if not self._step(explore() if callable(explore) else explore):
+                return self._closing.over if self._closing else None
         return self._ready.popleft()
 
     def finish(self, task: Task, outcome: Outcome) -> None:
@@ -318,19 +303,20 @@ class Schedule:
     def closing_work(self) -> tuple[float, ...]:
         """The remaining work if exploration is closed now, in epochs of the base recipe. It has three parts: running
         tasks, the finalists' first seed, and the seeds of the claim."""
-        closing, track = self._closing, self._explored
-        if closing and closing.over:
+        closing = self._closing or self._close()
+        if closing.over:
             return (0.0,)
-        if closing:
-            track = closing.track
-        plan = closing.plan if closing else self._plan(track)
+        track, plan, epochs = closing.track, closing.plan, self._rungs[-1]
         now = min(track.slots)
         running = sum(line.end - max(line.start, now) + self._expected(track, line) for line in track.running.values())
-        seeds, epochs = (len(closing.default) if closing else plan.pairs + (plan.finalists > 1)), self._rungs[-1]
-        competing = plan.finalists if plan.finalists > 1 and not (closing and closing.finalists) else 0
-        chosen = 0 if closing and closing.chosen is not None else plan.pairs
-        waiting = len(closing.tasks) if closing else 0
-        return (running, float((seeds + competing + waiting) * epochs), float(chosen * epochs))
+        competing = plan.finalists if plan.finalists > 1 and not closing.finalists else 0
+        pairs = plan.pairs if closing.chosen is None else 0
+        return (running, float((competing + len(closing.tasks)) * epochs), float(pairs * epochs))
+
+    @property
+    def explored_work(self) -> float:
+        """The work of the exploration so far."""
+        return self._explored.work
 
     def _expected(self, track: _Track, line: Scheduled) -> float:
         """Work by which a running task is expected to be continued."""
@@ -347,14 +333,11 @@ class Schedule:
         Raises:
             InputError: if a line does not follow from those before it.
         """
-        if problems := self._replay(lines):
+        if problems := self.verify(lines, check_genes=False):
             raise InputError(f"ledger: {problems[0]}; restore it from a copy, or choose another --name")
 
-    def verify(self, lines: Iterable[Line]) -> list[str]:
+    def verify(self, lines: Iterable[Line], *, check_genes: bool = True) -> list[str]:
         """The inconsistencies of a ledger, up to the first line that does not follow from those before it."""
-        return self._replay(lines, check_genes=True)
-
-    def _replay(self, lines: Iterable[Line], *, check_genes: bool = False) -> list[str]:
         self._recorded = deque(lines)
         self._check_genes, problems = check_genes, self._problems
         owners: dict[int, int] = {}
@@ -362,24 +345,24 @@ class Schedule:
             if isinstance(line, Proposed):
                 owners[line.trial] = self._owners.setdefault(_key(line.genes), line.trial)
             elif isinstance(line, (Counted, Failed)):
-                outcome = Outcome.model_validate(line.model_dump(exclude={"trial", "seed", "epochs"}))
+                outcome = Outcome.model_validate(line, from_attributes=True)
                 self._known.setdefault((owners.get(line.trial, line.trial), line.seed, line.epochs), outcome)
         while self._recorded and not problems:
-            if isinstance(self._step(None), Waiting) and self._recorded:
+            if not self._step(None) and self._recorded:
                 problems.append(f"{self._recorded[0]!r} does not follow: a result before it is missing")
         return problems
 
     # One step: count what is due, then decide for the slot that is free first.
 
-    def _step(self, explore: bool | None) -> Waiting | Over | None:
-        """Advance by one decision. Returns None if there may be more to do. Without `explore`, the recorded lines
+    def _step(self, explore: bool | None) -> bool:
+        """Advance by one decision; False at the end, or if a result is missing. Without `explore`, the recorded lines
         decide."""
         closing = self._closing
         if closing and closing.over:
             if not (self._recorded if explore is None else self._goes_on(explore)):
-                return closing.over
+                return False
             self._closing = None
-            return None
+            return True
         track = closing.track if closing else self._explored
         slot = min(range(len(track.slots)), key=lambda slot: (track.slots[slot], slot))
         now = track.slots[slot]
@@ -387,7 +370,7 @@ class Schedule:
             if line.end > now:
                 break
             if not self._count(track, line):
-                return Waiting()
+                return False
         if ready := self._ladder(track):
             trial, why = ready
             self._schedule(track, slot, trial, self._seed, self._next_rung(track, track.until[trial]), why)
@@ -396,13 +379,12 @@ class Schedule:
         elif self._goes_on(explore):
             self._propose(track, slot)
         elif explore is None and not self._recorded:
-            return Waiting()
+            return False
         else:
-            plan = self._plan(track)
-            self._emit(plan)
-            first = self._seed + 1
-            self._closing = _Closing(track.fork(), plan, [first + n for n in range(plan.pairs + (plan.finalists > 1))])
-        return None
+            closing = self._close()
+            self._emit(closing.plan)
+            self._closing = replace(closing, track=deepcopy(track))
+        return True
 
     def _goes_on(self, explore: bool | None) -> bool:
         if explore is None:
@@ -416,22 +398,22 @@ class Schedule:
         if outcome is None:
             return False
         key = line.trial, line.seed, line.until
-        where = dict(zip(("trial", "seed", "epochs"), key, strict=True))
+        fitness = outcome.fitness if outcome.fitness is not None and np.isfinite(outcome.fitness) else None
         if key not in self._noted:
             self._noted.add(key)
-            if outcome.fitness is None or not np.isfinite(outcome.fitness):
+            where = {"trial": line.trial, "seed": line.seed, "epochs": line.until}
+            if fitness is None:
                 self._emit(Failed(**where, reason=outcome.reason or "no finite fitness"))
             else:
                 self._emit(Counted(**where, **outcome.model_dump(exclude={"reason"})))
         del track.running[line.trial, line.seed]
         if line.seed != self._seed:
             return True
-        if outcome.fitness is None or not np.isfinite(outcome.fitness):
+        track.counted.append((line.trial, line.until, fitness))
+        if fitness is None:
             track.failed[line.trial] = line.until
-            track.counted.append((line.trial, line.until, None))
         else:
-            track.counted.append((line.trial, line.until, outcome.fitness))
-            track.results.setdefault(line.trial, {})[line.until] = outcome.fitness
+            track.results.setdefault(line.trial, {})[line.until] = fitness
             self._drop(track, line.trial, line.until)
         return True
 
@@ -484,8 +466,7 @@ class Schedule:
 
     def _propose(self, track: _Track, slot: int) -> None:
         number = len(self.genes)
-        rows = [row._replace(genes=self.genes[row.trial]) for row in track.rows]
-        genes, how, parents = self._proposal(number, rows)
+        genes, how, parents = self._proposal(number, track.rows(self.genes))
         if self._recorded and isinstance(line := self._recorded[0], Proposed) and line.trial == number:
             if self._check_genes and (wrong := [name for name in genes if genes[name] != line.genes.get(name)]):
                 self._problems.append(f"trial {number}: {wrong[0]} is {line.genes.get(wrong[0])!r}, but "
@@ -509,9 +490,9 @@ class Schedule:
                 origin = next((row.trial for row in best_rows(rows, 1) if number >= SCREENED_FIRST), 0)
                 return screen(space.genes, self.genes[origin], rng), "random", (origin,)
             space = replace(space, algorithm="evolve", random_share=0.0)
-        genes = propose(space, self._seed, number, rows)
+        genes, parents = propose(space, self._seed, number, rows)
         how = "start" if number < len(space.starts) and space.algorithm != "grid" else space.algorithm
-        return genes, how, parents_of(space, self._seed, number, rows)
+        return genes, how, parents
 
     def _improve(self, process: Surrogate, trials: Sequence[int], number: int) -> Genes:
         """The choice of the process, near the best of these trials."""
@@ -532,15 +513,17 @@ class Schedule:
 
     # The end: finalists on fresh seeds, always together with the default.
 
-    def _plan(self, track: _Track) -> Closed:
-        """The numbers of finalists and pairs for the work so far: about a fifth of it."""
-        finalists, pairs = confirmation_of(track.work / self._rungs[-1])
-        return Closed(at=min(track.slots), finalists=finalists, pairs=pairs)
+    def _close(self) -> _Closing:
+        """The end of the sweep if exploration is closed now."""
+        finalists, pairs = confirmation_of(self._explored.work / self._rungs[-1])
+        plan = Closed(at=min(self._explored.slots), finalists=finalists, pairs=pairs)
+        first = self._seed + 1
+        return _Closing(self._explored, plan, [(0, first + n) for n in range(pairs + (finalists > 1))])
 
     def _close_step(self, closing: _Closing, slot: int) -> None:
         track, last = closing.track, self._rungs[-1]
-        if not closing.tasks and closing.default and 0 not in track.failed:
-            closing.tasks.append((0, closing.default.pop(0)))
+        if 0 in track.failed:
+            closing.tasks = [task for task in closing.tasks if task[0]]
         if closing.tasks:
             self._schedule(track, slot, *closing.tasks.pop(0), last, "seed")
         elif track.running:
@@ -558,7 +541,7 @@ class Schedule:
                 closing.tasks = [(closing.chosen, seed) for seed in self._claim_seeds(closing)]
         else:
             closing.over = self._claim(closing)
-            self._emit(Claimed(winner=closing.over.winner, claim=closing.over.claim))
+            self._emit(closing.over)
 
     def _finalists(self, track: _Track, process: Surrogate | None) -> tuple[int, ...]:
         """Trials other than the default, best first, by the fitness that the process expects of a whole training."""
@@ -580,7 +563,7 @@ class Schedule:
         first = self._seed + 1 + (closing.plan.finalists > 1)
         return range(first, first + closing.plan.pairs)
 
-    def _claim(self, closing: _Closing) -> Over:
+    def _claim(self, closing: _Closing) -> Claimed:
         chosen = closing.chosen or 0
         pairs = [(self._on_seed(chosen, seed), self._on_seed(0, seed)) for seed in self._claim_seeds(closing)]
         whole = [(left, right) for left, right in pairs if left is not None and right is not None]
@@ -590,7 +573,7 @@ class Schedule:
                       [fitness for fitness in others if fitness is not None], process.noise if process else 0.0,
                       process.gain(self._place(chosen), self._place(0)) if process else None)
         wins = claim.ahead or 0 in closing.track.failed
-        return Over(chosen if wins else 0, claim, chosen)
+        return Claimed(winner=chosen if wins else 0, claim=claim)
 
     def _on_seed(self, trial: int, seed: int) -> float | None:
         outcome = self._known.get((self._owner(trial), seed, self._rungs[-1]))

@@ -5,7 +5,6 @@ This module imports neither torch nor ray; Ray's classes implement the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -158,19 +157,8 @@ class Search(ConfigModel):
             raise ConfigError("changes: population based training changes the recipe itself; leave --changes out, or "
                               "use another scheduler")
 
-    def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
-        """The weighted sum of an epoch's metrics; None if one with a weight is missing or not finite."""
-        return self.recipe_objective.fitness(metrics)
-
     @property
     def recipe_objective(self) -> ObjectiveConfig:
         """The same objective as a section of the recipe, for the best weights and the patience of trials."""
         weights = dict.fromkeys(ObjectiveConfig.model_fields, 0.0)
         return ObjectiveConfig(**weights | {objective_field(name): weight for name, weight in self.objective.items()})
-
-    def random_warning(self, trials: int, starts: int) -> str | None:
-        """A warning if, under evolution, all trials are starts or random; None otherwise."""
-        if self.algorithm != "evolve" or not 0 < trials - starts <= self.random_first:
-            return None
-        return (f"evolve: all {trials} trials are starts or drawn at random, and none is a child of a better one; "
-                f"give more --trials, or a random_first below {self.random_first}")

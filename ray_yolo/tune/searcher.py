@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import random
-from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Callback
@@ -38,12 +36,6 @@ FINALISTS = 3  # fully trained trials that may still win, besides the default
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands in for a report that was not made
 
 
-def tune_config_of(trial: Trial) -> dict[str, Any]:
-    """The Tune configuration of a population's trial; the number becomes its name and is not read afterwards."""
-    origin = asdict(trial.origins[-1]) if trial.origins else None
-    return {"trial": f"trial{trial.number}", "genes": dict(trial.genes), "origin": origin}
-
-
 def _no_state(self: object) -> dict[str, Any]:
     """Nothing to pickle, because Ray's restore is not used."""
     return {}
@@ -66,7 +58,10 @@ class LadderScheduler(FIFOScheduler):
         self._dispatcher, self._measure, self._cost, self._slots = dispatcher, measure, cost, slots
         self.paused: dict[str, TuneTrial] = {}
         self.closed = False
-        """No task is started any more."""
+
+    def close(self) -> None:
+        """Start no more tasks."""
+        self.closed = True
 
     def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
         """Keep the processes of paused trials from the first trial on, because a new process takes seconds."""
@@ -130,14 +125,17 @@ class SweepCallback(Callback):
     """Handles the events of a sweep's trials: display, files, weights, and failures that no recipe has caused.
 
     Args:
+        drops: whether the weights of trials that cannot win are removed.
+        fail: records that the task in a run folder has failed, with a reason; by default a line of the ledger.
         stop: called if the cluster has no capacity for any trial; running trials continue.
         each_step: called many times a second.
     """
 
-    def __init__(self, ledger: Ledger, display: SweepDisplay, *, drops: bool, stop: Callable[[], None] = lambda: None,
+    def __init__(self, ledger: Ledger, display: SweepDisplay, *, drops: bool = False,
+                 fail: Callable[[str, str], None] | None = None, stop: Callable[[], None] = lambda: None,
                  each_step: Callable[[], None] = lambda: None) -> None:
         self._ledger, self._display, self._drops = ledger, display, drops
-        self._stop, self._each_step = stop, each_step
+        self._fail, self._stop, self._each_step = fail or self._write_failure, stop, each_step
         self._lacking = ""  # why the cluster has no capacity for any trial
         self._lost: dict[str, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
         self._dropped: set[int] = set()
@@ -167,7 +165,7 @@ class SweepCallback(Callback):
             self._lacking = report["lost"]
             self._stop()
         else:
-            self.fail(str(trial), report["lost"])
+            self._fail(str(trial), report["lost"])
         self._display.ended(str(trial))
 
     def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
@@ -187,10 +185,6 @@ class SweepCallback(Callback):
             if self._drops:
                 self._drop(rows)
 
-    @abstractmethod
-    def fail(self, name: str, reason: str) -> None:
-        """Record a failure for good."""
-
     def check_room(self) -> None:
         """Check, after the last trial, that the cluster had capacity for all of them.
 
@@ -200,6 +194,9 @@ class SweepCallback(Callback):
         self._remover.shutdown()
         if self._lacking:
             raise ResourcesError(f"{self._lacking}; the same command continues")
+
+    def _write_failure(self, name: str, reason: str) -> None:
+        self._ledger.append(Failed(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))
 
     def _drop(self, rows: tuple[Trial, ...]) -> None:
         """Remove the weights of trials that have ended and cannot win."""
@@ -212,20 +209,6 @@ class SweepCallback(Callback):
                 self._remover.submit(drop_weights, folder)
 
     __getstate__ = _no_state
-
-
-class LadderCallback(SweepCallback):
-    """Handles the events of a ladder's tasks."""
-
-    def __init__(self, ledger: Ledger, display: SweepDisplay, dispatcher: Dispatcher, scheduler: LadderScheduler, *,
-                 drops: bool, each_step: Callable[[], None]) -> None:
-        super().__init__(ledger, display, drops=drops, each_step=each_step,
-                         stop=lambda: setattr(scheduler, "closed", True))
-        self._dispatcher = dispatcher
-
-    def fail(self, name: str, reason: str) -> None:
-        """The task has failed."""
-        self._dispatcher.finish(name, Outcome(reason=reason))
 
 
 class PopulationCallback(SweepCallback):
@@ -244,20 +227,13 @@ class PopulationCallback(SweepCallback):
         """Record the result of a trial that completed or failed, from its last report."""
         result, name = trial.last_result or {}, str(trial)
         if "failed" in result or "fitness" not in result:
-            self.fail(name, result.get("failed") or "it ended before its first validation")
+            self._fail(name, result.get("failed") or "it ended before its first validation")
         elif (row := json.loads(result["row"]))["fitness"] is None:
-            self.fail(name, f"no finite fitness after {result['epoch']} epochs")
+            self._fail(name, f"no finite fitness after {result['epoch']} epochs")
         else:
             self._ledger.append(Counted(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=result["epoch"],
                                         **row))
         self._display.ended(name)
-
-    def fail(self, name: str, reason: str) -> None:
-        """Record a failure for good."""
-        self._ledger.append(Failed(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))
-
-    def _drop(self, rows: tuple[Trial, ...]) -> None:
-        """Keep all: other trials may continue from them."""
 
 
 class KeyedPbt(PopulationBasedTraining):

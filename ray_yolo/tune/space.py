@@ -60,11 +60,10 @@ Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
 
 
 class TuneSpace(NamedTuple):
-    """A space with its search settings; `warnings` are shown to the user."""
+    """A space with its search settings."""
 
     space: Space
     search: Search
-    warnings: tuple[str, ...]
 
 
 class _Range(ConfigModel):
@@ -158,7 +157,19 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent, search.random_first,
                   search.random_share)
     _check_algorithm(space, where())
-    return TuneSpace(space, search, tuple(_warnings(space, search, recipe)))
+    return TuneSpace(space, search)
+
+
+def warnings(space: Space, trials: int) -> Iterator[str]:
+    """What evolution of so many trials does not search."""
+    zeros = [gene.name for gene in space.genes
+             if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
+    if space.algorithm == "evolve" and zeros:
+        yield (f"evolve: {', '.join(zeros)} start at 0 and stay at 0, because mutation multiplies; to search them, "
+               "give them another start (--hyp, --set)")
+    if space.algorithm == "evolve" and 0 < trials - len(space.starts) <= space.random_first:
+        yield (f"evolve: all {trials} trials are starts or drawn at random, and none is a child of a better one; "
+               f"give more --trials, or a random_first below {space.random_first}")
 
 
 def combinations(genes: Collection[Gene]) -> Iterator[dict[str, GeneValue]]:
@@ -296,11 +307,3 @@ def _check_algorithm(space: Space, where: str) -> None:
     if space.algorithm == "evolve" and not any(can_move(gene, space.starts[0][gene.name]) for gene in space.genes):
         raise ConfigError(f"{where}: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or has gain "
                           "0; start from other values (--hyp, --set) or use algorithm: random")
-
-
-def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
-    zeros = [gene.name for gene in space.genes
-             if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
-    if space.algorithm == "evolve" and zeros:
-        yield (f"evolve: {', '.join(zeros)} start at 0 and stay at 0, because mutation multiplies; to search them, "
-               "give them another start (--hyp, --set)")

@@ -12,9 +12,8 @@ import json
 import logging
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from functools import cache, partial
@@ -38,9 +37,8 @@ from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers.pool_jobs import PoolShare, QueueHandle
 from ray_yolo.tune.budget import trained_spans
-from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
+from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork
 from ray_yolo.tune.schedule import Outcome
-from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, overlay, train_command
 
 POINTER_FILE = "origin.json"
@@ -64,18 +62,14 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     _prepare_process(payload)
     run_config = task_config(payload, config)
     folder = project_folder(run_config.placement) / run_config.placement.name
-    _wait_until_released(folder)
+    wait_until_released([folder], _PATIENCE_SECONDS)
     download_run(run_config.placement)
     outcome = read_outcome(folder, config["until"])
     trains = outcome is None
     if outcome is None:
         try:
             _train(run_config, payload["link"], PoolShare(queue, config["end"], _recorder()))
-        except KeyboardInterrupt:  # the driver is about to end this process, and Tune would start the trial again
-            wait(_earlier)
-            time.sleep(_PATIENCE_SECONDS)
-            raise TrainingError("it was stopped") from None
-        except Exception as error:
+        except (KeyboardInterrupt, Exception) as error:
             outcome = Outcome(reason=_failure(error))
         else:
             outcome = read_outcome(folder, config["until"]) or Outcome(reason="it ended without a validation")
@@ -145,37 +139,40 @@ def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Qu
         queue: job queue of the sweep's worker pool.
     """
     _prepare_process(payload)
-    number, search = number_of(ray.tune.get_context().get_trial_name()), Search.model_validate(payload["search"])
-    run_config = _forked(trial_config(payload, number, config["genes"]), number, config)
+    number = number_of(ray.tune.get_context().get_trial_name())
+    run_config = _population_config(payload, number, config)
     folder = project_folder(run_config.placement) / run_config.placement.name
-    _wait_until_released(folder)
+    wait_until_released([folder], _PATIENCE_SECONDS)
     log = follow(folder / EVENTS_FILE)
     past = next(log)
     newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
-    reporter = _Reporter(search, newest, past, keeps_best=not run_config.placement.nosave)
-    outcome, thread = _start(run_config, folder, payload["link"], queue)
+    reporter = _Reporter(newest, past, keeps_best=not run_config.placement.nosave)
+    training: Future[Any] = Future()
+    if (folder / "finished").exists():  # it completed, and the driver died before it recorded that
+        training.set_result(None)
+    else:
+        training = run_in_thread(partial(
+            fit, run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
+            queue=PoolShare(queue, recorder=_recorder())), "training")
     over = False
     try:
         while not over:  # reads the log once more after the end
-            over = bool(wait([outcome], _POLL_SECONDS).done)
+            over = bool(wait([training], _POLL_SECONDS).done)
             reporter.take(next(log))
-        reporter.finish()
+        if not isinstance(training.exception(), KeyboardInterrupt):
+            reporter.finish()
     except SystemExit:  # Tune raises it in a report: the scheduler has stopped this trial
-        _stop(thread, folder)
+        (folder / STOP_REQUEST).touch()  # its workers and this process continue with other trials
+        wait([training], _PATIENCE_SECONDS)
+        (folder / STOP_REQUEST).unlink(missing_ok=True)
         raise
-    if error := outcome.exception():
+    if error := training.exception():
         ray.tune.report({"failed": _failure(error)})
 
 
 def number_of(name: str) -> int:
     """The number in a trial's name."""
     return int(name.removeprefix("trial"))
-
-
-def trial_config(payload: Mapping[str, Any], number: int, genes: Mapping[str, Any]) -> RunConfig:
-    """The training of a trial: the base recipe with its genes, in its own run folder trialN."""
-    config = RunConfig.model_validate({"recipe": payload["recipe"], "placement": payload["placement"]})
-    return _renamed(RunConfig(recipe=overlay(config.recipe, genes), placement=config.placement), f"trial{number}")
 
 
 def read_pointer(checkpoint: ray.tune.Checkpoint) -> Origin:
@@ -189,57 +186,21 @@ def is_external_failure(error: BaseException) -> bool:
     return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
 
 
-def _forked(run_config: RunConfig, number: int, config: Mapping[str, Any]) -> RunConfig:
+def wait_until_released(folders: Collection[Path], seconds: float) -> None:
+    """Wait until the records of the trainings in these run folders are complete, but at most so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_held, folders)) and time.monotonic() < deadline:
+        time.sleep(_RELEASE_SECONDS)
+
+
+def _population_config(payload: Mapping[str, Any], number: int, config: Mapping[str, Any]) -> RunConfig:
     """The training of a trial under population based training: in the run folder of its last exploit."""
-    checkpoint = ray.tune.get_checkpoint()
-    pointer = read_pointer(checkpoint) if checkpoint else None
-    trials = Path(run_config.placement.project)
-    name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
-    recipe = asked_recipe(trials / name) or run_config.recipe
-    return _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
-
-
-def _renamed(config: RunConfig, name: str) -> RunConfig:
-    return config.model_copy(update={"placement": config.placement.model_copy(update={"name": name})})
-
-
-def _wait_until_released(folder: Path) -> None:
-    """Wait until the records of this trial's last training are complete."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while is_held(folder) and time.monotonic() < deadline:
-        time.sleep(_RELEASE_SECONDS)
-
-
-def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
-           ) -> tuple[Future[None], threading.Thread]:
-    """Train in a thread. Returns the future outcome, and the thread."""
-    outcome: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe),
-                queue=PoolShare(queue, recorder=_recorder()))
-            outcome.set_result(None)
-        except KeyboardInterrupt:  # stopped on request: nothing waits for the outcome
-            return
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    if (folder / "finished").exists():  # it completed, and the driver died before it recorded that
-        outcome.set_result(None)
-    else:
-        thread.start()
-    return outcome, thread
-
-
-def _stop(thread: threading.Thread, folder: Path) -> None:
-    """Request the training to stop after its step. Its workers and this process continue with other trials."""
-    (folder / STOP_REQUEST).touch()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(_RELEASE_SECONDS)
-    (folder / STOP_REQUEST).unlink(missing_ok=True)
+    base = RunConfig.model_validate({"recipe": payload["recipe"], "placement": payload["placement"]})
+    checkpoint, noted, trials = ray.tune.get_checkpoint(), config.get("origin"), Path(base.placement.project)
+    origin = read_pointer(checkpoint) if checkpoint else Origin(**noted) if noted else None
+    name = open_fork(trials, number, origin, config["genes"])
+    recipe = asked_recipe(trials / name) or overlay(base.recipe, config["genes"])
+    return RunConfig(recipe=recipe, placement=base.placement.model_copy(update={"name": name}))
 
 
 def _failure(error: BaseException) -> str:
@@ -248,6 +209,10 @@ def _failure(error: BaseException) -> str:
     Raises:
         TrainingError: if the recipe is not the cause, after a report, so that Tune starts the trial again.
     """
+    if isinstance(error, KeyboardInterrupt):  # the driver is about to end this process: Tune must not start it again
+        wait(_earlier)
+        time.sleep(_PATIENCE_SECONDS)
+        raise TrainingError("it was stopped") from None
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if not is_external_failure(error):
         return text
@@ -264,43 +229,43 @@ class _Reporter:
         keeps_best: whether each best epoch is saved as best.pt, which holds except under --nosave.
     """
 
-    def __init__(self, search: Search, newest: Callable[[], Origin | None], past: Sequence[Event], *,
-                 keeps_best: bool) -> None:
-        self._search, self._newest, self._keeps_best = search, newest, keeps_best
-        self._pending: EpochEvent | None = None  # waits for its checkpoint
-        self._last: EpochEvent | None = None  # to be reported if nothing follows
+    def __init__(self, newest: Callable[[], Origin | None], past: Sequence[Event], *, keeps_best: bool) -> None:
+        self._newest, self._keeps_best = newest, keeps_best
+        self._last: EpochEvent | None = None  # to be reported
+        self._is_new = False  # it is reported as soon as its checkpoint follows, a past one if nothing follows
         self._best: EpochEvent | None = None  # the epoch of best.pt
         for event in past:
             if isinstance(event, EpochEvent):
-                self._last = event
-                self._track_best(event)
+                self._note(event)
 
     def take(self, events: Sequence[Event]) -> None:
         """Process the next events of the log."""
         for event in events:
-            if self._pending and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
-                self._send(self._pending, self._newest())
-                self._pending = None
+            if self._last and self._is_new and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
+                self._send(self._last, self._newest())
+                self._last = None
             if isinstance(event, EpochEvent):
-                self._pending, self._last = event, None
-                self._track_best(event)
+                self._note(event)
+                self._is_new = True
 
     def finish(self) -> None:
         """Report the epoch that no checkpoint followed: under --nosave, only the last epoch has a checkpoint."""
-        if last := self._pending or self._last:
-            self._send(last, None)
+        if self._last:
+            self._send(self._last, None)
 
-    def _track_best(self, event: EpochEvent) -> None:
+    def _note(self, event: EpochEvent) -> None:
+        self._last = event
         if event.metrics is not None and (event.best or self._best is None or not self._keeps_best):
             self._best = event
 
     def _send(self, event: EpochEvent, pointer: Origin | None) -> None:
         """Report an epoch: its fitness for the scheduler, and `row`, the numbers of the epoch of best.pt."""
-        fitness, best = self._search.fitness(event.metrics), self._best or event
-        if fitness is None:
+        best = self._best or event
+        if event.fitness is None:
             return
-        row = {"fitness": self._search.fitness(best.metrics), "metrics": best.metrics, "losses": best.val}
-        report = {"fitness": fitness, "epoch": event.epoch + 1, "row": json.dumps(row)}  # Tune would flatten a mapping
+        row = {"fitness": best.fitness, "metrics": best.metrics, "losses": best.val}
+        # The row is JSON, because Tune would flatten a mapping.
+        report = {"fitness": event.fitness, "epoch": event.epoch + 1, "row": json.dumps(row)}
         if pointer is None:
             ray.tune.report(report)
             return

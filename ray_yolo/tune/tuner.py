@@ -17,9 +17,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -60,25 +60,23 @@ from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Begun, Ledger, Sweep, folders_elsewhere, known_outcomes, read_ledger, read_trials
-from ray_yolo.tune.mlflow import Status, deliver, sweep_run
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
+from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.schedule import Line, Outcome, Task, address, longest_warmup, rungs_of
+from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import (
-    LadderCallback,
     LadderScheduler,
     PopulationCallback,
     SweepCallback,
     TaskSearcher,
     build_pbt,
-    tune_config_of,
 )
-from ray_yolo.tune.space import TuneSpace, combinations, load_space
-from ray_yolo.tune.trial import train_task, train_trial
+from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
+from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
-RECORD_SECONDS = 10.0  # for stopped trials to complete their records
+RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
 NOTE_SECONDS, TRACK_SECONDS = 5.0, 10.0  # between two notes of the time, and two updates of MLflow
 SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
@@ -148,14 +146,20 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
-        sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, _rungs(config, space, resolved, train),
-                        _virtual_slots(config, space, slots), run.remote, latencies)
-        execution = _Execution(config, space, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout)
-        return execution.run_to_end()
+        begun = _begun(config, space, resolved, train, slots, latencies)
+        ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
+        return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         if run:
             run.release()
+
+
+def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
+           latencies: Mapping[str, float]) -> Begun:
+    """The first line of the ledger of a sweep over `recipe`."""
+    return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
+                 search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train), latencies=latencies,
+                 virtual_slots=config.sweep.virtual_slots or _processes(config, space.search, slots))
 
 
 def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:
@@ -187,19 +191,12 @@ def dry_run(config: TuneConfig) -> TuneConfig:
 def plan(config: TuneConfig) -> list[str]:
     """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
     config, space, train = _checked(config)
-    recipe = config.recipe
-    slots = _planned_slots(config)
-    begun = Begun(identity={}, space=space.space, search=space.search, recipe=recipe,
-                  rungs=_rungs(config, space, recipe, train), virtual_slots=_virtual_slots(config, space, slots))
-    seconds = _epoch_seconds(config, recipe, train.digest, project_folder(config.placement))
+    here = cores() // (config.placement.cpus * config.sweep.workers_per_trial)  # trials that fit on this machine
+    slots = max(1, room_for_trials(config, 0.0) if ray.is_initialized() else int(here))
+    begun = _begun(config, space, config.recipe, train, slots, {})
+    seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
+                                     config.sweep.workers_per_trial)
     return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
-
-
-def _planned_slots(config: TuneConfig) -> int:
-    """The number of parallel trials, as far as known without a cluster: those that fit on this machine."""
-    if ray.is_initialized():
-        return max(1, room_for_trials(config, 0.0))
-    return max(1, int(cores() // (config.placement.cpus * config.sweep.workers_per_trial)))
 
 
 def _has_more(folder: Path, config: TuneConfig) -> bool:
@@ -221,20 +218,10 @@ def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
                     short=config.sweep.most_trials < SHORT_TRIALS)
 
 
-def _virtual_slots(config: TuneConfig, space: TuneSpace, slots: int) -> int:
-    """The requested number; by default the slots and the trials that start up meanwhile."""
-    return config.sweep.virtual_slots or slots + _ahead(config, space, slots)
-
-
-def _ahead(config: TuneConfig, space: TuneSpace, slots: int) -> int:
-    limited = config.sweep.max_concurrent != "auto" or isinstance(space.search.scheduler, Pbt)
-    return 0 if limited else trials_ahead(slots)
-
-
-def _epoch_seconds(config: TuneConfig, recipe: Recipe, labels: str, project: Path) -> float | None:
-    """Seconds of an epoch on the workers of a trial, from earlier trainings of this project."""
-    folders = [*project.glob("*/trials"), project.parent / "train"]
-    return recorded_epoch_seconds(folders, recipe, labels, config.sweep.workers_per_trial)
+def _processes(config: TuneConfig, search: Search, slots: int) -> int:
+    """The number of trials that train on `slots` slots or start up meanwhile."""
+    limited = config.sweep.max_concurrent != "auto" or isinstance(search.scheduler, Pbt)
+    return slots if limited else slots + trials_ahead(slots)
 
 
 def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
@@ -282,28 +269,24 @@ def _uri(config: TuneConfig) -> str | None:
 class _Execution:
     """One command's part of a sweep."""
 
-    def __init__(self, config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, gpus: float,
-                 stream: TextIO) -> None:
-        self.config, self.space, self.ledger, self.run, self.slots, self.gpus = config, space, ledger, run, slots, gpus
-        self.folder, self.sweep = run.folder, config.sweep
+    def __init__(self, config: TuneConfig, ledger: Ledger, run: Run, slots: int, gpus: float, stream: TextIO) -> None:
+        self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
+        self.folder, self.sweep, self.search = run.folder, config.sweep, ledger.begun.search
+        self.is_population = isinstance(self.search.scheduler, Pbt)  # whether trials exchange weights
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
         spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-        labels = ledger.begun.identity["data set"]
-        self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent,
-                             _epoch_seconds(config, ledger.recipe, labels, self.folder.parent), self.slots_now)
+        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity["data set"],
+                                               self.sweep.workers_per_trial)
+        self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
+                             self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
         self.parent: str | None = None  # MLflow run
         self._noted = self._tracked = time.monotonic()
         self._tracker = ThreadPoolExecutor(1)
         self._tracking: Future[Any] | None = None
         self._room = -math.inf, slots
-
-    @property
-    def is_population(self) -> bool:
-        """Whether trials exchange weights."""
-        return isinstance(self.space.search.scheduler, Pbt)
 
     def slots_now(self) -> int:
         """The number of trials that currently fit on the cluster; the value is at most one second old."""
@@ -320,12 +303,11 @@ class _Execution:
         for line in [] if self.is_population else describe(
                 ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
             say(line)
-        limit = self.space.search.limit
+        limit = self.search.limit
         for network, time_per_image in sorted(ledger.begun.latencies.items(), key=lambda each: each[1]):
             is_slow = limit and time_per_image > limit.latency_ms
             say(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained" * bool(is_slow))
-        all_random = self.space.search.random_warning(self.sweep.most_trials, len(self.space.space.starts))
-        for warning in filter(None, (*self.space.warnings, all_random)):
+        for warning in warnings(ledger.begun.space, self.sweep.most_trials):
             say(f"warning: {warning}")
         self.parent = self.track("RUNNING")
         try:
@@ -347,7 +329,7 @@ class _Execution:
         uri, ledger = _uri(self.config), self.ledger
         if self._tracking:
             self._tracking.result()
-        return deliver(self.folder, uri, sweep_run(self.config, ledger.trials, status, ledger.claim)) if uri else None
+        return deliver(self.folder, uri, SweepRun(self.config, ledger.trials, status, ledger.claim)) if uri else None
 
     def note_time(self) -> None:
         """Note in the sweep's record how long it has run."""
@@ -365,7 +347,7 @@ class _Execution:
         if uri and now - self._tracked > TRACK_SECONDS and (self._tracking is None or self._tracking.done()):
             self._tracked = now
             self._tracking = self._tracker.submit(
-                deliver, self.folder, uri, sweep_run(self.config, self.ledger.trials, "RUNNING"))
+                deliver, self.folder, uri, SweepRun(self.config, self.ledger.trials, "RUNNING"))
 
     def run_trials(self) -> None:
         """Run the unfinished and the newly proposed trials with Ray Tune until the sweep has ended.
@@ -374,7 +356,7 @@ class _Execution:
         --max-concurrent limits them.
         """
         config, ledger = self.config, self.ledger
-        payload = _payload(config, ledger, self.folder, self.space.search, self.parent)
+        payload = _payload(config, ledger, self.folder, self.parent)
         per_trial, grows = config.sweep.workers_per_trial, config.sweep.max_concurrent == "auto"
         workers = config.placement.model_copy(update={"num_workers": (1, self.slots * per_trial)})
         with standing_pool(workers, self.gpus, self.display.say, grows=grows) as queue:
@@ -382,40 +364,29 @@ class _Execution:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
                 request_stop(list(self.trials.iterdir()), self.display.say)
-                self._await_records()
+                wait_until_released(list(self.trials.iterdir()), RECORD_SECONDS)
                 raise
-
-    def _await_records(self) -> None:
-        """Wait until the trials' processes have completed their records; the next start completes the others."""
-        deadline = time.monotonic() + RECORD_SECONDS
-        while any(map(is_held, self.trials.iterdir())) and time.monotonic() < deadline:
-            time.sleep(0.1)
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""
         ledger, budget = self.ledger, self.budget
-        known = known_outcomes(self.folder.parent, ledger.begun.identity["data set"], ledger.path)
-
-        def write(line: Line) -> None:
-            budget.note(line)
-            ledger.append(line)
+        known = {key: outcome for key, _, outcome in self._elsewhere()}
 
         def look_up(task: Task) -> Outcome | None:
             if reason := ledger.begun.exceeds_limit(task.genes):
                 return Outcome(reason=reason)
             return known.get((address(ledger.recipe, task.genes, task.seed), task.until)) if known else None
 
-        budget.schedule = schedule = ledger.begun.schedule(write=write)
+        budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
-        for line in ledger.lines:
-            budget.note(line)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: self.slots_now() + _ahead(self.config, self.space, self.slots_now()))
-        scheduler = LadderScheduler(dispatcher, budget.measure, ledger.begun.cost,
-                                    self.slots + _ahead(self.config, self.space, self.slots),
-                                    lambda name: not is_held(self.trials / name))
-        callback = LadderCallback(ledger, self.display, dispatcher, scheduler, drops=not self.sweep.keep_weights,
-                                  each_step=self.each_step)
+                                lambda: _processes(self.config, self.search, self.slots_now()))
+        scheduler = LadderScheduler(
+            dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.search, self.slots),
+            lambda name: not is_held(self.trials / name))
+        callback = SweepCallback(ledger, self.display, drops=not self.sweep.keep_weights, stop=scheduler.close,
+                                 fail=lambda name, reason: dispatcher.finish(name, Outcome(reason=reason)),
+                                 each_step=self.each_step)
         dispatcher.advance()
         if dispatcher.over is None:
             self._tune(ray.tune.with_parameters(train_task, payload=payload, queue=queue), callback, {},
@@ -423,16 +394,15 @@ class _Execution:
 
     def run_population(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train a population. Ray's scheduler requires the whole population at once, and no searcher."""
-        ledger, settings = self.ledger, self.space.search.scheduler
+        ledger, settings = self.ledger, self.search.scheduler
         assert isinstance(settings, Pbt)
-        callback = PopulationCallback(ledger, self.display, drops=False, each_step=self.each_step)
+        callback = PopulationCallback(ledger, self.display, each_step=self.each_step)
         if param_space := _population(ledger, self.sweep.most_trials):
             self._tune(ray.tune.with_parameters(train_trial, payload=payload, queue=queue), callback, param_space,
-                       scheduler=build_pbt(settings, self.space.space, self.config.recipe.seed),
+                       scheduler=build_pbt(settings, ledger.begun.space, self.config.recipe.seed),
                        max_concurrent_trials=self.slots)
 
     def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
-        """Run Ray Tune."""
         node: dict[str, Any] = {}
         if self.ledger.stored:  # the folder of the sweep is on this node
             node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
@@ -486,9 +456,12 @@ class _Execution:
 
     def _runs_elsewhere(self, trial: Trial) -> list[Path]:
         """The runs of a trial in other sweeps."""
-        begun = self.ledger.begun
-        key = address(begun.recipe, trial.genes, begun.recipe.seed), trial.epochs
-        return folders_elsewhere(self.folder.parent, begun.identity["data set"], self.ledger.path, key)
+        recipe = self.ledger.recipe
+        wanted = address(recipe, trial.genes, recipe.seed), trial.epochs
+        return [folder for key, folder, _ in self._elsewhere() if key == wanted]
+
+    def _elsewhere(self) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
+        return results_elsewhere(self.folder.parent, self.ledger.begun.identity["data set"], self.ledger.path)
 
 
 def _trial_name(trial: Any) -> str:
@@ -499,27 +472,29 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
     """All trials that have not ended, as Tune's grid over their numbers; empty if there is none."""
     while len(ledger.trials) < total:
         ledger.propose()
-    configs = {f"trial{trial.number}": tune_config_of(trial) for trial in ledger.trials if not trial.has_ended}
-    if not configs:
+    left = {f"trial{trial.number}": trial for trial in ledger.trials if not trial.has_ended}
+    if not left:
         return {}
-    return {"trial": ray.tune.grid_search(list(configs)),
-            "genes": ray.tune.sample_from(lambda config: configs[config["trial"]]["genes"]),
-            "origin": ray.tune.sample_from(lambda config: configs[config["trial"]]["origin"])}
+    origins = {name: asdict(trial.origins[-1]) if trial.origins else None for name, trial in left.items()}
+    return {"trial": ray.tune.grid_search(list(left)),
+            "genes": ray.tune.sample_from(lambda config: dict(left[config["trial"]].genes)),
+            "origin": ray.tune.sample_from(lambda config: origins[config["trial"]])}
 
 
-def _payload(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
+def _payload(config: TuneConfig, ledger: Ledger, folder: Path, parent: str | None) -> dict[str, Any]:
     """The settings that all trials share, as plain JSON; see `train_trial`."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
                  "registered_name": "", "cpus_per_worker": config.placement.cpus}
     placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
                   {"project": str(folder / "trials"), "storage_path": ""})
-    if isinstance(settings.scheduler, Pbt):  # keep the checkpoints from which other trials may continue
-        placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
+    scheduler = ledger.begun.search.scheduler
+    if isinstance(scheduler, Pbt):  # keep the checkpoints from which other trials may continue
+        placement |= {"save_period": scheduler.interval_epochs, "nosave": False}
     file, colon, name = config.placement.callbacks.partition(":")
     placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
                        "model": _absolute(ledger.recipe.model)},
-            "placement": placement, "search": settings.model_dump(mode="json"), "link": {"parent_run_id": parent},
+            "placement": placement, "link": {"parent_run_id": parent},
             "cache": str(cache_folder().absolute()) if ledger.stored else ""}
 
 

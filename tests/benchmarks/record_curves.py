@@ -90,7 +90,7 @@ def configurations(space: Space, num_random: int, num_near: int, num_repeats: in
     random = replace(space, algorithm="random", starts=())
     for number in range(max(num_random, num_near)):
         if number < num_random:
-            yield propose(random, 0, number, ()), 0
+            yield propose(random, 0, number, ())[0], 0
         if number < num_near:
             yield mutate(bold, start, np.random.default_rng([10, number])), 0
 

@@ -81,7 +81,7 @@ class Proposals:
         self._genes: list[Genes] = []
 
     def suggest(self, trial: int) -> tuple[Genes, int]:
-        self._genes.append(propose(self._space, self._seed, trial, self._rows))
+        self._genes.append(propose(self._space, self._seed, trial, self._rows)[0])
         return self._genes[-1], self._land.epochs
 
     def report(self, trial: int, epoch: int, fitness: float) -> bool:

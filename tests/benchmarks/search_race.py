@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from ray_yolo.tune.evolution import Genes, Space
-from ray_yolo.tune.schedule import Outcome, Over, Schedule, Task, rungs_of
+from ray_yolo.tune.schedule import Chosen, Claimed, Line, Outcome, Schedule, Task, rungs_of
 from tests.benchmarks.search_landscapes import Landscape, noise_key
 
 START_SECONDS = 0.5  # of each training, also of one that continues
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
     truth: float  # of the chosen genes
     default: float  # truth of the default
-    over: Over | None = None  # what ours says
+    over: Claimed | None = None  # what ours says
     chosen: float = 0.0  # truth of the genes that ours compared with the default
     trials: int = 0
     late: float = 0.0  # share of the budget by which it ended late
@@ -76,13 +76,14 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
     if warmup is None:
         warmup = max((gene.high for gene in land.genes if gene.name == "warmup_epochs"), default=0.0)
     rungs = rungs_of(land.epochs, warmup, short=trainings * slots < 10)
-    schedule = make(space, 0, rungs, slots)
+    lines: list[Line] = []
+    schedule = make(space, 0, rungs, slots, write=lines.append)
     ends: list[tuple[float, Task]] = []
     free, trained, now = [0.0] * slots, dict[tuple[int, int], int](), 0.0
     while True:
         one_more = rungs[0] * land.epoch_seconds
         state = schedule.next(now + one_more + time_to_close(schedule.closing_work, slots, land) <= budget)
-        if isinstance(state, Over):
+        if isinstance(state, Claimed):
             break
         if isinstance(state, Task):
             begin = max(now, heapq.heappop(free))
@@ -95,8 +96,9 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
             now, task = heapq.heappop(ends)
             fitness = land.observe(task.genes, noise_key(seed, task.trial, task.seed), task.until)
             schedule.finish(task, Outcome(fitness=fitness))
+    chosen = next(line.trial for line in reversed(lines) if isinstance(line, Chosen))
     return Result(land.truth(schedule.genes[state.winner]), land.truth(land.start), state,
-                  land.truth(schedule.genes[state.chosen]), len(schedule.genes), now / budget - 1)
+                  land.truth(schedule.genes[chosen]), len(schedule.genes), now / budget - 1)
 
 
 def time_to_close(work: Sequence[float], slots: int, land: Landscape) -> float:

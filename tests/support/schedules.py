@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Ledger, Sweep
+from ray_yolo.tune.ledger import Begun, Ledger
 from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.search import Search
 
@@ -21,7 +22,13 @@ SPACE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "i
               ({"lr0": 0.01, "augment.close_mosaic": 5, "optimizer.name": "SGD"},), random_share=0.3)
 SEARCH = Search.model_validate({"scheduler": "ladder"})
 RESOLVED = Recipe(seed=3, epochs=EPOCHS, batch_size=16, microbatch=8, precision="fp32")
-SWEEP = Sweep(SPACE, SEARCH, Recipe(seed=3, epochs=EPOCHS), labels="0123")
+ASKED = Recipe(seed=3, epochs=EPOCHS)
+
+
+def sweep_of(labels: str = "0123", asked: Recipe = ASKED, **fields: Any) -> Begun:
+    """The sweep over a data set and a requested recipe, with other fields."""
+    return Begun(identity={"data set": labels, "base recipe": recipe_digest(asked)},
+                 **{"space": SPACE, "search": SEARCH, "recipe": RESOLVED, "rungs": RUNGS, "virtual_slots": 3, **fields})
 
 
 def outcome_of(task: Task) -> Outcome:
@@ -34,9 +41,9 @@ def outcome_of(task: Task) -> Outcome:
                    weights=f"{task.trial}-{task.seed}-{task.until}")
 
 
-def open_ledger(path: Path, virtual_slots: int = 3, sweep: Sweep = SWEEP) -> Ledger:
+def open_ledger(path: Path, virtual_slots: int = 3, **fields: Any) -> Ledger:
     """The ledger of the sweep, begun or continued."""
-    return Ledger(path, sweep, RESOLVED, RUNGS, virtual_slots)
+    return Ledger(path, sweep_of(virtual_slots=virtual_slots, **fields))
 
 
 def dispatcher_of(ledger: Ledger, trials: int, slots: int = 3,

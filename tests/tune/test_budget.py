@@ -18,7 +18,7 @@ from ray_yolo.tune.budget import (
     recorded_epoch_seconds,
     trained_spans,
 )
-from ray_yolo.tune.schedule import Over, Scheduled, Task
+from ray_yolo.tune.schedule import Claimed, Scheduled, Task
 from tests.support import run_log
 from tests.support.schedules import RESOLVED, open_ledger, outcome_of, run_sweep
 
@@ -48,7 +48,7 @@ def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float) -> f
     ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2)
     budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
     tasks: list[Task] = []
-    while not isinstance(reply := schedule.next(budget.explores), Over):
+    while not isinstance(reply := schedule.next(budget.explores), Claimed):
         if isinstance(reply, Task):
             tasks.append(reply)
             continue
@@ -116,12 +116,12 @@ def test_the_time_of_a_slot_is_that_of_its_workers() -> None:
     ("0123", "yolov5s", 16.0 / 3), ("4567", "yolov5s", None), ("0123", "yolov5n", None)])
 def test_the_time_of_an_epoch_is_known_from_trainings_of_the_same_model_and_data(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: str, model: str, found: float | None) -> None:
-    log = EventLog(tmp_path / "trial0" / "events.jsonl")
+    log = EventLog(tmp_path / "sweep" / "trials" / "trial0" / "events.jsonl")
     log.close()
     monkeypatch.setattr("ray_yolo.tune.budget.read_events", lambda path: training(labels, model))
     recipe: Recipe = RESOLVED.model_copy(update={"model": "/somewhere/yolov5s"})
-    assert recorded_epoch_seconds([tmp_path], recipe, "0123", 2) == found
-    assert recorded_epoch_seconds([], recipe, "0123", 2) is None
+    assert recorded_epoch_seconds(tmp_path, recipe, "0123", 2) == found
+    assert recorded_epoch_seconds(tmp_path / "other", recipe, "0123", 2) is None
 
 
 def test_a_start_says_what_it_will_do(tmp_path: Path) -> None:

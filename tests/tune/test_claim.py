@@ -76,12 +76,18 @@ def test_a_default_that_detects_nothing_is_beaten():
     assert judge([0.0, 0.0], [0.0, 0.0]) == judge([], [])
 
 
+@pytest.mark.parametrize("fitness", [[], [0.0], [0.0, 0.0]])
+def test_without_a_pair_above_0_nothing_is_compared(fitness):
+    """Such pairs are equal in the ledger, so one sentence is true of all of them."""
+    assert str(judge(fitness, fitness)) == (
+        "not compared with the default: no pair of trainings finished with a fitness above 0")
+
+
 def test_what_is_not_better_says_what_could_have_been_shown():
     claim = judge([0.6, 0.61], [0.6, 0.61])
     assert not claim.better
     assert str(claim) == f"not better than the default; 2 pairs could have shown {claim.detectable:.2g}"
     assert "; 1 pair could have shown " in str(judge([0.6], [0.6]))
-    assert str(judge([], [])) == "not compared with the default: no pair of trainings finished"
 
 
 def test_students_quantile():

@@ -150,7 +150,8 @@ def test_the_last_line_is_the_claim(tmp_path):
     (4, Claim(better=False, gain=0.02, margin=0.05, pairs=2, detectable=0.1),
      "trial 4 is not better than the default; 2 pairs could have shown 0.1; it is kept for its expected gain of 0.02"),
     (4, Claim(better=False),
-     "trial 4 is not compared with the default: no pair of trainings finished; it is kept because the default failed")])
+     "trial 4 is not compared with the default: no pair of trainings finished with a fitness above 0; it is kept "
+     "because the default failed")])
 def test_without_significance_it_says_which_one_is_kept_and_why(winner, claim, text):
     assert str(Claimed(winner=winner, claim=claim)) == text
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_yolo.tune import evolution
 from ray_yolo.tune.evolution import (
     Gene,
     Space,
@@ -18,8 +19,6 @@ from ray_yolo.tune.evolution import (
     mutate,
     nearest,
     parent_weights,
-    parents_of,
-    propose,
     screen,
 )
 
@@ -32,6 +31,14 @@ SPACE = Space(MIXED, (START,))
 KNOWN_CHILD = {'a': 0.25397, 'b': 3, 'c': 'x'}
 KNOWN_DRAW = {'a': 0.31011, 'b': 2, 'c': 'x'}
 ROWS = [TrialRow(n, {"a": 0.1 + 0.05 * n, "b": n, "c": "xyz"[n % 3]}, 0.1 * ((7 * n) % 11)) for n in range(9)]
+
+
+def propose(*given):
+    return evolution.propose(*given)[0]
+
+
+def parents_of(*given):
+    return evolution.propose(*given)[1]
 
 
 def rng(number):

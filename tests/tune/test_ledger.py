@@ -11,7 +11,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import read_lines
-from ray_yolo.tune.evolution import parents_of
+from ray_yolo.tune.evolution import propose as proposal
 from ray_yolo.tune.ledger import (
     Counted,
     Exploited,
@@ -19,19 +19,17 @@ from ray_yolo.tune.ledger import (
     Ledger,
     Proposed,
     Scheduled,
-    Sweep,
     claim_of,
-    folders_elsewhere,
-    known_outcomes,
     read_ledger,
     read_trials,
+    results_elsewhere,
     verify,
 )
 from ray_yolo.tune.schedule import Claimed, address
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Segment, best_trial, overlay, trained_recipe
 from ray_yolo.tune.verification import compare
-from tests.support.schedules import RESOLVED, RUNGS, SPACE, SWEEP, open_ledger, run_sweep
+from tests.support.schedules import RESOLVED, RUNGS, SEARCH, SPACE, open_ledger, run_sweep, sweep_of
 
 TRIALS = 12
 
@@ -106,7 +104,7 @@ class TestRows:
         lines = read_ledger(path)
         recorded = {line.trial: line.parents for line in lines if isinstance(line, Proposed)}
         assert recorded == {
-            line.trial: parents_of(SPACE, 3, line.trial, [trial.row for trial in read_trials(lines[:number]).values()])
+            line.trial: proposal(SPACE, 3, line.trial, [trial.row for trial in read_trials(lines[:number]).values()])[1]
             for number, line in enumerate(lines) if isinstance(line, Proposed)}
         assert any(recorded.values())
 
@@ -187,7 +185,8 @@ class TestFunction:
 class TestAddresses:
     def test_results_of_other_sweeps_of_the_project_are_known_by_genes_seed_and_recipe(self, tmp_path):
         ledger = run_sweep(tmp_path / "one" / "ledger.jsonl", TRIALS)
-        known = known_outcomes(tmp_path, "0123", tmp_path / "two" / "ledger.jsonl")
+        elsewhere = list(results_elsewhere(tmp_path, "0123", tmp_path / "two" / "ledger.jsonl"))
+        known = {key: outcome for key, _, outcome in elsewhere}
         counted = [line for line in ledger.lines if isinstance(line, Counted)]
         assert len(known) == len({(line.trial, line.seed, line.epochs) for line in counted}) > TRIALS
         for line in counted:
@@ -195,26 +194,26 @@ class TestAddresses:
             assert (outcome.fitness, outcome.weights) == (line.fitness, line.weights)
         for seed, name in ((3, "trial0"), (4, "trial0-seed4")):
             key = address(RESOLVED, ledger.trials[0].genes, seed), RUNGS[-1]
-            folders = folders_elsewhere(tmp_path, "0123", tmp_path / "two" / "ledger.jsonl", key)
+            folders = [folder for other, folder, _ in elsewhere if other == key]
             assert folders == [tmp_path / "one" / "trials" / name]
 
     def test_other_labels_and_the_own_ledger_are_left_out(self, tmp_path):
         run_sweep(tmp_path / "one" / "ledger.jsonl", 2)
-        assert known_outcomes(tmp_path, "other", tmp_path / "ledger.jsonl") == {}
-        assert known_outcomes(tmp_path, "0123", tmp_path / "one" / "ledger.jsonl") == {}
+        assert not list(results_elsewhere(tmp_path, "other", tmp_path / "ledger.jsonl"))
+        assert not list(results_elsewhere(tmp_path, "0123", tmp_path / "one" / "ledger.jsonl"))
         (tmp_path / "one" / "ledger.jsonl").write_text("no ledger")
-        assert known_outcomes(tmp_path, "0123", tmp_path / "ledger.jsonl") == {}
+        assert not list(results_elsewhere(tmp_path, "0123", tmp_path / "ledger.jsonl"))
 
 
-POPULATION = replace(SWEEP, search=Search.model_validate({"algorithm": "random", "scheduler": "pbt"}),
-                     space=replace(SPACE, algorithm="random"))
+POPULATION = {"search": Search.model_validate({"algorithm": "random", "scheduler": "pbt"}),
+              "space": replace(SPACE, algorithm="random")}
 
 
 class TestExploits:
     """Population based training has rows and lines of its own."""
 
     def test_a_fork_has_the_donors_past_and_its_own_genes(self, path):
-        ledger = open_ledger(path, sweep=POPULATION)
+        ledger = open_ledger(path, **POPULATION)
         donor, bad = ledger.propose(), ledger.propose()
         origin = Origin(0, 2, "/trials/trial0/weights/epoch1.pt", "ab")
         genes = {**donor.genes, "lr0": 0.05}
@@ -229,11 +228,11 @@ class TestExploits:
         assert [trial.state for trial in ledger.trials] == ["failed", "finished"]
         assert bad.number == 1
         ledger.close()
-        assert open_ledger(path, sweep=POPULATION).trials == ledger.trials
+        assert open_ledger(path, **POPULATION).trials == ledger.trials
         assert verify(read_ledger(path)) == []
 
     def test_a_fork_of_a_fork_has_the_past_of_the_folder_that_it_continues_from(self, path):
-        ledger = open_ledger(path, sweep=POPULATION)
+        ledger = open_ledger(path, **POPULATION)
         zero, one, _ = (ledger.propose().genes for _ in range(3))
         first, second, third = {**zero, "lr0": 0.03}, {**zero, "lr0": 0.04}, {**one, "lr0": 0.05}
         for trial, genes, origin in (
@@ -250,7 +249,7 @@ class TestExploits:
         assert verify(read_ledger(path)) == []
 
     def test_a_removed_proposal_or_fork_and_a_repeated_end_show(self, path):
-        ledger = open_ledger(path, sweep=POPULATION)
+        ledger = open_ledger(path, **POPULATION)
         genes = [ledger.propose().genes for _ in range(3)]
         for trial, folder in ((1, "trial0"), (2, "trial1-2")):
             origin = Origin(trial - 1, 2 * trial, f"/trials/{folder}/weights/epoch{2 * trial - 1}.pt", "ab")
@@ -268,7 +267,7 @@ class TestExploits:
         assert verify(lines) == []
 
     def test_an_altered_proposal_shows(self, path):
-        ledger = open_ledger(path, sweep=POPULATION)
+        ledger = open_ledger(path, **POPULATION)
         for _ in range(2):
             ledger.propose()
         ledger.close()
@@ -279,21 +278,22 @@ class TestExploits:
 
 class TestIdentity:
     @pytest.mark.parametrize(("other", "differs"), [
-        (replace(SWEEP, labels="4567"), "another data set"),
-        (replace(SWEEP, recipe=Recipe(seed=4)), "another base recipe"),
-        (replace(SWEEP, space=replace(SPACE, algorithm="random")), "another search space"),
-        (replace(SWEEP, search=Search()), "another search settings"),
-        (Sweep(SPACE, Search(), Recipe(), "4567"), "search settings and another data set and another base recipe")])
+        (sweep_of("4567"), "another data set"),
+        (sweep_of(asked=Recipe(seed=4)), "another base recipe"),
+        (sweep_of(space=replace(SPACE, algorithm="random")), "another search space"),
+        (sweep_of(search=Search()), "another search settings"),
+        (sweep_of("4567", Recipe(), search=Search()),
+         "search settings and another data set and another base recipe")])
     def test_another_sweep_is_refused_and_nothing_changes(self, path, other, differs):
         run_sweep(path, 1)
         before = path.read_bytes()
         with pytest.raises(InputError, match=differs):
-            Ledger(path, other, RESOLVED, RUNGS)
+            Ledger(path, other)
         assert path.read_bytes() == before
 
     def test_rungs_slots_and_resolved_recipe_are_those_of_the_first_start(self, path):
         run_sweep(path, 1)
-        begun = Ledger(path, SWEEP, Recipe(), (1, 2), 7).begun
+        begun = Ledger(path, sweep_of(recipe=Recipe(), rungs=(1, 2), virtual_slots=7)).begun
         assert (begun.rungs, begun.virtual_slots, begun.recipe) == (RUNGS, 3, RESOLVED)
 
     def test_settings_that_were_added_with_a_default_leave_older_ledgers_valid(self, path):
@@ -308,8 +308,8 @@ class TestIdentity:
         rewrite(path, without)
         assert (len(run_sweep(path, 4).trials), verify(read_ledger(path))) == (4, [])
         with pytest.raises(InputError, match="another search space and another search settings;"):
-            open_ledger(path, sweep=replace(SWEEP, space=replace(SPACE, random_first=1),
-                                            search=SWEEP.search.model_copy(update={"random_share": 0.5})))
+            open_ledger(path, space=replace(SPACE, random_first=1),
+                        search=SEARCH.model_copy(update={"random_share": 0.5}))
 
     @pytest.mark.parametrize(("change", "message"), [
         ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 5}, "written by a later ray_yolo"),

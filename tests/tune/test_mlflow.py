@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.tune.claim import Claim
-from ray_yolo.tune.mlflow import Status, SweepRun, deliver, sweep_run
+from ray_yolo.tune.mlflow import Status, SweepRun, deliver, table
 from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep
@@ -34,7 +34,12 @@ def trained(number: int, fitness: float, folder: Path, client: MlflowClient) -> 
 
 
 def sweep_run_of(tmp_path: Path, status: Status, *trials: Trial) -> SweepRun:
-    return sweep_run(make_sweep(tmp_path, trials=2), trials, status)
+    return SweepRun(make_sweep(tmp_path, trials=2), trials, status)
+
+
+def values(run: SweepRun, key: str) -> dict[int, float]:
+    """The points of a metric by step."""
+    return {point.epoch: point.value for point in run.plan(Path("evolve/exp")).points if point.key == key}
 
 
 def track(tmp_path: Path, status: Status = "RUNNING", *trials: Trial) -> str:
@@ -48,27 +53,28 @@ def test_what_it_should_hold_follows_from_the_rows_alone(tmp_path: Path) -> None
     rows = [replace(new_trial(0, {}), state="finished", fitness=0.5), replace(new_trial(1, {}), state="failed"),
             replace(new_trial(2, {}), state="running"), replace(new_trial(3, {}), state="finished", fitness=0.75)]
     running, stopped, ended = (sweep_run_of(tmp_path, status, *rows) for status in ("RUNNING", "KILLED", "FINISHED"))
-    assert running.fitness == stopped.fitness == ended.fitness == {0: 0.5, 3: 0.75}
-    assert [held.best for held in (running, stopped, ended)] == [None, None, 3]
-    assert [held.stopped for held in (running, stopped)] == [(), (2,)]
-    assert (running.params["sweep.trials"], running.params["epochs"]) == ("2", "1")
+    assert [values(held, "fitness") for held in (running, stopped, ended)] == [{0: 0.5, 3: 0.75}] * 3
+    assert [held.best for held in (running, stopped, ended)] == [None, None, rows[3]]
+    assert [held.stopped for held in (running, stopped)] == [[], [rows[2]]]
+    params = running.plan(tmp_path).params
+    assert (params["sweep.trials"], params["epochs"]) == ("2", "1")
 
 
 def test_a_paused_trial_is_listed_below_those_that_were_trained_further(tmp_path: Path) -> None:
     rows = [replace(new_trial(number, {}), state="paused", fitness=fitness, epochs=epochs)
             for number, (fitness, epochs) in enumerate([(0.9, 1), (0.5, 3), (0.6, 3), (0.8, 2)])]
     run = sweep_run_of(tmp_path, "RUNNING", *rows)
-    assert run.listed == (2, 1, 3, 0)
-    assert run.best_fitness == {0: 0.9, 1: 0.5, 2: 0.6, 3: 0.6}
-    assert [line.split()[1] for line in run.table.splitlines()[2:]] == ["trial2", "trial1", "trial3", "trial0"]
+    assert [trial.number for trial in run.listed] == [2, 1, 3, 0]
+    assert values(run, "best_fitness") == {0: 0.9, 1: 0.5, 2: 0.6, 3: 0.6}
+    assert [line.split()[1] for line in table(run.listed).splitlines()[2:]] == ["trial2", "trial1", "trial3", "trial0"]
 
 
 def test_the_winner_is_that_of_the_claim(tmp_path: Path, client: MlflowClient) -> None:
     folder, parent = tmp_path / "exp", track(tmp_path)
     trials = [trained(0, 0.5, folder, client), trained(1, 0.75, folder, client)]
     claim = Claimed(winner=0, claim=Claim(better=False, gain=0.125, margin=0.5, pairs=3, detectable=0.5))
-    run = sweep_run(make_sweep(tmp_path, trials=2), trials, "FINISHED", claim)
-    assert run.best == 0
+    run = SweepRun(make_sweep(tmp_path, trials=2), trials, "FINISHED", claim)
+    assert run.best == trials[0]
     deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", run)
     tags = client.get_run(parent).data.tags
     assert tags["ray_yolo.claim"] == (
@@ -137,7 +143,7 @@ def test_the_best_trials_weights_get_the_name_once_the_sweep_has_finished(
     trials, config = [trained(n, n / 4, folder, client) for n in range(2)], make_sweep(tmp_path, trials=2)
     named = config.model_copy(update={"placement": config.placement.model_copy(update={"registered_name": "birds"})})
     for status in ("RUNNING", "KILLED", "FINISHED"):
-        assert deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", sweep_run(named, trials, status)) == parent
+        assert deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", SweepRun(named, trials, status)) == parent
     best = json.loads((folder / "trials" / "trial1" / "mlflow.json").read_text())["run_id"]
     assert asked == [(folder, f"sqlite:///{tmp_path}/mlflow.db", best, "birds")]
     assert ("did not receive the end of the sweep: the registry is full" in caplog.text) == bool(fault)

@@ -16,7 +16,7 @@ from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.events import RunEvent, StartEvent, StepEvent
 from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork, run_folder
+from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork
 from ray_yolo.tune.trials import Origin
 from tests.support import run_log
 from tests.support.checkpoints import newest
@@ -37,8 +37,8 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def origin_of(trials: Path, epoch: int, folder: str = "trial0") -> Origin:
-    weights = trials / folder / "weights" / f"epoch{epoch - 1}.pt"
-    return Origin(0, epoch, str(weights), json.loads(weights.with_suffix(".json").read_text())["sha256"])
+    weights, number = trials / folder / "weights" / f"epoch{epoch - 1}.pt", int(folder[len("trial")])
+    return Origin(number, epoch, str(weights), json.loads(weights.with_suffix(".json").read_text())["sha256"])
 
 
 def go_on(trials: Path, name: str) -> dict[str, Any]:
@@ -112,10 +112,10 @@ def test_the_same_order_twice_is_one_fork(trials: Path) -> None:
 
 def test_a_fork_that_was_cut_off_is_made_again(trials: Path) -> None:
     origin = origin_of(trials, 3)
-    folder = trials / open_fork(trials, 0, origin, {"lr0": 4e-4})
+    folder = trials / open_fork(trials, 1, origin, {"lr0": 4e-4})
     (folder / "run.json").unlink()
     (folder / "rest").touch()
-    assert trials / open_fork(trials, 0, origin, {"lr0": 4e-4}) == folder
+    assert trials / open_fork(trials, 1, origin, {"lr0": 4e-4}) == folder
     assert not (folder / "rest").exists()
 
 
@@ -128,11 +128,11 @@ def test_a_file_that_is_not_the_one_that_was_meant_is_refused(trials: Path) -> N
 
 def test_a_trial_that_was_only_paused_goes_on_in_its_own_folder(trials: Path) -> None:
     genes, origin = {"lr0": 5e-4}, origin_of(trials, 2)
-    fork_trial = run_folder(trials, 1, origin, None, genes)
+    fork_trial = open_fork(trials, 1, origin, genes)
     own = replace(origin, trial=1, state=str(trials / fork_trial / "weights" / "epoch3.pt"))
-    assert run_folder(trials, 1, own, None, genes) == fork_trial
-    assert run_folder(trials, 1, None, asdict(origin), genes) == fork_trial  # after a restart of the sweep
-    assert run_folder(trials, 1, None, None, genes) == "trial1"
+    assert open_fork(trials, 1, own, genes) == fork_trial
+    assert open_fork(trials, 1, Origin(**asdict(origin)), genes) == fork_trial  # after a restart of the sweep
+    assert open_fork(trials, 1, None, genes) == "trial1"
 
 
 def test_others_go_on_from_checkpoints_whose_manifests_are_there(tmp_path: Path) -> None:

@@ -16,25 +16,26 @@ METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
 
 class TestFitness:
     def test_it_is_yolov5s_by_default(self):
-        assert Search().fitness(METRICS) == pytest.approx(0.1 * 0.4 + 0.9 * 0.2)
+        assert Search().recipe_objective.fitness(METRICS) == pytest.approx(0.1 * 0.4 + 0.9 * 0.2)
 
     def test_trials_have_the_same_objective(self):
         search = Search(objective={"recall": 2.0, "mAP50-95": 1.0})
         assert search.recipe_objective == ObjectiveConfig(precision=0.0, recall=2.0, map50=0.0, map50_95=1.0)
-        assert search.recipe_objective.fitness(METRICS) == search.fitness(METRICS) == 2 * 0.25 + 0.2
+        assert search.recipe_objective.fitness(METRICS) == 2 * 0.25 + 0.2
         assert Search().recipe_objective == ObjectiveConfig() == Recipe().objective
 
     def test_weights_replace_the_default_ones(self):
-        assert Search(objective={"recall": 1.0}).fitness(METRICS) == 0.25
+        assert Search(objective={"recall": 1.0}).recipe_objective.fitness(METRICS) == 0.25
 
     @pytest.mark.parametrize("value", [None, math.nan, math.inf])
     def test_what_was_not_measured_is_no_zero(self, value):
-        assert Search().fitness({**METRICS, "mAP50": value}) is None
-        assert Search().fitness({"mAP50": 0.4}) is None
-        assert Search().fitness(None) is None
+        assert Search().recipe_objective.fitness({**METRICS, "mAP50": value}) is None
+        assert Search().recipe_objective.fitness({"mAP50": 0.4}) is None
+        assert Search().recipe_objective.fitness(None) is None
 
     def test_what_has_no_weight_need_not_be_measured(self):
-        assert Search(objective={"mAP50": 0.5, "recall": 0.0}).fitness({"mAP50": 0.4, "recall": math.nan}) == 0.2
+        objective = Search(objective={"mAP50": 0.5, "recall": 0.0}).recipe_objective
+        assert objective.fitness({"mAP50": 0.4, "recall": math.nan}) == 0.2
 
 
 class TestSchedulers:
@@ -56,17 +57,6 @@ class TestSchedulers:
 def test_a_sweep_has_so_many_trials_or_as_many_as_fit_into_its_hours():
     for settings, trials in (({}, 300), ({"trials": 7}, 7), ({"hours": 8}, 100_000), ({"hours": 8, "trials": 7}, 7)):
         assert SweepConfig(**settings).most_trials == trials, settings
-
-
-class TestRandomFirst:
-    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self):
-        for trials, warned in ((1, False), (2, True), (21, True), (22, False)):
-            warning = Search(random_first=20).random_warning(trials, starts=1)
-            assert (warning is not None) == warned, trials
-            assert warning is None or f"all {trials} trials" in warning, trials
-
-    def test_other_algorithms_have_no_children(self):
-        assert Search(algorithm="random", random_first=20).random_warning(5, starts=1) is None
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "none"])

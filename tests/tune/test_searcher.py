@@ -6,7 +6,7 @@ import io
 import json
 import random
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,19 +22,19 @@ from ray_yolo.runs.folders import is_held, lock_file
 from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Ledger, read_ledger, verify
-from ray_yolo.tune.schedule import Counted, Failed
+from ray_yolo.tune.ledger import read_ledger, verify
+from ray_yolo.tune.schedule import Counted, Failed, Outcome
 from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.searcher import (
-    LadderCallback,
     LadderScheduler,
     PopulationCallback,
+    SweepCallback,
     TaskSearcher,
     _clipped,
     build_pbt,
 )
 from ray_yolo.tune.verification import compare
-from tests.support.schedules import RESOLVED, SPACE, SWEEP, dispatcher_of, open_ledger, outcome_of, run_sweep
+from tests.support.schedules import RESOLVED, dispatcher_of, open_ledger, outcome_of, run_sweep
 
 
 def report(epoch: int, fitness: float | None) -> dict[str, Any]:
@@ -72,8 +72,9 @@ class Tune:
         self.scheduler = LadderScheduler(self.dispatcher, lambda *pair: self.measured.append(pair), lambda genes: 2.0,
                                          slots=5, is_complete=lambda name: name not in self.incomplete)
         self.searcher = TaskSearcher(self.dispatcher, self.scheduler)
-        self.callback = LadderCallback(self.ledger, SweepDisplay(self.said), self.dispatcher, self.scheduler,
-                                       drops=drops, each_step=lambda: None)
+        self.callback = SweepCallback(
+            self.ledger, SweepDisplay(self.said), drops=drops, stop=self.scheduler.close,
+            fail=lambda name, reason: self.dispatcher.finish(name, Outcome(reason=reason)))
         self.trials: list[TuneTrial] = []
         self.pausing: list[TuneTrial] = []
         self.is_finished = False
@@ -268,9 +269,9 @@ class TestPopulation:
         ({"failed": "TrainingError: the loss stays non-finite"}, "failed", "TrainingError: the loss stays non-finite"),
         ({}, "failed", "it ended before its first validation")])
     def test_the_last_report_decides(self, tmp_path: Path, result: dict[str, Any], state: str, reason: str) -> None:
-        sweep = replace(SWEEP, search=Search(algorithm="random", scheduler=Pbt()), space=SPACE)
-        ledger = Ledger(tmp_path / "ledger.jsonl", sweep, RESOLVED.model_copy(update={"epochs": 4}))
-        callback = PopulationCallback(ledger, SweepDisplay(io.StringIO()), drops=False)
+        ledger = open_ledger(tmp_path / "ledger.jsonl", search=Search(algorithm="random", scheduler=Pbt()),
+                             recipe=RESOLVED.model_copy(update={"epochs": 4}), rungs=(4,))
+        callback = PopulationCallback(ledger, SweepDisplay(io.StringIO()))
         ledger.propose()
         callback.on_trial_complete(0, [], TuneTrial({"trial": "trial0"}, "id0", last_result=result))
         row = ledger.trials[0]

@@ -14,9 +14,9 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
-from ray_yolo.tune.schedule import Counted, Outcome, Over, Proposed, Schedule, Task
+from ray_yolo.tune.schedule import Claimed, Counted, Outcome, Proposed, Schedule, Task
 from ray_yolo.tune.search import Ladder, SweepConfig
-from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space
+from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space, warnings
 from ray_yolo.tune.trials import overlay, recipe_value, train_command
 
 SPACES = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
@@ -67,7 +67,7 @@ class TestForms:
     def test_trial_zero_is_the_recipe_moved_into_the_space(self):
         data = {"lr0": [0.02, 0.1], "scale": [0.1, 0.9], "optimizer.name": {"type": "choice", "values": ["AdamW"]}}
         space = read_space(data, Recipe()).space
-        assert propose(space, 0, 0, []) == {"lr0": 0.02, "scale": 0.5, "optimizer.name": "AdamW"}
+        assert propose(space, 0, 0, [])[0] == {"lr0": 0.02, "scale": 0.5, "optimizer.name": "AdamW"}
 
 
 class TestFiles:
@@ -76,7 +76,7 @@ class TestFiles:
         base = Recipe(epochs=30)
         space = load_space(path, base).space
         for k in range(40):
-            overlay(base, propose(space, 0, k, []))
+            overlay(base, propose(space, 0, k, [])[0])
 
     @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
     def test_a_shipped_space_says_how_it_is_run(self, path):
@@ -171,7 +171,7 @@ def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
     base, space = accepted
     resolved, rows = resolve(base, 1, gpu=False), []
     for number in range(min(16, grid_size(space.genes) if space.algorithm == "grid" else 16)):
-        genes = propose(space, seed, number, rows)
+        genes, _ = propose(space, seed, number, rows)
         recipe = overlay(resolved, genes)
         rows.append(TrialRow(number, genes, (number * 7 % 11) / 10, number % 3))
     assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
@@ -185,7 +185,7 @@ def test_every_trial_of_the_default_algorithm_is_a_valid_recipe_whose_fitness_co
     resolved, lines = resolve(base, 1, gpu=False), []
     schedule = Schedule(space, seed, (3, 9), slots, write=lines.append)
     tasks = []
-    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), Over):
+    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), Claimed):
         if isinstance(reply, Task):
             tasks.append(reply)
             continue
@@ -325,12 +325,25 @@ def test_a_mapping_without_a_file_says_space():
 
 class TestWarnings:
     def test_genes_that_cannot_evolve_are_named(self):
-        (warning,) = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
-                                Recipe()).warnings
+        space = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
+                           Recipe()).space
+        (warning,) = warnings(space, 300)
         assert warning.startswith("evolve: degrees start at 0 and stay at 0")
 
     def test_random_search_moves_them(self):
-        assert read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).warnings == ()
+        space = read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).space
+        assert not list(warnings(space, 300))
+
+    @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
+    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
+        space = read_space({"search": {"random_first": 20}, "lr0": [0.001, 0.1]}, Recipe()).space
+        found = list(warnings(space, trials))
+        assert len(found) == warned
+        assert not found or f"all {trials} trials" in found[0]
+
+    def test_other_algorithms_have_no_children(self):
+        search = {"algorithm": "random", "random_first": 20}
+        assert not list(warnings(read_space({"search": search, "lr0": [0.001, 0.1]}, Recipe()).space, 5))
 
 
 def test_every_gene_of_yolov5_can_be_searched():

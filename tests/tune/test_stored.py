@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,12 @@ from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
-from ray_yolo.tune.mlflow import _child, sweep_run
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
+from ray_yolo.tune.mlflow import _child
 from ray_yolo.tune.schedule import Counted, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import train_task
+from ray_yolo.tune.trials import new_trial
 from ray_yolo.tune.verification import compare
 from tests.support import checkpoints, run_log
 from tests.support.processes import kill, on_machine
@@ -45,7 +45,8 @@ from tests.tune.test_sweep_kill import RECIPE as LEARNS
 from tests.tune.test_sweep_kill import SPACE as GENES
 
 RECIPE = Recipe(epochs=2)
-SWEEP = Sweep(Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},)), Search(), RECIPE, "0")
+SWEEP = Begun(identity={"data set": "0", "base recipe": "0"}, search=Search(), recipe=RECIPE, rungs=(2,),
+              space=Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},)), virtual_slots=1)
 TRIALS = 4
 Start = Callable[..., tuple[Run, Ledger]]
 
@@ -69,7 +70,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         run = find_run(RECIPE, where, lambda folder: False) or begin_run(
             where, SweepRecord(digest=recipe_digest(RECIPE), space="quick", trials=3))
         opened.append(run)
-        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, stored=run.remote)
+        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, run.remote)
 
     yield start
     for run in opened:
@@ -158,7 +159,7 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     again, ledger = start("two")
     config = make_sweep(tmp_path)
     placement = config.placement.model_copy(update={"storage_path": f"file://{tmp_path}/bucket"})
-    payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
+    payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder, None)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(ray.tune, "report", reports.append)
@@ -185,8 +186,7 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
         keep_best(again.folder, [again.folder / "trials" / f"trial{number}"])
         assert checkpoints.value(again.folder / "weights" / "best.pt") == number
     bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
-    tracked = replace(sweep_run(make_sweep(tmp_path), ledger.trials, "RUNNING"), folders=("trial0", "trial1"))
-    assert [_child(again.folder, tracked, number) for number in range(2)] == [None, "its"]
+    assert [_child(again.folder, new_trial(number, {})) for number in range(2)] == [None, "its"]
 
 
 def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start, bucket: FolderStore) -> None:

@@ -79,7 +79,7 @@ class Trained:
     @property
     def payload(self) -> dict[str, Any]:
         return {"recipe": self.recipe.model_dump(mode="json"), "link": {}, "cache": "",
-                "placement": self.placement, "search": SEARCH.model_dump(mode="json")}
+                "placement": self.placement}
 
 
 @pytest.fixture
@@ -179,8 +179,9 @@ class TestTask:
 
     @pytest.mark.parametrize("error", [LostWorkersError("gone"), KeyboardInterrupt()])
     def test_another_failure_ends_the_process_so_that_the_task_starts_again(
-            self, trained: Trained, error: Exception) -> None:
+            self, trained: Trained, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         trained.error = error
+        monkeypatch.setattr(trial, "_PATIENCE_SECONDS", 0.1)
         with pytest.raises(TrainingError):
             trained.train_task(3)
         assert not [report for report in trained.reports if "outcome" in report]

@@ -23,10 +23,10 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
 from ray_yolo.tune.schedule import Claimed, Counted, Failed, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
-from ray_yolo.tune.trial import trial_config
+from ray_yolo.tune.trial import task_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
 from ray_yolo.tune.tuner import search
 from ray_yolo.tune.verification import compare
@@ -346,10 +346,11 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
     def trained_by(recipe: dict[str, str]) -> RunConfig:
         asked = config.recipe.model_copy(update=recipe)
         decided = resolve_recipe(asked, config.placement, make_index(tmp_path / "images", 1), 0)
-        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Sweep(Space((), ()), Search(), asked, ""), decided)
+        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Begun(
+            identity={}, space=Space((), ()), search=Search(), recipe=decided, rungs=(1,), virtual_slots=1))
         requested = config.model_copy(update={"recipe": asked})
-        payload = tuner._payload(requested, ledger, tmp_path / "sweep", Search(), None)
-        return trial_config(payload, 0, {})
+        payload = tuner._payload(requested, ledger, tmp_path / "sweep", None)
+        return task_config(payload, {"trial": "trial0", "genes": {}, "seed": 0, "until": 1})
 
     trial = trained_by({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
     assert [trial.recipe.data, trial.recipe.model, trial.recipe.weights, trial.placement.callbacks] == [
