@@ -287,7 +287,7 @@ MUTATIONS = (
         WRITER,
     ),
     Mutation("runs/run_dir.py", "    if other:\n", "    if False:\n", "runs/test_run_dir.py"),
-    Mutation("runs/run_dir.py", 'if path != "data" and value', "if value", "runs/test_run_dir.py"),
+    Mutation("runs/run_dir.py", 'exclude={"data"}, ', "", "runs/test_run_dir.py"),
     Mutation(
         "runs/run_dir.py",
         "if labels is None or not isinstance(record, RunRecord):",
