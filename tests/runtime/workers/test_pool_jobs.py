@@ -17,9 +17,10 @@ import pytest
 import ray
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.events import StartEvent, StepEvent, WorkerEvent
+from ray_yolo.core.events import StartEvent
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.status import read_members
 from ray_yolo.runtime.workers import pool_jobs, worker
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
@@ -32,37 +33,32 @@ JOINING = Heartbeat("joining", 0, 0.0, 30.0)
 
 
 def workers_at(trial: Path, least_steps: int) -> list[int]:
-    """The processes that train a trial, once they have taken some steps; none before that and after its end."""
-    events = read_events(trial / EVENTS_FILE) if (trial / EVENTS_FILE).exists() else []
-    if (trial / "finished").exists() or len(only(StepEvent, events)) < least_steps:
-        return []
-    pids = {event.worker: event.pid for event in only(WorkerEvent, events)}
-    return [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
+    """The processes that train a trial now and have taken some steps. Others may have left it for another trial."""
+    return [member.pid for member in read_members(trial) or () if member.step >= least_steps]
 
 
-def churn(trials: Path, hits: dict[str, Callable[[list[int]], None]], done: list[str]) -> None:
+def churn(trials: Path, hits: dict[str, Callable[[Path, list[int]], None]], done: list[str]) -> None:
     """Hit each of these trials once while it is trained."""
     while len(done) < len(hits):
         for name in hits.keys() - set(done):
             if len(pids := workers_at(trials / name, 10)) >= 2:
-                hits[name](pids)
+                hits[name](trials / name, pids)
                 done.append(name)
         time.sleep(0.02)
 
 
-def kill_one(pids: list[int]) -> None:
+def kill_one(trial: Path, pids: list[int]) -> None:
     os.kill(pids[0], signal.SIGKILL)
 
 
-def kill_all(pids: list[int]) -> None:
+def kill_all(trial: Path, pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
-def kill_a_trials_process(pids: list[int]) -> None:
-    """One of those that Tune has started."""
-    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"ImplicitFunc" in path.read_bytes()]
-    os.kill(int(found[0].parent.name), signal.SIGKILL)
+def kill_a_trials_process(trial: Path, pids: list[int]) -> None:
+    """The one that Tune has started for it; it holds the run folder's lock."""
+    os.kill(int((trial / ".lock").read_text().split()[1]), signal.SIGKILL)
 
 
 class LocalQueue:
