@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ray_yolo.core.formatting import format_count
 
-NOISE, CORRELATION = 0.1, 0.0  # of one training, as a share of its fitness; between two recipes on one seed
+NOISE = 0.1  # of one training, as a share of its fitness; that of two recipes on one seed is not correlated
 PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
 DOUBT = 1.5  # standard deviations of the exploration that are subtracted
 
@@ -57,7 +57,7 @@ def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[f
         return Claim(better=False)
     ours, theirs = float(np.mean(candidate)), float(np.mean(default))
     share, freedom = _noise(candidate, [*default, *more], noise)
-    error = share * math.sqrt((ours**2 + theirs**2 - 2 * CORRELATION * ours * theirs) / pairs)
+    error = share * math.sqrt((ours**2 + theirs**2) / pairs)
     shown, detectable = ours - theirs, student(freedom) * error
     gain, margin = shown, detectable
     if expected:
