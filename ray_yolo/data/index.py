@@ -13,11 +13,12 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
 from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.data import index_cache
-from ray_yolo.data.dataset_yaml import DatasetDescription
+from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, check_image
 from ray_yolo.data.label_files import LabelSources
@@ -60,6 +61,27 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         return index
     return replace(index, classes=np.zeros_like(index.classes), names=("item",),
                    crowds=index.crowds * (np.arange(7) != 1))
+
+
+def read_splits(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
+    """The data set of a recipe: its description, and the labels of all its training and validation images.
+
+    Raises:
+        DatasetError: if it cannot be read as described.
+    """
+    description = read_description(recipe.data)
+    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
+                  for split in ("train", "val"))
+    return description, train, val
+
+
+def chosen_by(recipe: Recipe, train: AnnotationIndex, val: AnnotationIndex) -> tuple[AnnotationIndex, AnnotationIndex]:
+    """The part of `read_splits` that a recipe trains with: some classes, a fraction of the training images."""
+    if recipe.classes is not None:
+        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
+    if recipe.fraction < 1:
+        train = sample_images(train, recipe.fraction, recipe.seed)
+    return train, val
 
 
 def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIndex:

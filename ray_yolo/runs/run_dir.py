@@ -90,7 +90,7 @@ class Run:
             self.remote.release()
         if not self.lock.closed:
             with suppress(OSError):
-                self.lock.truncate(0)  # see `was_abandoned`
+                self.lock.truncate(0)  # it named this process
         self.lock.close()
 
 

@@ -33,15 +33,8 @@ from ray_yolo.core.errors import ConfigError, DatasetError
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import (
-    label_sizes,
-    only_classes,
-    read_index,
-    refuse_count_from_one,
-    require_boxes,
-    sample_images,
-)
+from ray_yolo.data.dataset_yaml import DatasetDescription
+from ray_yolo.data.index import chosen_by, label_sizes, read_splits, refuse_count_from_one, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
@@ -73,15 +66,10 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     Findings about the description are among those of the training labels. Raises a DatasetError if the data set cannot
     be read as described, or has nothing to train on.
     """
-    description = read_description(recipe.data)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
-                  for split in ("train", "val"))
+    description, train, val = read_splits(recipe)
     refuse_count_from_one(train, description)
-    if recipe.classes is not None:
-        check_classes(recipe.classes, train.names)
-        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
-    if recipe.fraction < 1:
-        train = sample_images(train, recipe.fraction, recipe.seed)
+    check_classes(recipe.classes, train.names)
+    train, val = chosen_by(recipe, train, val)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")

@@ -66,19 +66,16 @@ class RunPlan:
     points: Sequence[Point] = ()
     status: str = "RUNNING"
     end_ms: int | None = None  # None while it is running
-    artifacts: Sequence[str] = ()  # glob patterns of files; they are final at the end of the run
-    version: str = ""  # of these files, different for each end; '': unknown
+    artifacts: Sequence[str] = ()  # glob patterns of files, delivered after the end of the run
 
 
-def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Mapping[str, str] | None = None
-             ) -> RunPlan | None:
+def plan_run(events: Sequence[Event], parent_run_id: str | None = None) -> RunPlan | None:
     """The plan of a training from its log so far; None before its first `run` event.
 
     Parameters come from the first `run` event, since MLflow cannot change them; the command comes from the last one.
 
     Args:
         parent_run_id: the MLflow run of the training's sweep. Weights are left out then: the sweep has the best ones.
-        tags: further tags.
     """
     run_events = [event for event in events if isinstance(event, RunEvent)]
     if not run_events:
@@ -94,13 +91,12 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         experiment=Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params=flat_params({**run.recipe, "placement": run.placement}),
-        tags={**_tags(run, starts, measure_goodput(events), parent_run_id), **(tags or {})},
+        tags=_tags(run, starts, measure_goodput(events), parent_run_id),
         data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
         artifacts=[pattern for pattern in ARTIFACTS if not (parent_run_id and pattern.startswith("weights/"))],
-        version=str(last.seq),
     )
 
 
