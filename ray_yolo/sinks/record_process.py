@@ -69,6 +69,8 @@ class RecordProcess:
         while True:
             self.keep_running()
             self._send_end()
+            if self._process is not None:  # on a busy machine it may not even have begun
+                set_priority(self._process.pid, "SCHED_OTHER", 0)
             if not self.is_running:
                 self._read()
                 break
