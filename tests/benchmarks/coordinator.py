@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     ray.get(coordinator.present.remote())
 
     def train_listed() -> dict[str, float]:
-        members = RendezvousClient(coordinator, 0, parts.context.activity, parts.host.device, 60.0, print,
+        members = RendezvousClient(coordinator, 0, parts.context.activity, parts.context.device, 60.0, print,
                                 lambda: False, alone=True)
         members.join(None)
         try:
