@@ -240,11 +240,12 @@ class Session:
                                    path=str(self.spec.run_dir / "checkpoints" / f"step-{step}")))
 
     def close(self) -> None:
-        """Wait until everything is on storage, and release all resources outside of memory."""
+        """Wait until everything is on storage, and release all resources, also those that DDP keeps in memory."""
         with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
             self._await_saver()
         for store in self.components.stores:
             store.close()
+        release_process_group(self.components)  # DDP's native hook would keep the model until this process ends
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Log a step, and save if a save inside the epoch is due. `after_epoch` saves the epoch's last step."""

@@ -62,7 +62,7 @@ def test_few_own_frames_lie_between_fit_and_backward(tmp_path: Path, frames: lis
 def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker's function can be called in this process, without Ray and without lasting effects."""
     monkeypatch.setattr(worker, "from_payload", lambda spec: spec)
-    monkeypatch.setattr(worker, "note_sigterm", lambda: None)
+    monkeypatch.setattr(worker, "prepare_process", lambda: None)
     monkeypatch.setattr(worker, "undo_niceness", lambda: True)
     monkeypatch.setattr(worker.ray, "get_runtime_context",
                         lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []}))

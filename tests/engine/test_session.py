@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import writer
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
+from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError, release_frames
 from ray_yolo.core.events import (
     CheckpointEvent,
     EndEvent,
@@ -47,6 +47,7 @@ from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
+from ray_yolo.models.detector import Detector
 from tests.support import run_log
 from tests.support.jobs import TINY, make_spec
 from tests.support.workers import run_workers, wrap_model
@@ -1113,3 +1114,47 @@ def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
     after = made.components.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert sum(event.skipped for event in run_log.only(StepEvent, events)) == 10
+
+
+def diverging_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    loss, terms = FORWARD(*args)
+    return loss * float("nan"), terms * float("nan")
+
+
+FORWARD = loop.forward
+
+
+def living(least_numbers: int = 1000) -> list[int]:
+    """The models, and the tensors of at least `least_numbers` numbers, that this process holds."""
+    gc.unfreeze()  # a frozen object is not among those that can be listed
+    gc.collect()
+    kinds = [type(each) for each in gc.get_objects()]
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
+    return [kinds.count(Detector), sum(tensor.numel() >= least_numbers for tensor in tensors)]
+
+
+def train_one_after_another(collectives: Collectives, specs: list[TrainSpec]) -> list[list[int]]:
+    """What is alive after each of these trainings; every second one diverges."""
+    alive = []
+    for number, spec in enumerate(specs):
+        with pytest.MonkeyPatch.context() as patch:
+            if number % 2:
+                patch.setattr(loop, "forward", diverging_forward)
+            try:
+                train(collectives, spec, Placement(nosave=True))
+            except TrainingError as error:
+                assert number % 2  # noqa: PT017
+                release_frames(error)
+        alive.append(living())
+    return alive
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_no_model_stays_after_ten_trainings_that_end_and_diverge(tmp_path: Path, num_workers: int) -> None:
+    specs = [make_spec(tmp_path / str(number), epochs=1 + 3 * (number % 2)) for number in range(10)]
+    for alive in run_workers(num_workers, train_one_after_another, specs):
+        assert [models for models, _ in alive] == [alive[0][0]] * 10
+        assert max(tensors for _, tensors in alive) <= alive[0][1]
+    if num_workers > 1:
+        assert alive[0][0] == 0  # here a process of its own, without models of other tests

@@ -36,7 +36,7 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import rendezvous, torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
-from ray_yolo.runtime.workers.worker import note_sigterm
+from ray_yolo.runtime.workers.worker import prepare_process
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
 
@@ -75,7 +75,7 @@ def test_ray_replaces_in_place_and_forms_no_group() -> None:
         assert hook(backend(), None, None) is None  # the worker group is not touched
     executed: list[Any] = []
     backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
-    assert executed == [note_sigterm]  # in the main thread of each worker
+    assert executed == [prepare_process]  # in the main thread of each worker
 
 
 def policy_of(folder: Path) -> FailurePolicy:
@@ -261,7 +261,7 @@ def test_only_a_training_notes_sigterm(
                                           ray.train.UserCallback())
     config = trainer.backend_config
     config.backend_cls().on_start(SimpleNamespace(execute=executed.append), config)
-    assert (note_sigterm in executed) is bool(payload)
+    assert (prepare_process in executed) is bool(payload)
 
 
 def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
