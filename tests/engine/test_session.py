@@ -1143,7 +1143,7 @@ def train_one_after_another(collectives: Collectives, specs: list[TrainSpec]) ->
             try:
                 train(collectives, spec, Placement(nosave=True))
             except TrainingError as error:
-                assert number % 2  # noqa: PT017
+                assert number % 2
                 release_frames(error)
         alive.append(living())
     return alive
