@@ -32,7 +32,7 @@ from ray_yolo.runtime.cluster import free, held_by, leave_notice, resources_of, 
 from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, error_line, run_gracefully, saved_step
-from ray_yolo.runtime.workers.rendezvous import answer, drain_nodes, own_address
+from ray_yolo.runtime.workers.rendezvous import answer, await_departure, drain_nodes, own_address
 from ray_yolo.runtime.workers.worker import prepare_process
 
 _POLL_SECONDS = 0.5
@@ -160,7 +160,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
     Meanwhile workers leave draining nodes; without a coordinator, all workers stop after the current step.
 
     Ray's controller blocks until the resources of a lost worker are available again; training may end before that. If
-    Ray has not ended `patience` seconds later, the workers are killed.
+    Ray has not ended `patience` seconds after all workers have left, they are killed.
     """
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
@@ -169,6 +169,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
             draining = draining or _stop_on_draining_nodes(policy)
             continue
         if outcome := outcome_of(coordinator):
+            await_departure(coordinator)
             if not wait([result], patience).done:
                 free(held_by(policy.run_dir))
             return outcome

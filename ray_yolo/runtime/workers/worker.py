@@ -136,7 +136,9 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
                 # without a coordinator all stop, and restart from the step that they have saved
                 return poll_request() or (coordinator is None and must_leave())
 
-            return run_session(spec, context, placement, emit, members, stop_requested)
+            summary = run_session(spec, context, placement, emit, members, stop_requested)
+            recorder.flush()  # before this worker leaves: the driver then kills those that have left
+            return summary
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver reports only the last line
         raise without_secrets(error) from None  # Ray writes it, and its cause, into its own logs

@@ -89,8 +89,13 @@ class Coordinator:
         self.ended, self.lost, self.leaving = ended, [], set()
         self.outcome = SimpleNamespace(remote=lambda: self.ended)
         self.mark_lost = SimpleNamespace(remote=self.lose_some)
+        self.present, self.staying = SimpleNamespace(remote=self.count), 0  # one leaves at each call
         for module in (torch_trainer, rendezvous):
             monkeypatch.setattr(module, "answer", lambda answered: answered)
+
+    def count(self) -> int:
+        self.staying = max(0, self.staying - 1)
+        return self.staying
 
     def lose_some(self, workers: list[int]) -> list[int]:
         self.lost += workers
@@ -161,6 +166,18 @@ def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
     assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path), 0.3) is ENDED
     assert freed == ["ab"]
     assert 0.3 <= time.monotonic() - began < 5
+    trainer.free.set()
+
+
+def test_workers_are_killed_only_after_they_have_sent_their_last_events(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the coordinator after that; Ray's controller may take longer to end than a user should wait."""
+    freed, coordinator, trainer = list[int](), Coordinator(monkeypatch, ENDED), Trainer()
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(torch_trainer, "free", lambda groups: freed.append(coordinator.staying))
+    coordinator.staying = 3
+    assert torch_trainer._fit(trainer, coordinator, policy_of(tmp_path), 0.1) is ENDED
+    assert freed == [0]
     trainer.free.set()
 
 
