@@ -15,7 +15,7 @@ from pathlib import Path
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.system import set_priority
 from ray_yolo.sinks.base import Sink, Warn
-from ray_yolo.sinks.records import END, URI_VARIABLE, note_incomplete
+from ray_yolo.sinks.records import END, INCOMPLETE, URI_VARIABLE, note_incomplete
 
 PROMPT_SECONDS, JOB_SECONDS = 3.5, 60.0
 """How long a command waits at its end, where the process survives it: for a user at a prompt, and in a job."""
@@ -58,7 +58,7 @@ class RecordProcess:
         """Start the process if there is none, and again if it was killed. Take its messages."""
         self._read()
         process = self._process
-        has_failed = process is not None and process.poll() is not None and process.returncode < 0
+        has_failed = process is not None and process.poll() not in (None, 0, INCOMPLETE)
         if process is None or (has_failed and self._starts < _MOST_STARTS):
             self._start()
 

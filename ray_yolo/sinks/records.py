@@ -58,6 +58,8 @@ URI_VARIABLE = "RAY_YOLO_RECORDS_URI"
 """Environment of the process: the MLflow server. It is no argument, because it may contain secrets."""
 END = b"end\n"
 """What the driver writes to the process when the log is complete."""
+INCOMPLETE = 3
+"""Exit status of a process that gives up records which it cannot make."""
 
 _TICK_SECONDS = 1.0
 _RETRY_SECONDS = 600.0  # after the end, for records that cannot be made; then sync or the project's next training
@@ -320,7 +322,7 @@ def synchronise(folder: Path, uri: str | None) -> int:
         raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run or a sweep")
     records = wait_for_lock(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning))
     if records is None:
-        return 3
+        return INCOMPLETE
     for task in records.tasks:
         if isinstance(task.error, InputError):
             raise task.error
@@ -329,7 +331,7 @@ def synchronise(folder: Path, uri: str | None) -> int:
         print(f"run {about['run_id']} at {redact(uri)}")
     names = [task.record.name for task in records.tasks if task.holds]
     print(f"complete: {', '.join(names)}")
-    return 3 if records.pending else 0
+    return INCOMPLETE if records.pending else 0
 
 
 def wait_for_lock(folder: Path, complete_once: Callable[[], T | None]) -> T | None:
@@ -500,7 +502,7 @@ def main() -> int:
                 holds = work_until_complete(work, driver, others)
                 if holds and not work.is_gone:
                     note_complete(lock, work, uri)
-                return 0 if holds else 3
+                return 0 if holds else INCOMPLETE
         driver.wait(_TICK_SECONDS)  # the process of an earlier start is not done yet
 
 

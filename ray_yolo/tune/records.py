@@ -24,9 +24,10 @@ from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runs.working_copy import FINISHED, address_of
 from ray_yolo.sinks.base import Warn
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
-from ray_yolo.sinks.record_process import URI_VARIABLE
 from ray_yolo.sinks.records import (
+    INCOMPLETE,
     LOCK_FILE,
+    URI_VARIABLE,
     Driver,
     Record,
     RunRecords,
@@ -192,12 +193,12 @@ def synchronise_sweep(folder: Path, uri: str | None) -> int:
 
     records = wait_for_lock(folder, complete_once)
     if records is None:
-        return 3
+        return INCOMPLETE
     about = read_run_file(folder)
     if uri and about and "MLflow" not in records.pending:
         print(f"run {about['run_id']} at {redact(uri)}")
     print("not complete: " + ", ".join(records.pending) if records.pending else "complete")
-    return 3 if records.pending else 0
+    return INCOMPLETE if records.pending else 0
 
 
 def main() -> int:
@@ -210,7 +211,7 @@ def main() -> int:
         with locked(folder) as lock:
             if lock is not None:
                 work = SweepRecords(folder, uri, start, driver.warn)
-                return 0 if work_until_complete(work, driver, lambda: False) else 3
+                return 0 if work_until_complete(work, driver, lambda: False) else INCOMPLETE
         driver.wait(1.0)  # the process of an earlier start is not done yet
 
 
