@@ -283,7 +283,7 @@ def is_complete(folder: Path, uri: str | None) -> bool:
 
 
 def incomplete_runs(folder: Path) -> list[Path]:
-    """The other runs of the project whose records nobody completes: their process was killed, or could not reach a
+    """The other runs of the project whose records are not completed: their process was killed, or could not reach a
     server. Runs that are trained now are left out."""
     project = folder / ".."
     notes = sorted({path.parent for name in (LOCK_FILE, OWED_FILE) for path in project.glob(f"*/{name}")})
@@ -338,7 +338,7 @@ def wait_for_lock(folder: Path, complete_once: Callable[[], T | None]) -> T | No
     """The result of a function that is None while another process makes the records, after waiting for that process.
     None, and a line for the user, if it takes too long."""
     deadline = time.monotonic() + _LOCK_SECONDS
-    has_told = False
+    has_printed = False
     while True:
         result = complete_once()
         if result is not None:
@@ -349,8 +349,8 @@ def wait_for_lock(folder: Path, complete_once: Callable[[], T | None]) -> T | No
         if time.monotonic() > deadline:
             print(f"{folder}: another process is still at work on its records; try again later", file=sys.stderr)
             return None
-        if not has_told:
-            has_told = True
+        if not has_printed:
+            has_printed = True
             print(f"{folder}: waiting for the process that makes its records", file=sys.stderr)
         time.sleep(_TICK_SECONDS)
 

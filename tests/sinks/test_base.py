@@ -169,7 +169,7 @@ class TestHistory:
         assert not history.add(WarningEvent(message="odd"))
         assert history.add(run_log.epoch(0))
 
-    def test_nobody_keeps_the_numbers_of_each_class_or_what_it_does_not_need(self, tmp_path: Path) -> None:
+    def test_nothing_keeps_the_numbers_of_each_class_or_what_it_does_not_need(self, tmp_path: Path) -> None:
         """1,203 classes over 300 epochs would be 425 MB for each."""
         sinks = [Console(tmp_path, io.StringIO()), RayMetrics(tmp_path), Callbacks({}, tmp_path, Recipe(), pytest.fail)]
         before = class_results()

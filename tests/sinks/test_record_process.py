@@ -17,6 +17,7 @@ import pytest
 
 from ray_yolo import sync
 from ray_yolo.core.events import WarningEvent
+from ray_yolo.core.system import set_priority
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runtime.trainer import fit
@@ -59,6 +60,12 @@ def pid_of(process: RecordProcess) -> int:
     return process._process.pid
 
 
+def start(process: RecordProcess) -> None:
+    """Start it at normal priority: a busy machine would leave it no time."""
+    process.keep_running()
+    set_priority(pid_of(process), "SCHED_OTHER", 0)
+
+
 class TestProcess:
     def test_it_follows_the_log_at_idle_priority_and_ends_with_it(self, tmp_path: Path) -> None:
         run, warnings = begin(tmp_path / "exp"), list[str]()
@@ -67,6 +74,7 @@ class TestProcess:
         pid = pid_of(process)
         assert os.sched_getscheduler(pid) == os.SCHED_IDLE
         assert os.getpgid(pid) == pid != os.getpgid(0)  # a terminal's Ctrl-C does not reach it
+        start(process)
         wait_until((run / "results.csv").exists)
         run_log.write(run / EVENTS_FILE, [*run_log.trained_epoch(1), run_log.end(20)])
         process.finish(100.0)
@@ -79,7 +87,7 @@ class TestProcess:
     def test_it_is_started_again_if_it_is_killed(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
         process = RecordProcess(MODULE, run, None, pytest.fail)
-        process.keep_running()
+        start(process)
         os.kill(pid_of(process), signal.SIGKILL)
         wait_until(lambda: not process.is_running)
         run_log.write(run / EVENTS_FILE, [run_log.end(10)])
@@ -89,18 +97,18 @@ class TestProcess:
     def test_after_a_command_that_was_killed_it_completes_what_there_is(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
         process = RecordProcess(MODULE, run, None, pytest.fail)
-        process.keep_running()
+        start(process)
         wait_until((run / "results.csv").exists)
         assert process._process is not None
         assert process._process.stdin is not None
-        process._process.stdin.close()
+        process._process.stdin.close()  # as the kernel does
         wait_until(lambda: is_complete(run, None))
 
     @pytest.mark.parametrize("is_moved", [True, False])
     def test_an_old_place_is_not_made_again(self, tmp_path: Path, is_moved: bool) -> None:
         run = begin(tmp_path / "exp")
         process = RecordProcess(MODULE, run, None, pytest.fail)
-        process.keep_running()
+        start(process)
         wait_until((run / "results.csv").exists)
         run_log.write(run / EVENTS_FILE, [*run_log.trained_epoch(1), run_log.end(20)])
         moved = tmp_path / "moved"
@@ -115,7 +123,7 @@ class TestProcess:
     def test_a_command_leaves_it_and_says_so(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
         process = RecordProcess(MODULE, run, None, pytest.fail)
-        process.keep_running()
+        start(process)
         os.kill(pid_of(process), signal.SIGSTOP)
         began = time.monotonic()
         process.finish(0.3)
@@ -154,7 +162,7 @@ class TestEnds:
         (True, [(9, "python", 8, 8), (8, "slurm_script", 7, 8), (7, "slurmstepd", 1, 7), (1, "systemd", 0, 1)]),
         (False, [(9, "python", 8, 9), (8, "bash", 7, 8), (7, "slurmstepd", 1, 7), (1, "systemd", 0, 1)]),
     ])
-    def test_a_process_that_survives_the_command_is_told_from_one_that_does_not(
+    def test_a_process_that_survives_the_command_distinguished_from_one_that_does_not(
             self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool,
             table: list[tuple[int, str, int, int]]) -> None:
         for pid, name, parent, group in table:

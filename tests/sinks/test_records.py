@@ -241,23 +241,23 @@ class TestCompletion:
         waiting.join(60)
         assert codes == [0]
 
-    def test_the_projects_next_training_completes_runs_that_nobody_completes(self, tmp_path: Path) -> None:
+    def test_the_projects_next_training_completes_runs_that_are_incomplete(self, tmp_path: Path) -> None:
         """Killed in the background; offline with an earlier version; complete; trained now; never begun."""
-        killed, owed, done, held, old, own = (begin(tmp_path / name) for name in
-                                              ("killed", "owed", "done", "held", "old", "own"))
+        killed, noted, done, held, old, own = (begin(tmp_path / name) for name in
+                                              ("killed", "noted", "done", "held", "old", "own"))
         for run in (killed, held, own):
             note_incomplete(run)
-        (owed / OWED_FILE).write_text(json.dumps({"uri": AWAY.replace("user:s3cr3t", "***")}))
+        (noted / OWED_FILE).write_text(json.dumps({"uri": AWAY.replace("user:s3cr3t", "***")}))
         complete(done, None, tmp_path, pytest.fail)
         with (held / ".lock").open("w") as lock:
             assert records_module.lock_file(lock)
-            assert {run.resolve() for run in incomplete_runs(own)} == {killed, owed}
+            assert {run.resolve() for run in incomplete_runs(own)} == {killed, noted}
         complete_next = completer(own, None, tmp_path, lambda run, uri: complete(run, uri, tmp_path, pytest.fail))
         rounds = 0
         while complete_next():
             rounds += 1
         assert rounds == 3  # the held one is not held any more
-        assert all((run / "results.csv").exists() for run in (killed, owed, held))
+        assert all((run / "results.csv").exists() for run in (killed, noted, held))
         assert not (old / "results.csv").exists()
 
     def test_a_server_that_is_away_is_asked_for_one_other_run_only(self, tmp_path: Path, monkeypatch: Any) -> None:
@@ -331,12 +331,13 @@ class TestSync:
             self, tmp_path: Path, storage: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         monkeypatch.chdir(tmp_path)
-        owed, tracked, set_up = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(tmp_path / "c", {"mlflow_uri": uri})
+        noted, tracked = begin(tmp_path / "a"), begin(tmp_path / "b")
+        set_up = begin(tmp_path / "c", {"mlflow_uri": uri})
         near = begin(storage / "runs" / "train" / "exp")
         (near / "opt.yaml").unlink()  # of a version that did not resolve the server there
-        (owed / OWED_FILE).write_text(json.dumps({"uri": uri}))
+        (noted / OWED_FILE).write_text(json.dumps({"uri": uri}))
         (tracked / RUN_FILE).write_text(json.dumps({"run_id": "0" * 32, "uri": uri}))
-        for run in (owed, tracked, set_up):
+        for run in (noted, tracked, set_up):
             assert sync.main([str(run)]) == 0
             assert len(delivered(uri, run)) == 1
             assert not (run / OWED_FILE).exists()
