@@ -28,6 +28,7 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.core import deadline
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
@@ -153,7 +154,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         if run:
-            run.release()
+            deadline.wait_for(run.release, "release")
+        deadline.clear()
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
@@ -366,7 +368,7 @@ class _Execution:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
                 request_stop(list(self.trials.iterdir()), self.display.say)
-                wait_until_released(list(self.trials.iterdir()), RECORD_SECONDS)
+                wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
                 raise
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
