@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding
 
@@ -28,25 +29,43 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """RAY_YOLO_CACHE if set, else ray_yolo under XDG_CACHE_HOME, else ~/.cache/ray_yolo. Not created here."""
+    """RAY_YOLO_CACHE if set, which is created, else ray_yolo under XDG_CACHE_HOME, else ~/.cache/ray_yolo.
+
+    Raises:
+        InputError: if RAY_YOLO_CACHE cannot be created. Without the others a training works, only slower.
+    """
     if own := os.environ.get("RAY_YOLO_CACHE"):
-        return Path(own).expanduser()
+        folder = Path(own).expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(folder, error) from None
+        return folder
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
 
 
 def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
-    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does."""
+    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does.
+
+    Raises:
+        InputError: if its folder cannot be written to.
+    """
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        try:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
             make(temporary := Path(folder, target.name))
             temporary.replace(target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
+    except OSError as error:
+        if not target.is_dir():  # another process was faster
+            raise _unusable(target.parent, error) from error
     return target
+
+
+def _unusable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder}: the cache cannot be written ({error.strerror}); set RAY_YOLO_CACHE to a folder that "
+                      "can be")
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:
