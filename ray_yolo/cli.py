@@ -41,6 +41,8 @@ EXIT_HUNG_UP = 128 + signal.SIGHUP
 # --help exits with 0, SIGTERM with its number: by our handler, or by Ray's, which replaces it on import.
 _EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM, EXIT_HUNG_UP: EXIT_HUNG_UP}
 _STDOUT = 1
+QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
 
 
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
@@ -332,7 +334,7 @@ def run(main: Callable[[], int]) -> int:
     | SIGINT, SIGTERM, SIGHUP, after the `finally` blocks | 130, 143, 129 |
     | its output no longer has a reader (`... | head`) | 141 |
     """
-    os.environ.update({**SPINS, **os.environ})
+    os.environ.update({**SPINS, **QUIET_RAY, **os.environ})
     signal.signal(signal.SIGTERM, exit_on_sigterm)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
         signal.signal(signal.SIGHUP, exit_on_hangup)

