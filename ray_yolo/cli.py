@@ -383,6 +383,9 @@ def _has_no_reader(file_number: int) -> bool:
 def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
          note: Callable[[Model], str] | None = None) -> int:
     """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
+    from ray_yolo.data.index_cache import check_cache_folder
+
+    check_cache_folder()
     config, origins, dry_run = parsed
     if not dry_run:
         act(config)

@@ -29,19 +29,23 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """RAY_YOLO_CACHE if set, which is created, else ray_yolo under XDG_CACHE_HOME, else ~/.cache/ray_yolo.
+    """RAY_YOLO_CACHE if set, else ray_yolo under XDG_CACHE_HOME, else ~/.cache/ray_yolo. Not created here."""
+    if own := os.environ.get("RAY_YOLO_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
+
+
+def check_cache_folder() -> None:
+    """Create RAY_YOLO_CACHE, if it is set.
 
     Raises:
-        InputError: if RAY_YOLO_CACHE cannot be created. Without the others a training works, only slower.
+        InputError: if it cannot be created. Without the other folders a command works, only slower.
     """
-    if own := os.environ.get("RAY_YOLO_CACHE"):
-        folder = Path(own).expanduser()
+    if os.environ.get("RAY_YOLO_CACHE"):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            cache_folder().mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _unusable(folder, error) from None
-        return folder
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
+            raise _unusable(cache_folder(), error) from None
 
 
 def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
