@@ -19,6 +19,7 @@ import torch
 from ray_yolo.checkpoints.local import check_weights, slim_weights
 from ray_yolo.config.placement import Images, NodeResources, Placement, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
@@ -107,7 +108,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
                             trained=trained)
     finally:
         if run:
-            run.release()
+            deadline.wait_for(run.release, "release")
+        deadline.clear()
     return result
 
 

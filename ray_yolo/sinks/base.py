@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import EpochEvent, Event, StepEvent
 from ray_yolo.core.redact import reason_of, redact
@@ -85,7 +86,7 @@ class SinkThread:
         """Complete the sink after the log is complete. Errors become warnings."""
         sink = self._sink
         self._stopping.set()
-        self._thread.join(sink.limit_seconds)
+        self._thread.join(seconds_left(sink.limit_seconds))
         if self._thread.is_alive():
             self._warn_once(f"{sink.name}: not complete after {sink.limit_seconds:g} s")
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.system import set_priority
 from ray_yolo.sinks.base import Sink, Warn
@@ -65,6 +66,7 @@ class RecordProcess:
     def finish(self, limit_seconds: float) -> None:
         """Tell the process that the log is complete, and wait for its end, but not longer than the limit."""
         start = time.monotonic()
+        limit_seconds = seconds_left(limit_seconds)  # after a signal there is a deadline
         failing_since = math.inf
         while True:
             self.keep_running()
