@@ -69,7 +69,7 @@ VAL = Command(
     description="Validate trained weights. The numbers do not depend on the number of workers.",
     model=ValConfig,
     paths=(
-        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "coco",
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "allow_names", "coco",
         "save_txt", "save_conf", "save_json",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
@@ -153,20 +153,28 @@ def train(argv: Sequence[str] | None = None) -> int:
     parsed = parse_train(argv)
     from ray_yolo.runtime import trainer
 
-    return _act(parsed, trainer.fit, trainer.dry_run, _train_note)
+    config, origins, is_dry_run = parsed
+    if not is_dry_run:
+        trainer.fit(config)
+        return 0
+    planned = trainer.dry_run(config)
+    lines = [*_plan_of_workers(planned.config), *planned.notes]
+    print("\n".join([describe(config, origins, planned.config), *(f"# {line}" for line in lines)]))
+    return 0
 
 
-def _train_note(config: RunConfig) -> str:
+def _plan_of_workers(config: RunConfig) -> list[str]:
+    """The settings of a step, and where it would be trained, as far as they are known."""
     if config.placement.num_workers == "auto":
-        return "# the cluster decides the number of workers and the batch size"
+        return ["the cluster decides the number of workers and the batch size"]
     from ray_yolo.sinks import report
 
-    settings = f"# {report.settings_line(config.recipe)}\n# "
+    settings = report.settings_line(config.recipe)
     if config.placement.num_workers == 0:
-        return f"{settings}in this process, without Ray"
+        return [settings, "in this process, without Ray"]
     from ray_yolo.runtime.workers.pool import workers_line
 
-    return f"{settings}{workers_line(config.placement)}"
+    return [settings, workers_line(config.placement).removeprefix("# ")]
 
 
 def tune(argv: Sequence[str] | None = None) -> int:

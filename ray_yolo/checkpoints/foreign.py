@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -82,6 +82,13 @@ def read_weights(path: Path) -> Weights:
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
 
 
+def class_names(weights: Weights, num_classes: int) -> tuple[str, ...]:
+    """The class names of a file; `class0`, `class1`, ... if it has none, or another number of them."""
+    if len(weights.names) == num_classes:
+        return weights.names
+    return tuple(f"class{number}" for number in range(num_classes))
+
+
 def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
     """The weights of a checkpoint of ours; refused if `meta` and `ema` are not those of one."""
     with suppress(ValueError, KeyError, TypeError):
@@ -131,12 +138,14 @@ def _tensors_of(model: StubClass, path: Path) -> dict[str, Tensor]:
 
 
 def _class_names(model: StubClass) -> tuple[str, ...]:
-    """The class names of a model: a list, or a dict by number in newer files."""
+    """The class names of a model: a list, or a dict by number in newer files. Numbers among them become text."""
     names = model.attributes.get("names")
     if isinstance(names, dict):
-        names = [names.get(number) for number in range(len(names))]
-    plain = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
-    return tuple(names) if plain and names else ()
+        names = [names.get(number, names.get(str(number))) for number in range(len(names))]
+    if not isinstance(names, (list, tuple)):
+        return ()
+    plain = all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names)
+    return tuple(str(name) for name in names) if plain else ()
 
 
 def _checked(tensors: Mapping[Any, object], path: Path) -> dict[str, Tensor]:

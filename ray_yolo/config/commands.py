@@ -63,6 +63,8 @@ class ValConfig(LabelFiles):
     """Treat every label and every detection as class 0."""
     allow_empty: bool = False
     """Validate even if the split has no boxes."""
+    allow_names: bool = False
+    """Accept weights with other class names, equal in number: names that match go together, the others by order."""
     coco: bool = False
     """Also compute the twelve metrics of the COCO protocol."""
     classes: Classes = None

@@ -70,6 +70,8 @@ class RunEvent(Event):
     num_parameters: int
     command: str
     provenance: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    """For the user at the start: what follows the placement, and what comes from the initial weights."""
 
 
 class SplitCounts(Frozen):

@@ -66,7 +66,8 @@ class Transfer(NamedTuple):
 
     matched: int
     total: int
-    left_out: tuple[str, ...]  # the model's tensors that kept their initial values
+    left_out: tuple[str, ...]  # the model's tensors that keep their initial values
+    has_classes: bool = True  # whether the class layers are covered, so that class numbers have a meaning
 
 
 def find_family(model: str | Mapping[str, object]) -> Family:
@@ -106,8 +107,8 @@ def build_model(model: str | Mapping[str, object], num_classes: int, anchors: An
     return architecture.build(num_classes, anchors)
 
 
-def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:
-    """Copy the tensors whose name and shape match into a model; the others keep their initial values.
+def compare_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:
+    """The coverage of a model by a state, without copying anything.
 
     Args:
         state: tensors by name, as from a state dict; a prefix `module.` is ignored.
@@ -116,6 +117,35 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
     Raises:
         CheckpointError: if no tensor matches.
     """
+    fitting = _fitting(detector, state, keep_anchors=keep_anchors)
+    own = detector.state_dict()
+    head = f"model.{len(detector.model) - 1}"
+    class_tensors = [f"{head}.{layer}.{kind}" for layer in detector.head.class_layers() for kind in ("weight", "bias")]
+    return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting),
+                    has_classes=all(name in fitting for name in class_tensors))
+
+
+def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False,
+                 classes: Sequence[int] | None = None) -> Transfer:
+    """Copy the tensors whose name and shape match into a model; the others keep their initial values.
+
+    Args:
+        state: as in `compare_weights`.
+        keep_anchors: as in `compare_weights`.
+        classes: for each class of the model, its number in the state; None: the same numbers.
+
+    Raises:
+        CheckpointError: if no tensor matches.
+    """
+    transfer = compare_weights(detector, state, keep_anchors=keep_anchors)
+    detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors), strict=False)
+    if classes is not None:
+        detector.head.select_classes(classes)
+    return transfer
+
+
+def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool) -> dict[str, Tensor]:
+    """The tensors of a state whose name and shape are those of a model's tensor."""
     given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
     fitting = {name: given[name] for name, tensor in own.items() if name in given and given[name].shape == tensor.shape
@@ -123,5 +153,4 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
     if not fitting:
         raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(given)} given ones; "
                               f"expected names such as {next(iter(own))}")
-    detector.load_state_dict(fitting, strict=False)
-    return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting))
+    return fitting

@@ -46,6 +46,7 @@ NOT_SEARCHED = {
     "seed": "a lucky seed is not a better recipe; choose --seed for all trials",
     "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
     "strict": "it only checks the data set; choose --strict for all trials",
+    "allow_names": "it only checks the classes of the weights; choose --allow-names for all trials",
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
 }
 """Fields of the recipe that a space must not name, and why."""
