@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import select
 import signal
@@ -24,7 +25,7 @@ from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, V
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.settings import config_fields, describe
-from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError, TrackingError
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.record import LEDGER_FILE
@@ -245,6 +246,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
     from ray_yolo.sinks.mlflow_client import own_uri, tracking_uri
+    from ray_yolo.sinks.mlflow_errors import explain
     from ray_yolo.sinks.mlflow_run import synchronise
     from ray_yolo.sinks.tensorboard import complete
 
@@ -253,7 +255,13 @@ def sync(argv: Sequence[str] | None = None) -> int:
     uri = tracking_uri(requested, Path.cwd())
     if uri is None:
         parser.error("--mlflow-uri off: no server to deliver to; give one")
-    print(f"run {synchronise(run_dir, uri)} at {redact(uri)}")
+    try:
+        run_id = synchronise(run_dir, uri)
+    except RayYoloError:
+        raise
+    except Exception as error:  # MLflow, and the libraries below it, raise many kinds
+        raise TrackingError(explain(error, uri)) from error
+    print(f"run {run_id} at {redact(uri)}")
     complete(run_dir)
     return 0
 
@@ -338,6 +346,8 @@ def run(main: Callable[[], int]) -> int:
     | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **os.environ})
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that its encoding lacks would end the command
+        sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
     status = _status(main)
     try:

@@ -19,7 +19,7 @@ from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import share_out
 from ray_yolo.core.files import atomic_write
-from ray_yolo.core.redact import reason_of, redact
+from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
@@ -39,6 +39,7 @@ from ray_yolo.runtime.node_checks import make_snapshots
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import run_torch_trainer
 from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.mlflow_errors import explain
 from ray_yolo.sinks.mlflow_plan import plan_validation
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.pictures import Failed, draw_detections
@@ -76,9 +77,9 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         config = config.model_copy(update={"placement": shared})
     folder = output_folder(placement, (absolute_weights(config.weights), *index.paths))
     report: Callable[[str], None] = (lambda text: None) if quiet else print
+    report("\n".join(dataset_table({config.split: survey(index)}, index.names)))
     if note:
         report(note)
-    report("\n".join(dataset_table({config.split: survey(index)}, index.names)))
     if findings := write_findings({config.split: index}, folder):
         report(f"WARNING: {findings}")
     evaluation = (_on_ray(config, index, folder, gpus) if placement.num_workers else
@@ -182,7 +183,7 @@ def _track(config: ValConfig, result: ValResult, uri: str) -> str:
             "metrics": result.metrics, "losses": result.losses, "coco": result.coco, "ms_per_image": result.speed})
         run_id = Delivery(result.folder, uri, fresh=True).deliver(plan)
     except Exception as error:  # MLflow raises many kinds
-        return f"WARNING: not logged to MLflow: {reason_of(error)}"
+        return f"WARNING: not logged: {explain(error, uri)}"
     return f"mlflow run {run_id} at {redact(uri)}"
 
 

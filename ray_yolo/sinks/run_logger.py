@@ -38,6 +38,7 @@ from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.completion import start_completion
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.mlflow_plan import requested_tracking
 from ray_yolo.sinks.mlflow_run import DELAY_SECONDS, Mlflow, SystemMetrics, system_metrics_enabled
 from ray_yolo.sinks.pictures import PlotSink
 from ray_yolo.sinks.registry import Registry
@@ -174,7 +175,8 @@ def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> 
         run_id=run_id, name=run.folder.name, recipe=spec.recipe.model_dump(mode="json"),
         placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
         num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
-        provenance=run.training.provenance, notes=_start_notes(run.training))
+        provenance=run.training.provenance, notes=_start_notes(run.training),
+        tracking=requested_tracking())
 
 
 def _start_notes(record: RunRecord) -> tuple[str, ...]:

@@ -50,6 +50,12 @@ NOT_SEARCHED = {
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
 }
 """Fields of the recipe that a space must not name, and why."""
+MEASURES = {
+    "objective": _NOT_COMPARABLE,
+    "evaluate": "it changes how fitness is measured, not what is learned; choose --set evaluate.NAME=VALUE for all "
+                "trials",
+}
+"""Sections of the recipe that a space must not name, and why."""
 ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
              "sync_bn", "quad", "rect", "image_weights")
 """Fields that a recipe, or its share for each worker, checks against each other: their combinations are checked."""
@@ -189,7 +195,7 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
-    if reason := _NOT_COMPARABLE if path.startswith("objective.") else NOT_SEARCHED.get(path):
+    if reason := MEASURES.get(path.partition(".")[0]) or NOT_SEARCHED.get(path):
         raise ConfigError(f"{where()}: {key} cannot be searched: {reason}; remove it")
     whole = _RECIPE[path].types == (int,)
     entry = raw
