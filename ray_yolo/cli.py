@@ -23,11 +23,13 @@ from pydantic import BaseModel
 import ray_yolo
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, ValConfig
 from ray_yolo.config.flags import Command, Parsed, parse
+from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.settings import config_fields, describe
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError, TrackingError
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.system import SPINS
+from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -138,7 +140,7 @@ EXAMPLES = (
     ("ray_yolo val --weights runs/train/exp/weights/best.pt --coco",
      "validate the best weights, also with COCO's metrics"),
     ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
-     "detect in a folder of pictures; the results are in runs/predict/exp"),
+     "detect in a folder of pictures; the results are in runs/detect/exp"),
     ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space ladder --trials 50",
      "search the settings with 50 trials"),
 )
@@ -152,6 +154,8 @@ parse_serve = partial(parse, SERVE)
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model."""
     parsed = parse_train(argv)
+    if not parsed.config.placement.resume:
+        check_model_name(parsed.config.recipe.model)
     from ray_yolo.runtime import trainer
 
     config, origins, is_dry_run = parsed
@@ -181,6 +185,7 @@ def _plan_of_workers(config: RunConfig) -> list[str]:
 def tune(argv: Sequence[str] | None = None) -> int:
     """Search for a better recipe by many trainings."""
     parsed = parse_tune(argv)
+    check_model_name(parsed.config.recipe.model)
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
 
@@ -305,6 +310,8 @@ def status(argv: Sequence[str] | None = None) -> int:
         lines, can_train = describe_cluster(options.address)
         print("\n".join(lines))
         return 0 if can_train else ResourcesError.exit_code
+    if not is_address(options.run_dir):
+        _require_log(Path(options.run_dir))
     from ray_yolo.tune.console import describe_sweep
 
     print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
@@ -402,6 +409,12 @@ def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[
     if note:
         print(note(resolved))
     return 0
+
+
+def _require_log(folder: Path) -> None:
+    """Refuse a folder that is not one of a run or sweep, before the imports of its description, which take seconds."""
+    if not any((folder / name).is_file() for name in (EVENTS_FILE, LEDGER_FILE)):
+        raise InputError(f"{folder}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
 
 
 def _folder(run: str, *, whole: bool = True) -> Path:

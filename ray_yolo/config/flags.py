@@ -21,10 +21,10 @@ from ray_yolo.config.settings import (
     SourcedValue,
     canonical,
     config_fields,
-    did_you_mean,
     read_config_file,
     resolve_config,
 )
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError, InputError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -58,7 +58,7 @@ SEVERAL = ("imgsz", "freeze", "changes", "classes")
 """Flags that take one or more values."""
 
 FILES = {
-    "--config": "YAML file of settings by path, e.g. optimizer: {lr0: 0.02}",
+    "--config": "YAML file of settings by path",
     "--hyp": "the same for the recipe only, overrides --config; YOLOv5's hyp files work unchanged",
 }
 """Flags that name a file of settings; later ones override earlier ones."""
@@ -156,17 +156,11 @@ def _allowed(
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     """The argparse parser of a command; it collects values as text in `given` of its namespace."""
     parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
-                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]",
+                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, text in FILES.items():
-        parser.add_argument(flag, metavar="FILE", help=text)
-    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
-                        help="one setting, overrides all others")
-    parser.add_argument("--dry-run", action="store_true",
-                        help="run all checks that need no cluster, print every setting with its origin, and stop")
-    parser.add_argument("--version", action="version", version=f"ray_yolo {__version__}")
     fields = config_fields(command.model)
-    flagged = {path: fields[path] for path in command.paths}
+    paths = sorted(command.paths, key=lambda path: not fields[path].info.is_required())  # required ones first
+    flagged = {path: fields[path] for path in paths}
     groups: dict[str, argparse._ArgumentGroup] = {}
     for path, field in flagged.items():
         title = field.keys[0] if field.keys[0] in TRANSPARENT else "settings"
@@ -177,7 +171,22 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     nested = [f"{path:<30}{_help(field)}" for path, field in fields.items() if "." in path and path not in flagged]
     if nested:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
+    _add_options(parser.add_argument_group("options of every command"), has_recipe="epochs" in fields)
     return parser
+
+
+def _add_options(group: argparse._ArgumentGroup, *, has_recipe: bool) -> None:
+    """The flags that are no fields. Those about recipes are hidden where there is no recipe."""
+    for flag, text in FILES.items():
+        is_usable = has_recipe or flag != "--hyp"
+        example = ", e.g. optimizer: {lr0: 0.02}" if has_recipe and flag == "--config" else ""
+        group.add_argument(flag, metavar="FILE", help=f"{text}{example}" if is_usable else argparse.SUPPRESS)
+    group.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
+                       help="one setting, overrides all others")
+    group.add_argument("--dry-run", action="store_true",
+                       help="run all checks that need no cluster, print every setting with its origin, and stop")
+    group.add_argument("--version", action="version", version=f"ray_yolo {__version__}")
+    group.add_argument("-h", "--help", action="help", help="show this help message and exit")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 
@@ -20,6 +21,11 @@ _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releas
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
 _SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
+
+
+_OTHER_TASKS = {"seg": "segmentation", "cls": "classification", "pose": "pose estimation",
+                "obb": "detection of rotated boxes", "world": "open-vocabulary detection",
+                "worldv2": "open-vocabulary detection"}
 
 
 class ModelFacts(NamedTuple):
@@ -93,6 +99,29 @@ def family_of_table(table: Mapping[str, Any]) -> str:
     rows = [row for part in ("backbone", "head") if isinstance(table.get(part), list) for row in table[part]]
     light = any(isinstance(row, list) and len(row) > 2 and row[2] in ("C3k2", "A2C2f") for row in rows)
     return "yolo11" if light else "yolov8"
+
+
+def check_model_name(model: str) -> None:
+    """Refuse a model that is neither known nor a YAML file. A YAML file is not read.
+
+    Raises:
+        ConfigError: with the nearest known name.
+    """
+    if model.endswith((".yaml", ".yml")) or model in MODELS or plugin_of(model):
+        return
+    known = [*MODELS, *(name for each in plugins() for name in each.models)]
+    stem = model.rpartition("/")[2].partition(".")[0]
+    if model.endswith((".pt", ".safetensors")):
+        name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
+        raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
+    detector, dash, task = model.rpartition("-")
+    if dash and task in _OTHER_TASKS:
+        near = f"; {_OTHER_TASKS[task]} is not supported, only detection"
+        near += f": {detector}" if detector in known else ""
+    else:
+        near = did_you_mean(model, {name: name for name in known})
+    listed = " Known: " if near.endswith("?") else "; known: "
+    raise ConfigError(f"model: {model!r} is unknown{near}{listed}{', '.join(known)}, or a YAML file")
 
 
 def plugin_of(model: str) -> Plugin | None:

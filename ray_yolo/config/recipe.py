@@ -26,7 +26,8 @@ from pydantic import (
 from ray_yolo.config import sections
 from ray_yolo.config.model_facts import GRID, facts_of, off_grid
 from ray_yolo.config.sections import SECTIONS, ConfigModel
-from ray_yolo.config.settings import canonical, did_you_mean
+from ray_yolo.config.settings import canonical
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 
 CHANGEABLE = tuple(path for section, model in SECTIONS.items() for name in model.model_fields

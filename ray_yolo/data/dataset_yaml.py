@@ -21,6 +21,8 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+from ray_yolo.config.addresses import corrected_store
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import DatasetSnapshot, Finding
 from ray_yolo.data.dataset_hints import KEYS, explain_file, is_archive, other_spelling, path_hint
@@ -85,8 +87,8 @@ def read_description(source: str | Path) -> DatasetDescription:
     if str(source) and os.path.isdir(path):
         path = _description_in(path)
     if not os.path.isfile(path):
-        from ray_yolo.config.settings import did_you_mean
-
+        if address := corrected_store(str(source)):
+            raise DatasetError(f"{source}: no such file; for an object store, write {address}")
         near = did_you_mean(str(source), {name: name for name in BUILT_IN})
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
                            f"({', '.join(BUILT_IN)}){near or '; give the path of a data-set YAML'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_yolo.config.model_facts import family_of_table, plugin_of, plugins
+from ray_yolo.config.model_facts import check_model_name, family_of_table, plugin_of
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models import zoo
@@ -84,12 +83,8 @@ def find_family(model: str | Mapping[str, object]) -> Family:
         module, _, name = found.family.partition(":")
         family: Family = getattr(importlib.import_module(module), name)
         return family
-    known = [*FAMILY_OF, *(name for each in plugins() for name in each.models)]
-    near = difflib.get_close_matches(stem := model.rpartition("/")[2].partition(".")[0], known, n=1, cutoff=0.0)[0]
-    if model.endswith((".pt", ".safetensors")):
-        name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
-        raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
-    raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(known)}, or a YAML file")
+    check_model_name(model)
+    raise ConfigError(f"model: {model} is a file; read it first")  # a YAML file is given as its mapping
 
 
 def build_model(model: str | Mapping[str, object], num_classes: int, anchors: Anchors | None = None) -> Detector:

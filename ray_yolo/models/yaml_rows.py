@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ray_yolo.config.model_facts import family_of_table
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.models import rows
 from ray_yolo.models.detector import Architecture
@@ -105,8 +105,8 @@ def _read_row(entry: object, where: str, modules: Mapping[str, type[rows.LayerRo
         case _:
             raise ConfigError(f"{where}: a row is [from, number, module, args], but this one is {entry!r}")
     if module not in modules:
-        near = difflib.get_close_matches(module, modules, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"{where}: module {module!r} is unknown; did you mean {near}? Known: {', '.join(modules)}")
+        near = did_you_mean(module, {name: name for name in modules})
+        raise ConfigError(f"{where}: module {module!r} is unknown{near or ';'} Known: {', '.join(modules)}")
     where, row = f"{where} {module}", modules[module]
     values = [_look_up(value, names, where) for value in args]
     if issubclass(row, rows.HeadRow):

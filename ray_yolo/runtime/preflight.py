@@ -53,6 +53,7 @@ from ray_yolo.runs.folders import storage_probe
 from ray_yolo.runs.record import RunRecord, TransferRecord
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
+from ray_yolo.sinks.mlflow_client import tracking_uri
 
 
 def check_early(config: RunConfig) -> Hooks:
@@ -61,6 +62,7 @@ def check_early(config: RunConfig) -> Hooks:
     """
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
+    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
     hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)

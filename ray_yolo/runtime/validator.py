@@ -132,6 +132,7 @@ def check(config: ValConfig) -> Checked:
 
     Raises the same errors as `validate`.
     """
+    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
     trained = load_trained(local_file(config.weights))
     check_iou(trained, config.evaluate)
     recipe = trained.recipe

@@ -27,7 +27,8 @@ from pydantic_core import ErrorDetails
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import CHANGEABLE, Recipe
 from ray_yolo.config.sections import ConfigModel
-from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
+from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, explain_unknown
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
