@@ -15,7 +15,11 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from pydantic import BaseModel
 
 from ray_yolo import __version__
+from ray_yolo.config.model_facts import facts_of
+from ray_yolo.config.named_recipes import RECIPES, named_recipe
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import (
+    DEFAULT,
     TRANSPARENT,
     ConfigField,
     SourcedValue,
@@ -95,8 +99,9 @@ class Command(NamedTuple, Generic[Model]):
     def flags(self) -> dict[str, str]:
         """Flag -> the config path that it sets, or the flag itself if it sets none."""
         set_by = {flag: path for path in self.paths for flag in flag_name(path)}
+        options = (*OPTIONS, "--recipe") if has_recipe(self.model) else OPTIONS
         return set_by | {flag: path for flag, (path, _) in self.switches.items()} | {
-            flag: flag for flag in (*self.unsupported, *OPTIONS)}
+            flag: flag for flag in (*self.unsupported, *options)}
 
 
 class Parsed(NamedTuple, Generic[Model]):
@@ -107,6 +112,11 @@ class Parsed(NamedTuple, Generic[Model]):
     dry_run: bool
 
 
+def has_recipe(model: type[BaseModel]) -> bool:
+    """Whether a configuration contains a recipe."""
+    return "epochs" in config_fields(model)
+
+
 def flag_name(path: str) -> tuple[str, ...]:
     """Flags of a field: its own name with hyphens (top-level fields only), then YOLOv5's spellings."""
     own = () if "." in path else (f"--{path.replace('_', '-')}",)
@@ -114,7 +124,7 @@ def flag_name(path: str) -> tuple[str, ...]:
 
 
 def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
-    """Configuration of a command line: defaults <- --config <- --hyp <- flags <- --set, validated once.
+    """Configuration of a command line: defaults <- --recipe <- --config <- --hyp <- flags <- --set, validated once.
 
     Raises:
         InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
@@ -127,10 +137,15 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     if unknown:
         raise InputError(_explain_unknown(unknown, command))
     given: dict[str, SourcedValue] = {}
+    assignments = dict(map(_read_assignment, options.set))
     for flag in FILES:
         if path := getattr(options, flag.strip("-")):
             given |= _allowed(read_config_file(path), flag, config_fields(command.model))
-    given |= options.given | dict(map(_read_assignment, options.set))
+    given |= options.given | assignments
+    if name := getattr(options, "recipe", None):
+        model = given.get("model", SourcedValue(Recipe.model_fields["model"].default, DEFAULT))
+        facts = facts_of(str(model.value))
+        given = named_recipe(name, has_anchors=facts is None or facts.has_anchors) | given
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
 
@@ -171,16 +186,19 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     nested = [f"{path:<30}{_help(field)}" for path, field in fields.items() if "." in path and path not in flagged]
     if nested:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
-    _add_options(parser.add_argument_group("options of every command"), has_recipe="epochs" in fields)
+    _add_options(parser.add_argument_group("options of every command"), trains=has_recipe(command.model))
     return parser
 
 
-def _add_options(group: argparse._ArgumentGroup, *, has_recipe: bool) -> None:
+def _add_options(group: argparse._ArgumentGroup, *, trains: bool) -> None:
     """The flags that are no fields. Those about recipes are hidden where there is no recipe."""
     for flag, text in FILES.items():
-        is_usable = has_recipe or flag != "--hyp"
-        example = ", e.g. optimizer: {lr0: 0.02}" if has_recipe and flag == "--config" else ""
+        is_usable = trains or flag != "--hyp"
+        example = ", e.g. optimizer: {lr0: 0.02}" if trains and flag == "--config" else ""
         group.add_argument(flag, metavar="FILE", help=f"{text}{example}" if is_usable else argparse.SUPPRESS)
+    if trains:
+        group.add_argument("--recipe", metavar="NAME", help="a named recipe of YOLOv5, which files and flags override: "
+                           f"{', '.join(RECIPES)}")
     group.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
                        help="one setting, overrides all others")
     group.add_argument("--dry-run", action="store_true",

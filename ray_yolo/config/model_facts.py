@@ -20,6 +20,7 @@ GRID = 32  # image sides are multiples of it and of the model's largest stride
 _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releases"
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
+_CLOSE_MOSAIC = 10  # of the anchor-free families
 _SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
 
 
@@ -35,6 +36,12 @@ class ModelFacts(NamedTuple):
     grid: int = GRID
     gains: Mapping[str, float] = MappingProxyType({})  # loss gains that differ from the recipe's defaults
     releases: str = ""  # page of the published weights
+    close_mosaic: int = 0  # final epochs without mosaic, as its authors train it
+
+    @property
+    def has_anchors(self) -> bool:
+        """Whether its head predicts boxes relative to anchors."""
+        return not self.gains
 
 
 class Plugin(NamedTuple):
@@ -49,12 +56,12 @@ class Plugin(NamedTuple):
 _PATTERNS = {
     "yolov5{}": ModelFacts("yolov5", releases=_YOLOV5),
     "yolov5{}6": ModelFacts("yolov5", 64, releases=_YOLOV5),
-    "yolov8{}": ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolov5{}u": ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolov5{}6u": ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS),
-    "yolo11{}": ModelFacts("yolo11", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolo12{}": ModelFacts("yolo12", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolo26{}": ModelFacts("yolo26", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
+    "yolov8{}": ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolov5{}u": ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolov5{}6u": ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolo11{}": ModelFacts("yolo11", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolo12{}": ModelFacts("yolo12", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolo26{}": ModelFacts("yolo26", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
 }
 MODELS = {pattern.format(size): facts for pattern, facts in _PATTERNS.items() for size in "nsmlx"} | dict.fromkeys(
     ("yolov3", "yolov3-spp", "yolov3-tiny"), ModelFacts("yolov3", releases=_YOLOV3))
@@ -74,7 +81,9 @@ def facts_of(model: str) -> ModelFacts | None:
         family = family_of_table(read_model_file(model))
     except InputError:
         return None  # the preflight check reports it
-    return ModelFacts(family) if family == "yolov5" else ModelFacts(family, gains=_NO_ANCHORS)
+    if family == "yolov5":
+        return ModelFacts(family)
+    return ModelFacts(family, gains=_NO_ANCHORS, close_mosaic=_CLOSE_MOSAIC)
 
 
 def read_model_file(path: str | Path) -> dict[str, Any]:

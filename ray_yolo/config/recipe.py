@@ -1,7 +1,7 @@
 """The recipe: all settings that determine the trained weights, validated once, then frozen.
 
-Search spaces may name only its fields. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module
-imports neither torch nor ray.
+Search spaces may name only its fields. Some defaults are those of the model's family. The others are YOLOv5's
+(scratch-low) where YOLOv5 has the setting. This module imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -165,12 +165,19 @@ class Recipe(ConfigModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _gains_of_the_family(cls, tree: object) -> object:
-        """Use the loss gains of the model's family as defaults."""
-        if not isinstance(tree, dict) or not isinstance(loss := tree.get("loss", {}), dict):
+    def _defaults_of_the_family(cls, tree: object) -> object:
+        """Use the loss gains and `close_mosaic` of the model's family as defaults."""
+        if not isinstance(tree, dict):
             return tree
         facts = facts_of(str(tree.get("model", "")))
-        return {**tree, "loss": {**facts.gains, **loss}} if facts and facts.gains else tree
+        if facts is None:
+            return tree
+        defaults: dict[str, dict[str, Any]] = {"loss": dict(facts.gains)}
+        if facts.close_mosaic:
+            defaults["augment"] = {"close_mosaic": facts.close_mosaic}
+        sections = {name: {**values, **tree.get(name, {})} for name, values in defaults.items()
+                    if values and isinstance(tree.get(name, {}), dict)}
+        return {**tree, **sections}
 
     @field_validator("batch_size")
     @classmethod

@@ -31,7 +31,8 @@ TRAIN_FLAGS = frozenset([
     "--stall-seconds", "--stop-after", "--register", "--registered-name", "--callbacks", "--bucket",
     "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
-    "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
+    "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
+    "--dry-run", "--device",
     "--version", "--help",
 ])
 
