@@ -143,8 +143,11 @@ def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: b
     """The tensors of a state whose name and shape are those of a model's tensor."""
     given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
-    fitting = {name: given[name] for name, tensor in own.items() if name in given and given[name].shape == tensor.shape
-               and not (keep_anchors and name.endswith(".anchors"))}
+    fitting: dict[str, Tensor] = {}
+    for name, tensor in own.items():
+        is_kept = keep_anchors and name.endswith(".anchors")
+        if name in given and given[name].shape == tensor.shape and not is_kept:
+            fitting[name] = given[name]
     if not fitting:
         raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(given)} given ones; "
                               f"expected names such as {next(iter(own))}")
