@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ray_yolo.core.events import METRICS
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
-from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, source_tags
+from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
@@ -77,9 +77,10 @@ class SweepRun:
         if best:
             points.append(Point("best/fitness", best.fitness or 0.0, now, best.number))
         params = flat_params({"sweep": self.config.sweep.model_dump(), **self.config.recipe.model_dump()})
-        place = folder.resolve()
-        return RunPlan(place.name, place.parent.name, now, params, source_tags(), points=points, status=self.status,
-                       end_ms=None if self.status == "RUNNING" else now, artifacts=ARTIFACTS if best else ())
+        place, tracking = folder.resolve(), requested_tracking()
+        return RunPlan(place.name, tracking.get("experiment") or place.parent.name, now, params, source_tags(),
+                       points=points, status=self.status, end_ms=None if self.status == "RUNNING" else now,
+                       artifacts=ARTIFACTS if best else (), experiment_id=tracking.get("experiment_id", ""))
 
 
 def _better(one: Trial, other: Trial) -> Trial:

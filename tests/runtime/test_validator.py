@@ -125,7 +125,7 @@ def test_validation_tells_what_the_split_holds_and_what_was_left_out(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data.yaml"
     data.write_text(f"path: {trained / 'data'}\nval: images/val\nnames: [dark, dark]\ndownload: bash get.sh\n")
-    result = validate(settings(trained, tmp_path, data=str(data)))
+    result = validate(settings(trained, tmp_path, data=str(data), allow_names=True))
     messages = capsys.readouterr().out.splitlines()
     assert messages[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
     assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in messages)
