@@ -23,6 +23,10 @@ Warn = Callable[[str], None]
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
+class RecordError(Exception):
+    """A record could not be made, and it is tried again. The text is for the user."""
+
+
 class History:
     """The events of a log that a consumer needs, in memory.
 

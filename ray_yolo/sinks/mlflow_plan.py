@@ -134,9 +134,13 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
                    experiment_id=tracking.get("experiment_id", ""))
 
 
-def source_tags() -> dict[str, str]:
-    """The command of this process as MLflow's source tags, and the parent run that MLFLOW_RUN_ID names."""
-    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(shlex.join(sys.orig_argv))}
+def source_tags(command: str = "") -> dict[str, str]:
+    """A command as MLflow's source tags, and the parent run that MLFLOW_RUN_ID names.
+
+    Args:
+        command: '': that of this process.
+    """
+    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(command or shlex.join(sys.orig_argv))}
     parent = requested_tracking().get("parent_run_id")
     return {**tags, PARENT_TAG: parent} if parent else tags
 

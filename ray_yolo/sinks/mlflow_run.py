@@ -30,6 +30,7 @@ from ray_yolo.sinks.mlflow_client import (
     find_experiment,
     read_run_file,
 )
+from ray_yolo.sinks.mlflow_errors import explained
 from ray_yolo.sinks.mlflow_plan import PARENT_TAG, RUN_ID_TAG, RunPlan, plan_run
 
 if TYPE_CHECKING:
@@ -199,12 +200,13 @@ class MlflowRecord:
         """Post what the server lacks.
 
         Raises:
-            Exception: any that MLflow raises; the next call asks the server again what it has.
+            RecordError: if the server cannot be reached or refuses; the next call asks it again what it has.
         """
         plan = plan_run(events, _parent_run(self._folder, self._uri))
         if plan is None:
             return
-        run_id = self._delivery.deliver(plan, with_files=ended)
+        with explained(self._uri):
+            run_id = self._delivery.deliver(plan, with_files=ended)
         if ended:
             (self._folder / OWED_FILE).unlink(missing_ok=True)
             self._stop_monitor()

@@ -26,6 +26,7 @@ from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import epoch_rows, surviving
 from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
+from ray_yolo.sinks.base import RecordError
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
@@ -111,7 +112,8 @@ class Pictures:
         """Draw everything new: first mosaics and labels, then results, and the detections of a better epoch.
 
         Raises:
-            PictureError: if some could not be drawn; the others are.
+            RecordError: if some could not be drawn; the others are. The cause may pass: a full disk, a table that is being
+                written.
             InputError: if the data set cannot be read, or its labels are others now.
         """
         rows = epoch_rows(surviving(events))
@@ -123,7 +125,7 @@ class Pictures:
         if any(isinstance(event, (StepEvent, EpochEvent)) for event in events):
             self._draw_images()
         if self._failed:
-            raise PictureError("not drawn: " + ", ".join(f"{name} ({reason})" for name, reason in self._failed.items()))
+            raise RecordError("not drawn: " + ", ".join(f"{name} ({reason})" for name, reason in self._failed.items()))
 
     def _draw_images(self) -> None:
         folder, table = self._folder, self._folder / DETECTIONS_FILE
@@ -142,10 +144,6 @@ class Pictures:
             with isolated(DETECTIONS_FILE, self._failed):
                 detections = np.load(table, allow_pickle=False)
                 draw_detections(detections, spec.val, spec.recipe.imgsz, folder, self._failed)
-
-
-class PictureError(Exception):
-    """Some pictures could not be drawn. The cause may pass: a full disk, a table that is being written."""
 
 
 def recorded_spec(folder: Path, data_folders: Sequence[Path]) -> TrainSpec:

@@ -44,9 +44,9 @@ from ray_yolo.core.redact import MASK, reason_of, redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
 from ray_yolo.runs.folders import is_held, lock_file
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.working_copy import address_of
-from ray_yolo.sinks.base import History, Warn
+from ray_yolo.sinks.base import History, RecordError, Warn
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, OWED_FILE, own_uri, read_run_file
 from ray_yolo.sinks.results_csv import ResultsCsv
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
@@ -109,7 +109,7 @@ def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
     with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
         placement = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text())["placement"])
     return RecordSettings(
-        uri=uri, plots=not placement.get("noplots"), registered_name=placement.get("registered_name") or "",
+        uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(), registered_name=placement.get("registered_name") or "",
         address=address_of(folder), data_folders=(start, *folder.resolve().parents))
 
 
@@ -162,6 +162,7 @@ class RunRecords:
     folder: Path
     records: Sequence[Record]
     warn: Warn
+    retries: bool = True  # whether `update` is called again after a failure
     tasks: list[_Task] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -237,10 +238,17 @@ class RunRecords:
         task.pause = min(2 * task.pause, _LONGEST_PAUSE_SECONDS)
         if not task.has_warned:
             task.has_warned = True
-            goes_on = "" if ended else "Training continues without. " if needs_user else "Training continues; "
-            again = "" if needs_user else "this is tried again." if goes_on else "This is tried again."
-            text = redact(str(error)) if needs_user else reason_of(error)
-            self.warn(f"{task.record.name}: {text}. {goes_on}{again}".rstrip())
+            is_text = isinstance(error, (RayYoloError, RecordError))
+            text = redact(str(error)) if is_text else reason_of(error)
+            self.warn(f"{task.record.name}: {text}{self._outlook(needs_user, ended)}")
+
+    def _outlook(self, needs_user: bool, ended: bool) -> str:
+        """What happens after a failure, as the end of a warning."""
+        if needs_user:
+            return "" if ended else ". Training continues without."
+        if not self.retries:
+            return ""
+        return ". This is tried again." if ended else ". Training continues; this is tried again."
 
     @property
     def is_gone(self) -> bool:
@@ -304,7 +312,8 @@ def complete(folder: Path, uri: str | None, start: Path, warn: Warn) -> RunRecor
     with locked(folder) as lock:
         if lock is None:
             return None
-        records = RunRecords(folder, build_records(folder, read_settings(folder, uri, start), warn), warn)
+        settings = read_settings(folder, uri, start)
+        records = RunRecords(folder, build_records(folder, settings, warn), warn, retries=False)
         records.update(ended=True)
         if not records.pending:
             note_complete(lock, records, uri)
@@ -316,7 +325,8 @@ def synchronise(folder: Path, uri: str | None) -> int:
     completed.
 
     Raises:
-        InputError: if the folder has no log of a training, or the user must change something first.
+        InputError: if the folder has no log of a training.
+        RayYoloError: if the user must change something first.
     """
     if not (folder / EVENTS_FILE).is_file():
         raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run or a sweep")
@@ -324,14 +334,15 @@ def synchronise(folder: Path, uri: str | None) -> int:
     if records is None:
         return INCOMPLETE
     for task in records.tasks:
-        if isinstance(task.error, InputError):
+        if isinstance(task.error, RayYoloError):
             raise task.error
     about = read_run_file(folder)
     if uri and about and "MLflow" not in records.pending:
         print(f"run {about['run_id']} at {redact(uri)}")
-    names = [task.record.name for task in records.tasks if task.holds]
-    print(f"complete: {', '.join(names)}")
-    return INCOMPLETE if records.pending else 0
+    if records.pending:
+        return INCOMPLETE
+    print(f"complete: {', '.join(task.record.name for task in records.tasks)}")
+    return 0
 
 
 def wait_for_lock(folder: Path, complete_once: Callable[[], T | None]) -> T | None:

@@ -21,6 +21,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, Event, StartEvent
 from ray_yolo.runs.event_log import last_of
 from ray_yolo.sinks.mlflow_client import build_client, read_run_file
+from ray_yolo.sinks.mlflow_errors import explained
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,7 +49,7 @@ class Registry:
 
         Raises:
             InputError: without tracking.
-            mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
+            RecordError: if the server cannot be reached or refuses.
         """
         end = last_of(events, StartEvent, EndEvent)
         is_done = ended and isinstance(end, EndEvent) and end.status == "done"
@@ -57,7 +58,8 @@ class Registry:
         about = read_run_file(self._folder)
         if self._uri is None or about is None:
             raise InputError(f"--register {self._registered_name}: there is no MLflow run to register from")
-        log_model(self._folder, self._uri, about["run_id"], self._registered_name)
+        with explained(self._uri):
+            log_model(self._folder, self._uri, about["run_id"], self._registered_name)
         self._is_registered = True
 
 

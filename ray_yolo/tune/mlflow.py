@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ray_yolo.core.events import METRICS
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
+from ray_yolo.sinks.mlflow_errors import explained
 from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
@@ -46,6 +47,7 @@ class SweepRun:
     trials: Sequence[Trial]  # all rows, by number
     status: Status
     claim: Claimed | None = None
+    command: str = ""  # that runs it
 
     @property
     def best(self) -> Trial | None:
@@ -78,7 +80,8 @@ class SweepRun:
             points.append(Point("best/fitness", best.fitness or 0.0, now, best.number))
         params = flat_params({"sweep": self.config.sweep.model_dump(), **self.config.recipe.model_dump()})
         place, tracking = folder.resolve(), requested_tracking()
-        return RunPlan(place.name, tracking.get("experiment") or place.parent.name, now, params, source_tags(),
+        return RunPlan(place.name, tracking.get("experiment") or place.parent.name, now, params,
+                       source_tags(self.command),
                        points=points, status=self.status, end_ms=None if self.status == "RUNNING" else now,
                        artifacts=ARTIFACTS if best else (), experiment_id=tracking.get("experiment_id", ""))
 
@@ -102,22 +105,27 @@ class SweepMlflow:
 
     Args:
         config: the sweep's settings.
+        command: that runs the sweep.
     """
 
-    def __init__(self, folder: Path, uri: str, config: TuneConfig) -> None:
-        self._folder, self._uri, self._config = folder, uri, config
+    def __init__(self, folder: Path, uri: str, config: TuneConfig, command: str = "") -> None:
+        self._folder, self._uri, self._config, self._command = folder, uri, config, command
         self._delivery = Delivery(folder, uri)
 
     def run_of(self, trials: Sequence[Trial], status: Status, claim: Claimed | None) -> SweepRun:
         """The desired content, given the rows of the ledger."""
-        return SweepRun(self._config, trials, status, claim)
+        return SweepRun(self._config, trials, status, claim, self._command)
 
     def update(self, sweep: SweepRun) -> str:
         """Make the run so; the first call creates it and records its id in the folder. Returns the id.
 
         Raises:
-            Exception: any that MLflow raises; the next call asks the server again what it has.
+            RecordError: if the server cannot be reached or refuses; the next call asks it again what it has.
         """
+        with explained(self._uri):
+            return self._deliver(sweep)
+
+    def _deliver(self, sweep: SweepRun) -> str:
         folder, uri = self._folder, self._uri
         run_id = self._delivery.deliver(sweep.plan(folder))
         client = build_client(uri)

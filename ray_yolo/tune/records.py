@@ -7,6 +7,7 @@ the trials are below it, then the records of each trial (`sinks/records`).
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ import yaml
 
 from ray_yolo.core.events import EndEvent, StartEvent
 from ray_yolo.core.files import atomic_write
-from ray_yolo.core.redact import redact
+from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain
 from ray_yolo.runs.folders import lock_file
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runs.working_copy import FINISHED, address_of
-from ray_yolo.sinks.base import Warn
+from ray_yolo.sinks.base import RecordError, Warn
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
 from ray_yolo.sinks.records import (
     INCOMPLETE,
@@ -45,18 +46,21 @@ from ray_yolo.tune.search import TuneConfig
 
 
 def write_options(folder: Path, config: TuneConfig) -> None:
-    """Write opt.yaml of a sweep: its settings without secrets."""
-    atomic_write(folder / OPTIONS_FILE, yaml.safe_dump(plain(config.model_dump(mode="json")), sort_keys=False),
-                 durable=False)
+    """Write opt.yaml of a sweep: its settings and its command, without secrets."""
+    options = {**config.model_dump(mode="json"), "command": shlex.join(sys.orig_argv)}
+    atomic_write(folder / OPTIONS_FILE, yaml.safe_dump(plain(options), sort_keys=False), durable=False)
 
 
-def read_options(folder: Path) -> TuneConfig:
-    """The settings of a sweep; for one of an earlier version as far as its ledger and record tell them."""
-    with suppress(OSError, ValueError, yaml.YAMLError):  # pydantic's ValidationError is a ValueError
-        return TuneConfig.model_validate(yaml.safe_load((folder / OPTIONS_FILE).read_text()))
+def read_options(folder: Path) -> tuple[TuneConfig, str]:
+    """The settings and the command of a sweep; for one of an earlier version, what its ledger and record contain."""
+    with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # pydantic's error is a ValueError
+        options = yaml.safe_load((folder / OPTIONS_FILE).read_text())
+        command = options.pop("command")
+        return TuneConfig.model_validate(options), command
     record = read_record(folder)
     sweep = {"space": record.space, "trials": record.trials} if isinstance(record, SweepRecord) else {}
-    return TuneConfig.model_validate({"recipe": begun_of(read_ledger(folder / LEDGER_FILE)).recipe, "sweep": sweep})
+    recipe = begun_of(read_ledger(folder / LEDGER_FILE)).recipe
+    return TuneConfig.model_validate({"recipe": recipe, "sweep": sweep}), ""
 
 
 @dataclass
@@ -79,7 +83,7 @@ class SweepRecords:
     def __init__(self, folder: Path, uri: str | None, start: Path, warn: Warn) -> None:
         self._folder, self._uri, self._start, self._warn = folder, uri, start, warn
         self._open: dict[str, _OpenTrial] = {}
-        self._sweep = SweepMlflow(folder, uri, read_options(folder)) if uri else None
+        self._sweep = SweepMlflow(folder, uri, *read_options(folder)) if uri else None
         self._own: list[Record] = []
         if address := address_of(folder):
             from ray_yolo.sinks.upload import FileUpload  # here: it imports torch
@@ -169,7 +173,8 @@ class SweepRecords:
             work()
         except Exception as error:  # of any library: the other records must still be made
             if not self.is_gone and name not in self._errors:
-                self._warn(f"{name}: {redact(str(error))}. This is tried again.")
+                text = redact(str(error)) if isinstance(error, RecordError) else reason_of(error)
+                self._warn(f"{name}: {text}. This is tried again.")
             self._errors[name] = error
             return False
         self._errors.pop(name, None)

@@ -17,7 +17,8 @@ from ray_yolo.data.index import read_splits
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runs.record import RunRecord, write_record
 from ray_yolo.sinks import pictures as pictures_module
-from ray_yolo.sinks.pictures import LAST_PICTURE, PictureError, Pictures, recorded_spec
+from ray_yolo.sinks.base import RecordError
+from ray_yolo.sinks.pictures import LAST_PICTURE, Pictures, recorded_spec
 from ray_yolo.sinks.results_csv import format_results
 from tests.support import run_log
 from tests.support.jobs import TINY, make_config
@@ -100,7 +101,7 @@ def test_detections_that_are_still_being_written_are_drawn_later(
     np.save(path, TABLE)
     whole = path.read_bytes()
     path.write_bytes(whole[:-4])
-    with pytest.raises(PictureError, match=DETECTIONS_FILE):
+    with pytest.raises(RecordError, match=DETECTIONS_FILE):
         drawn.update(TRAINED, ended=False)
     assert "draw_detections" not in calls
     path.write_bytes(whole)
@@ -117,7 +118,7 @@ def test_a_picture_that_fails_is_named_and_tried_again_and_the_others_are_drawn(
     drawn = Pictures(run_dir, [tmp_path])
     with monkeypatch.context() as patch:
         patch.setattr(pictures_module, "plot_labels", refuse)
-        with pytest.raises(PictureError, match=r"not drawn: labels\.jpg \(OSError: full\)"):
+        with pytest.raises(RecordError, match=r"not drawn: labels\.jpg \(OSError: full\)"):
             drawn.update(TRAINED, ended=True)
     assert {"plot_results", "draw_detections"} <= set(calls)
     drawn.update(TRAINED, ended=True)
