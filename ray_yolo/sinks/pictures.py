@@ -112,8 +112,8 @@ class Pictures:
         """Draw everything new: first mosaics and labels, then results, and the detections of a better epoch.
 
         Raises:
-            RecordError: if some could not be drawn; the others are. The cause may pass: a full disk, a table that is being
-                written.
+            RecordError: if some could not be drawn; the others are. The cause may pass: a full disk, a table that is
+                being written.
             InputError: if the data set cannot be read, or its labels are others now.
         """
         rows = epoch_rows(surviving(events))

@@ -86,6 +86,9 @@ class RecordProcess:
 
     def _start(self) -> None:
         self._starts += 1
+        self._send_end()  # closes the pipes of a process that was killed
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
         note_incomplete(self._folder)
         self._unread = b""
         self._process = start_detached(self._module, str(self._folder), {URI_VARIABLE: self._uri or ""})

@@ -109,8 +109,9 @@ def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
     with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
         placement = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text())["placement"])
     return RecordSettings(
-        uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(), registered_name=placement.get("registered_name") or "",
-        address=address_of(folder), data_folders=(start, *folder.resolve().parents))
+        uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(),
+        registered_name=placement.get("registered_name") or "", address=address_of(folder),
+        data_folders=(start, *folder.resolve().parents))
 
 
 def build_records(folder: Path, settings: RecordSettings, warn: Warn) -> list[Record]:

@@ -12,14 +12,14 @@ from mlflow import MlflowClient
 
 from ray_yolo.core.events import ANCHOR_TERMS, RunEvent
 from ray_yolo.core.files import atomic_write
-from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.sinks.metric_names import best_metrics, metrics
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.mlflow_plan import ARTIFACTS, plan_validation
-from ray_yolo.sinks.mlflow_run import Delivery, MlflowRecord
+from ray_yolo.sinks.mlflow_run import Delivery
 from tests.support import run_log
 from tests.support.servers import BrokenServer, MlflowServer
-from tests.support.tracking import Tracking
+from tests.support.tracking import Tracking, synchronise
 
 STORY = [run_log.run(), run_log.dataset(train="a1", val="b2"), run_log.start(), *run_log.trained_epoch(0),
          *run_log.trained_epoch(1), *run_log.trained_epoch(2), run_log.end(30)]
@@ -59,12 +59,6 @@ def notify(run_dir, events):
     run_log.write(run_dir / EVENTS_FILE, [
         event.model_copy(update={"run_id": str(run_dir)}) if isinstance(event, RunEvent) else event
         for event in events])
-
-
-def synchronise(run_dir, uri):
-    """The MLflow run of a run folder, made so."""
-    MlflowRecord(run_dir, uri, pytest.fail).update(read_events(run_dir / EVENTS_FILE), ended=True)
-    return read_run_file(run_dir)["run_id"]
 
 
 def wait_until(condition):

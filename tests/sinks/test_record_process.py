@@ -103,6 +103,7 @@ class TestProcess:
         assert process._process.stdin is not None
         process._process.stdin.close()  # as the kernel does
         wait_until(lambda: is_complete(run, None))
+        process.finish(60.0)
 
     @pytest.mark.parametrize("is_moved", [True, False])
     def test_an_old_place_is_not_made_again(self, tmp_path: Path, is_moved: bool) -> None:
@@ -133,6 +134,7 @@ class TestProcess:
         assert f"python -m ray_yolo.sync {run}" in rest
         os.kill(pid_of(process), signal.SIGCONT)
         wait_until(lambda: is_complete(run, None))
+        record_process._left[-1].wait(60)
 
     def test_records_that_only_fail_are_not_waited_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(record_process, "FAILING_SECONDS", 0.2)
@@ -145,6 +147,7 @@ class TestProcess:
                                                                   "directory"] or warnings
         (run / "results.csv").rmdir()
         wait_until(lambda: is_complete(run, None))
+        record_process._left[-1].wait(60)
 
 
 class TestEnds:

@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.mlflow_run import MlflowRecord
 from ray_yolo.sinks.records import RunRecords
 
@@ -37,3 +41,11 @@ class Tracking:
         self._ended.set()
         self._thread.join(patience_seconds)
         return self._records.pending
+
+
+def synchronise(run_dir: Path, uri: str) -> str:
+    """The id of the MLflow run of a run folder, made so once."""
+    MlflowRecord(run_dir, uri, pytest.fail).update(read_events(run_dir / EVENTS_FILE), ended=True)
+    about = read_run_file(run_dir)
+    assert about
+    return about["run_id"]
