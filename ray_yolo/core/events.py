@@ -87,6 +87,10 @@ class SplitCounts(Frozen):
     """Label paths that were searched."""
     digest: str = ""
     """`AnnotationIndex.digest` of the labels; '' in older logs."""
+    clipped: int = 0
+    """Boxes that reached out of their image; 0 in older logs."""
+    specks: int = 0
+    """Boxes with a side under one pixel; 0 in older logs."""
 
 
 class DatasetEvent(Event):

@@ -32,6 +32,7 @@ class Finding:
     what: str
     dropped: bool
     image: bool = False  # a whole image was left out, not a row
+    row: bool = False  # if so: a row too, the last one of the image
 
 
 class DatasetSnapshot(NamedTuple):
@@ -60,6 +61,7 @@ class AnnotationIndex:
     num_without_file: int = 0  # images without a label file
     looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
     snapshot: DatasetSnapshot | None = None  # that `paths` belong to
+    num_clipped: int = 0  # boxes of the files that reached out of their image
 
     def __len__(self) -> int:
         return len(self.paths)

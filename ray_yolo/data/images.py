@@ -153,5 +153,7 @@ def _header(path: str | bytes) -> tuple[int, int, bool]:
     except _DAMAGE as error:
         if _is_pfm(path):
             return *read_image(path).shape[:2], True
+        if isinstance(error, SyntaxError):  # Pillow's for PNG files with wrong checksums
+            raise UnreadableImageError("is damaged: the checksum (CRC) of a part of this PNG file is wrong") from None
         raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
     return *((width, height) if turned else (height, width)), False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from copy import copy
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.images import SUFFIXES
-from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
+from ray_yolo.data.remarks import Kind, Remark
 from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
@@ -27,18 +29,18 @@ class LabelSources:
     listed images. Every other image has a YOLO text file, a VOC file, or no labels.
 
     Attributes:
-        paths: absolute paths in sorted order, each once.
+        paths: absolute paths in sorted order, each once unless the options keep repeats.
         findings: about whole files.
 
     Raises:
         DatasetError: if the split is not described, a source cannot be read, or there are no images.
     """
 
-    def __init__(self, description: DatasetDescription, split: str) -> None:
-        self._names = description.names
+    def __init__(self, description: DatasetDescription, split: str, options: LabelOptions = DEFAULT_OPTIONS) -> None:
+        self._rules = LabelRules(description.names, description.keypoints, options)
         self._coco: dict[str, CocoFile] = {}
         self.findings: list[Finding] = []
-        images: set[str] = set()
+        images: Counter[str] = Counter()  # how often each image counts
         for source in description.split(split):
             if files := _coco_files(Path(source), split):
                 for file in files:
@@ -48,9 +50,16 @@ class LabelSources:
                     self.findings += coco.findings
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
-            images.update(os.path.normpath(path) for path in files_of(source, description.root)
-                          if is_list or suffix(path) in SUFFIXES)
-        self.paths = sorted(images | set(self._coco))
+            found = Counter(os.path.normpath(path) for path in files_of(source, description.root)
+                            if is_list or suffix(path) in SUFFIXES)
+            if is_list and options.keep_repeats and split == "train":
+                images |= found
+                continue
+            if is_list:
+                self.findings += _repeated_lines(found, source, split)
+            images |= Counter(found.keys())
+        images |= Counter(self._coco.keys())
+        self.paths = sorted(images.elements())
         if not self.paths:
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))}); correct the path")
@@ -98,10 +107,13 @@ class LabelSources:
             return self._coco[path].read(path, size)
         text = label_path(path)
         if (content := _content(text)) is not None:
-            return ImageLabels(*parse_labels(content, size, self._names, text))
+            labels = parse_labels(content, size, self._rules, text)
+            unread = voc.annotation_path(path)
+            return labels._replace(remarks=(*labels.remarks, Remark(Kind("two files"), str(unread)))) if unread else (
+                labels)
         xml = voc.annotation_path(path)
         if xml and (content := _content(str(xml))) is not None:
-            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
+            return voc.parse_voc(content, size, self._rules, str(xml))
         return ImageLabels(has_file=False)
 
 
@@ -112,6 +124,18 @@ def _coco_files(source: Path, split: str) -> list[Path]:
     if not os.path.isdir(source):
         return []
     return sorted([*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")])
+
+
+def _repeated_lines(counts: Counter[str], source: str, split: str) -> list[Finding]:
+    """A finding about the images that a list file has more than once."""
+    repeated = [path for path, count in counts.items() if count > 1]
+    if not repeated:
+        return []
+    remedy = " (--keep-repeats counts every line)" if split == "train" else ""
+    lines = sum(counts.values())
+    return [Finding(source, f"has {lines - len(counts)} of {lines} lines that repeat an earlier one, of "
+                            f"{len(repeated)} images, the first {repeated[0]}; each image counts once{remedy}",
+                    dropped=False)]
 
 
 def _content(file: str) -> bytes | None:

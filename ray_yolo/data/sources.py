@@ -131,7 +131,9 @@ def _listed(file: Path, root: Path | None) -> list[str]:
         raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
     paths = []
     for number, line in enumerate(map(str.strip, lines), 1):
-        candidates = [os.path.normpath(folder / line) for folder in (file.parent, root or file.parent)]
+        spellings = dict.fromkeys((line, line.replace("\\", "/")))  # a list of Windows has backslashes
+        candidates = [os.path.normpath(folder / spelling) for spelling in spellings
+                      for folder in (file.parent, root or file.parent)]
         path = next((path for path in candidates if os.path.isfile(path)), None)
         if path:
             paths.append(path)
