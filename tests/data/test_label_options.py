@@ -22,7 +22,7 @@ def describe(folder: Path, splits: str) -> None:
     place(folder / "data.yaml", f"{splits}\nnames: {list(NAMES)}\n".encode())
 
 
-def test_rows_with_a_confidence_are_labels_if_training_asks_for_them(tmp_path: Path) -> None:
+def test_rows_with_a_confidence_are_labels_if_asked_for(tmp_path: Path) -> None:
     place(tmp_path / "images" / "a.png", picture())
     place(tmp_path / "labels" / "a.txt", f"{ROW}\n0 0.5 0.5 0.2 0.2 0.9\n".encode())
     describe(tmp_path, "train: images\nval: images")
@@ -30,7 +30,7 @@ def test_rows_with_a_confidence_are_labels_if_training_asks_for_them(tmp_path: P
     assert [index.classes.tolist() for index in read(tmp_path, "--labels-with-confidence")] == [[1, 0], [1, 0]]
 
 
-def test_difficult_objects_are_labels_if_training_asks_for_them(tmp_path: Path) -> None:
+def test_difficult_objects_are_labels_if_asked_for(tmp_path: Path) -> None:
     place(tmp_path / "images" / "a.png", picture())
     difficult = item("circle", (1, 1, 9, 9), "<difficult>1</difficult>")
     place(tmp_path / "images" / "a.xml", xml(item(), difficult).encode())
