@@ -8,12 +8,14 @@ from copy import copy
 from pathlib import Path
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.core.structures import Finding
+from ray_yolo.core.structures import Finding, OtherFiles
 from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.images import SUFFIXES
+from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
 from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.notes import counted
+from ray_yolo.data.other_files import find_other_files
 from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
@@ -29,6 +31,7 @@ class LabelSources:
     Attributes:
         paths: absolute paths in sorted order, each once.
         findings: about whole files.
+        other_files: label files and pictures that the split does not use, or only under another spelling.
 
     Raises:
         DatasetError: if the split is not described, a source cannot be read, or there are no images.
@@ -39,26 +42,35 @@ class LabelSources:
         self._coco: dict[str, CocoFile] = {}
         self.findings: list[Finding] = []
         images: set[str] = set()
+        roots: list[str] = []
+        unread: list[str] = []
         for source in description.split(split):
-            if files := _coco_files(Path(source), split):
-                for file in files:
+            if coco_files := _coco_files(Path(source), split):
+                for file in coco_files:
                     folder = description.image_folders.get(source)
                     coco = CocoFile(file, description.root, description.names, Path(folder) if folder else None)
                     self._coco.update(dict.fromkeys(coco.paths, coco))
                     self.findings += coco.findings
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
-            images.update(os.path.normpath(path) for path in files_of(source, description.root)
-                          if is_list or suffix(path) in SUFFIXES)
+            files = [os.path.normpath(path) for path in files_of(source, description.root)]
+            images.update(path for path in files if is_list or suffix(path) in SUFFIXES)
+            if os.path.isdir(source):
+                roots.append(os.path.normpath(source))
+                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
         self.paths = sorted(images | set(self._coco))
         if not self.paths:
+            others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
-                               f"(looked for {', '.join(sorted(SUFFIXES))}); correct the path")
+                               f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
+        self.other_files = find_other_files(sorted(images - set(self._coco)), roots, unread)
+        self._matched = dict(self.other_files.matched)
 
     def part(self, paths: list[str]) -> LabelSources:
         """A subset of the images with the data to read them, small enough to send to a process."""
         chosen = copy(self)
-        chosen.paths, chosen.findings = paths, []
+        chosen.paths, chosen.findings, chosen.other_files = paths, [], OtherFiles()
+        chosen._matched = {path: self._matched[path] for path in paths if path in self._matched}
         files = {path: self._coco[path] for path in paths if path in self._coco}
         parts = {file: file.part([path for path in files if files[path] is file]) for file in set(files.values())}
         chosen._coco = {path: parts[file] for path, file in files.items()}
@@ -68,6 +80,8 @@ class LabelSources:
         """The files that determine an image's labels, whether or not they exist."""
         if path in self._coco:
             return [str(self._coco[path].file)]
+        if path in self._matched:
+            return [label_path(path), self._matched[path]]
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
 
@@ -96,12 +110,12 @@ class LabelSources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        text = label_path(path)
-        if (content := _content(text)) is not None:
-            return ImageLabels(*parse_labels(content, size, self._names, text))
-        xml = voc.annotation_path(path)
-        if xml and (content := _content(str(xml))) is not None:
-            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
+        for file in self.label_files(path):
+            content = _content(file)
+            if content is None:
+                continue
+            parse = voc.parse_voc if suffix(file) == ".xml" else parse_labels
+            return ImageLabels(*parse(content, size, self._names, file))
         return ImageLabels(has_file=False)
 
 

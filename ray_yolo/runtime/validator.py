@@ -127,7 +127,8 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
         "precision": next((p for p in (config.precision, recipe.precision) if p != "auto"), "fp32")})
     description = read_description(decided.data)
     index = read_index(description, config.split, single_cls=config.single_cls)
-    index = replace(index, findings=(*description.findings, *index.findings))
+    index = replace(index, findings=(*description.findings, *index.findings),
+                    pixel_range={**index.pixel_range, **trained.pixel_range})
     if config.classes is not None:
         check_classes(config.classes, index.names)
         index = only_classes(index, config.classes)
