@@ -25,10 +25,13 @@ from ray_yolo.data.yolo_txt import label_path
 
 _LABEL_SUFFIXES = (".txt", ".xml")
 _LABEL_FOLDERS = ("labels", "Labels", "LABELS", "annotations", "Annotations", "annots")
+_OWNERS = (("labels", "images"), ("Annotations", "JPEGImages"), *((name, "images") for name in voc.USUAL))
 # Text files that tools write beside labels.
 _COMPANIONS = re.compile(
     r"_.*|(classes|labels?|label_?map|licen[cs]e|names|notes|obj|predefined_classes|readme|test|train|trainval|val|valid)"
     r"([._-].*)?", re.IGNORECASE | re.DOTALL)
+
+_UPLOAD = re.compile(r"^[0-9a-f]{8}-(?=.)")  # Label Studio's prefix of uploaded files
 
 
 class _Folder(NamedTuple):
@@ -78,96 +81,126 @@ def find_other_files(paths: Sequence[str], roots: Iterable[str], unread: Sequenc
         roots: folders that the description names as sources.
         unread: pictures in these folders in formats that are not read.
     """
-    listing, images = _Listing(), defaultdict[str, list[str]](list)
-    for path in paths:
-        images[os.path.dirname(path)].append(os.path.basename(path))
-    folders = [_folder(path) for path in images]
-    without, shared = [], []
-    taken, found = set[str](), set[str]()
-    for folder in folders:
-        names = images[folder.path]
+    listing = _Listing()
+    stems, rules = _Stems(listing), _Rules()
+    names_in = defaultdict[str, list[str]](list)
+    for path in dict.fromkeys(paths):
+        names_in[os.path.dirname(path)].append(os.path.basename(path))
+    folders = {path: _folder(path, rules) for path in names_in}
+    without: list[str] = []  # images that have no label file by the rule
+    shared: list[str] = []
+    for folder in folders.values():
         labelled = _labelled(folder, listing)
-        stems = Counter(os.path.splitext(name)[0] for name in names)
-        without += [f"{folder.path}/{name}" for name in names if os.path.splitext(name)[0] not in labelled]
-        if len(stems) < len(names):
-            shared += [f"{folder.path}/{name}" for name in names
-                       if stems[os.path.splitext(name)[0]] > 1 and os.path.splitext(name)[0] in labelled]
-        on_disk = {os.path.splitext(name)[0] for name in listing[folder.path] if suffix(name) in SUFFIXES}
-        taken |= {file for stem in on_disk | set(stems) for file in labelled.get(stem, ())}
-        for each in {folder.texts, *folder.xmls, *folder.mirrors}:
-            found |= _label_files(each, listing)
-    for root in roots:
-        found |= _labels_below(root, listing)
-    orphans = found - taken
-    matched = _match(without, {folder.path: folder for folder in folders}, orphans, taken, listing) if without else {}
-    orphans -= set(matched.values())
-    exports = _exports(folders, listing) if without else ()
-    return OtherFiles(tuple(sorted(orphans)), tuple(sorted(unread)), tuple(sorted(matched.items())),
-                      tuple(sorted(shared)), exports)
+        images = [(name, os.path.splitext(name)[0]) for name in names_in[folder.path]]
+        uses = Counter(stem for _, stem in images)
+        without += [f"{folder.path}/{name}" for name, stem in images if stem not in labelled]
+        shared += [f"{folder.path}/{name}" for name, stem in images if uses[stem] > 1 and stem in labelled]
+        stems[folder.path] |= uses.keys()  # a list file may name images with other suffixes
+    own = {each for folder in folders.values() for each in (folder.texts, *folder.xmls, *folder.mirrors)}
+    own |= {each for root in roots for each in _folders_below(root)}
+    found = {file for each in own for file in _label_files(each, listing)}
+    for folder in folders.values():  # most files, so without a look at each
+        found -= {f"{folder.texts}/{stem}.txt" for stem in stems[folder.path]}
+    orphans = {file for file in found if _is_unowned(file, stems, rules)}
+    if not without:
+        return OtherFiles(tuple(sorted(orphans)), tuple(sorted(unread)), shared=tuple(sorted(shared)))
+    common = {file for folder in folders.values() for each in folder.common for file in _label_files(each, listing)}
+    matched = _match(without, folders, orphans | {file for file in common if _is_unowned(file, stems, rules)})
+    return OtherFiles(tuple(sorted(orphans - set(matched.values()))), tuple(sorted(unread)),
+                      tuple(sorted(matched.items())), tuple(sorted(shared)), _exports(folders.values(), listing))
 
 
-def _folder(path: str) -> _Folder:
-    image = f"{path}/any.jpg"
+def _folder(path: str, rules: _Rules) -> _Folder:
     mirrors, common = label_folders(path)
-    return _Folder(path, os.path.dirname(label_path(image)), voc.folders(image), mirrors, common)
+    return _Folder(path, *rules[path], mirrors, common)
 
 
-def _labelled(folder: _Folder, listing: _Listing) -> dict[str, list[str]]:
-    """The label files by the layout's rule, by stem."""
-    files = defaultdict[str, list[str]](list)
-    for name in listing[folder.texts]:
-        if name.endswith(".txt"):
-            files[name[:-4]].append(f"{folder.texts}/{name}")
-    for xmls in folder.xmls:
-        for name in listing[xmls]:
-            if name.endswith(".xml"):
-                files[name[:-4]].append(f"{xmls}/{name}")
-    return files
+def _labelled(folder: _Folder, listing: _Listing) -> set[str]:
+    """The stems of the label files by the layout's rule."""
+    texts = {name[:-4] for name in listing[folder.texts] if name.endswith(".txt")}
+    return texts | {name[:-4] for xmls in folder.xmls for name in listing[xmls] if name.endswith(".xml")}
 
 
 def _label_files(folder: str, listing: _Listing) -> set[str]:
     """The files of a folder that may be label files."""
-    return {f"{folder}/{name}" for name in listing[folder]
-            if suffix(name) in _LABEL_SUFFIXES and not _COMPANIONS.fullmatch(os.path.splitext(name)[0])}
+    return {f"{folder}/{name}" for name in listing[folder] if name[-4:].lower() in _LABEL_SUFFIXES}
 
 
-def _labels_below(root: str, listing: _Listing) -> set[str]:
-    """Label files in the mirror of a source folder, also in subfolders without images."""
+def _folders_below(root: str) -> list[str]:
+    """The label folders of a source folder, also those of subfolders without images."""
     top = os.path.dirname(label_path(f"{root}/any.jpg"))
-    if top == root:
-        return set()
-    return {file for folder, _ in walk(top) for file in _label_files(folder, listing)}
+    return [] if top == root else [folder for folder, _ in walk(top)]
 
 
-def _match(without: Sequence[str], folders: Mapping[str, _Folder], orphans: set[str], taken: set[str],
-           listing: _Listing) -> dict[str, str]:
+class _Stems(dict[str, set[str]]):
+    """The stems of the images in each folder."""
+
+    def __init__(self, listing: _Listing) -> None:
+        super().__init__()
+        self._listing = listing
+
+    def __missing__(self, folder: str) -> set[str]:
+        self[folder] = {os.path.splitext(name)[0] for name in self._listing[folder] if suffix(name) in SUFFIXES}
+        return self[folder]
+
+
+class _Rules(dict[str, tuple[str, Sequence[str]]]):
+    """The folders of the text and XML files of each folder of images, by the layout's rule."""
+
+    def __missing__(self, folder: str) -> tuple[str, Sequence[str]]:
+        image = f"{folder}/any.jpg"
+        self[folder] = os.path.dirname(label_path(image)), voc.folders(image)
+        return self[folder]
+
+
+def _is_unowned(file: str, stems: _Stems, rules: _Rules) -> bool:
+    """Whether no image, also of another split, takes a label file by the layout's rule."""
+    folder, name = os.path.split(file)
+    stem, kind = os.path.splitext(name)
+    if _COMPANIONS.fullmatch(stem):
+        return False
+    candidates = [folder]
+    for labels, images in _OWNERS:
+        head, found, tail = f"{folder}/".rpartition(f"/{labels}/")
+        if found:
+            candidates.append(os.path.normpath(f"{head}/{images}/{tail}"))
+    for candidate in candidates:
+        if stem not in stems[candidate]:
+            continue
+        texts, xmls = rules[candidate]
+        if (kind == ".txt" and folder == texts) or (kind == ".xml" and folder in xmls):  # not .TXT
+            return False
+    return True
+
+
+def _match(without: Sequence[str], folders: Mapping[str, _Folder], files: set[str]) -> dict[str, str]:
     """The label file of each image that has none by the rule, where both fit only each other."""
-    files = set(orphans)
-    for folder in folders.values():
-        for each in folder.common:
-            files |= _label_files(each, listing) - taken
+    files = set(files)
     places = {path: dict.fromkeys((folder.texts, *folder.xmls, *folder.mirrors, *folder.common))
               for path, folder in folders.items()}
-    same_stem, open_images = _pair(without, places, sorted(files), lambda image: [Path(image).stem], lambda stem: stem)
-    # Some tools write a.jpg.txt: the label file's stem is the image's name.
-    files -= set(same_stem.values())
-    same_spelling, _ = _pair(open_images, places, sorted(files),
-                             lambda image: [_spelling(Path(image).stem), _spelling(Path(image).name)], _spelling)
-    return same_stem | same_spelling
+    matched: dict[str, str] = {}
+    images = list(without)
+    for key_of_image, key_of_stem in _KEYS:
+        pairs, images = _pair(images, places, sorted(files), key_of_image, key_of_stem)
+        files -= set(pairs.values())
+        matched |= pairs
+    return matched
 
 
 def _pair(images: Sequence[str], places: Mapping[str, Iterable[str]], files: Sequence[str],
-          keys_of_image: Callable[[str], Iterable[str]], key_of_stem: Callable[[str], str]
+          key_of_image: Callable[[str], str], key_of_stem: Callable[[str], str]
           ) -> tuple[dict[str, str], list[str]]:
     """The file of each image where an image fits one file and the file fits one image, and the images that fit none.
 
-    An image fits a file in one of the places of its folder whose stem has one of the image's keys.
+    An image fits a file in one of the places of its folder, if the file's stem has the key of the image's name.
     """
     by_key = defaultdict[tuple[str, str], list[str]](list)
     for file in files:
         by_key[os.path.dirname(file), key_of_stem(Path(file).stem)].append(file)
-    fits = {image: [file for place in places[os.path.dirname(image)] for key in dict.fromkeys(keys_of_image(image))
-                    for file in by_key.get((place, key), ())] for image in images}
+    fits = {}
+    for image in images:
+        folder, name = os.path.split(image)
+        fits[image] = [file for place in places[folder] for file in by_key.get((place, key_of_image(name)), ())]
     claims = Counter(file for some in fits.values() for file in some)
     pairs = {image: some[0] for image, some in fits.items() if len(some) == 1 and claims[some[0]] == 1}
     return pairs, [image for image, some in fits.items() if not some]
@@ -178,7 +211,17 @@ def _spelling(name: str) -> str:
     return unicodedata.normalize("NFC", unquote(name)).casefold().strip()
 
 
-def _exports(folders: Sequence[_Folder], listing: _Listing) -> tuple[str, ...]:
+# Keys of an image's name and of a label file's stem, the strictest first.
+_KEYS: tuple[tuple[Callable[[str], str], Callable[[str], str]], ...] = (
+    (lambda name: Path(name).stem, lambda stem: stem),
+    (lambda name: _spelling(Path(name).stem), _spelling),
+    (_spelling, _spelling),  # a.jpg.txt
+    (lambda name: _spelling(Path(name).stem), lambda stem: _spelling(_UPLOAD.sub("", stem))),
+    (lambda name: _spelling(name.partition(".")[0]), _spelling),  # a.txt of a.webp.jpg
+)
+
+
+def _exports(folders: Iterable[_Folder], listing: _Listing) -> tuple[str, ...]:
     """The first JSON file of an annotation tool beside each folder of images without labels, with the tool's name."""
     found = []
     for folder in folders:

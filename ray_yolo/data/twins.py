@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
+Way = Callable[[Sequence[str]], Iterable[Hashable]]
 _SAMPLE = 4096  # bytes from the middle of a file, which differ in most files of equal size
 
 
@@ -21,8 +23,9 @@ def find_twins(train: Sequence[str], val: Sequence[str]) -> tuple[tuple[str, str
     twins = [(path, path) for path in val if path in known]
     others = [path for path in val if path not in known]
     with ThreadPoolExecutor(16) as pool:
-        for look in (_size, _sample, _digest):  # each needs more reading than the one before
-            ours, theirs = (_groups(paths, pool.map(look, paths)) for paths in (others, train))
+        ways: tuple[Way, ...] = (partial(map, _size), partial(pool.map, _sample), partial(pool.map, _digest))
+        for keys_of in ways:  # each needs more reading than the one before
+            ours, theirs = _groups(others, keys_of(others)), _groups(train, keys_of(train))
             common = ours.keys() & theirs.keys()
             others = [path for key in common for path in ours[key]]
             train = [path for key in common for path in theirs[key]]

@@ -12,7 +12,7 @@ from ray_yolo.core.structures import Finding
 from ray_yolo.data.labels import LabelRow, Labels, UnreadableLabelsError, cut_box, labels_of, read_rows
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
-_USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
+USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
 _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
@@ -30,7 +30,7 @@ def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> l
     if found:
         return [folder, os.path.normpath(f"{head}/Annotations/{tail}")]
     head, found, tail = f"{folder}/".rpartition("/images/")
-    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
+    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in USUAL] if found else []
     return [folder, *filter(exists, usual)]
 
 

@@ -79,7 +79,7 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
     refuse_count_from_one(train, description)
-    val = replace(val, pixel_range={**val.pixel_range, **train.pixel_range}, twins=find_twins(train.paths, val.paths))
+    val = as_training_reads(val, train)
     if recipe.classes is not None:
         check_classes(recipe.classes, train.names)
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
@@ -89,6 +89,12 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
     return description, replace(train, findings=(*description.findings, *train.findings)), val
+
+
+def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> AnnotationIndex:
+    """Another split with the range of the training images' values, and its twins among the training images."""
+    return replace(index, pixel_range={**index.pixel_range, **train.pixel_range},
+                   twins=find_twins(train.paths, index.paths))
 
 
 def check_model(recipe: Recipe) -> None:

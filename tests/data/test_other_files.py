@@ -79,6 +79,8 @@ SPELLINGS = {
     "labels next to a folder of any name": ("pics/a.png", "labels/a.txt"),
     "RectLabel's annotations": ("images/a.png", "images/annotations/a.xml"),
     "dots in the stem": ("images/a.b.c.png", "labels/a.b.c.TXT"),
+    "Label Studio's prefix": ("images/a.png", "labels/1a2b3c4d-a.txt"),
+    "the stem's first part": ("images/a.webp.png", "labels/a.txt"),
     "blanks": ("images/a  b .png", "labels/a  b.txt"),
 }
 
@@ -106,6 +108,7 @@ AMBIGUOUS = {
     "two files": (["images/a.png"], ["labels/A.txt", "labels/A.TXT"]),
     "two folders": (["images/a.png"], ["images/a.txt", "Labels/a.txt"]),
     "two pictures": (["images/a.png", "images/A.png"], ["labels/a.TXT"]),
+    "two pictures of a sequence": (["images/a.1.png", "images/a.2.png"], ["labels/a.txt"]),
     "two pictures in subfolders": (["images/x/a.png", "images/y/a.png"], ["labels/a.txt"]),
 }
 
@@ -182,6 +185,15 @@ def test_labels_of_images_outside_a_list_are_no_orphans(tmp_path: Path) -> None:
     index = scan(tmp_path, "train.txt")
     assert boxes(index) == {"a.png": [BOX]}
     assert index.other_files.labels == (f"{tmp_path}/labels/c.txt",)
+
+
+def test_a_label_file_of_another_splits_image_is_not_matched(tmp_path: Path) -> None:
+    """images/sub/a.png has no label file: labels/a.txt is that of images/a.png."""
+    picture(tmp_path, "images/a.png", "images/sub/a.png")
+    text(tmp_path, "labels/a.txt")
+    index = scan(tmp_path, "images/sub")
+    assert boxes(index) == {"a.png": []}
+    assert index.other_files == label_files.OtherFiles()
 
 
 def test_images_of_one_stem_share_their_label_file_with_a_word(tmp_path: Path) -> None:
