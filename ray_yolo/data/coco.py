@@ -17,6 +17,7 @@ import numpy as np
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
+from ray_yolo.data.exports import ADVICE, tool_of
 from ray_yolo.data.labels import (
     NO_OUTLINE,
     Box,
@@ -27,6 +28,7 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
+from ray_yolo.data.other_files import resolve_names
 
 
 class CocoFile:
@@ -34,7 +36,8 @@ class CocoFile:
 
     Categories map to the description's classes by name, else in the order of their ids. A category without annotations
     (Roboflow's supercategory) may be unknown. Images are in `folder`, by default in one of the usual ones;
-    `findings` has the annotations of unknown images, which are left out.
+    `findings` has the annotations of unknown images, which are left out. `respelled` has the path of each
+    image whose `file_name` is spelled otherwise.
 
     Raises:
         DatasetError: if the file is not a COCO annotation file, or its categories do not match the description.
@@ -46,7 +49,8 @@ class CocoFile:
         self._classes = _match(content, names, file)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
-        paths = [os.path.normpath(folder / name) for name in file_names]
+        self.respelled = resolve_names(str(folder), file_names)
+        paths = [self.respelled.get(name, os.path.normpath(folder / name)) for name in file_names]
         self._images = dict(zip(paths, content["images"], strict=True))
         self.paths = list(self._images)  # every listed image, whether or not it exists on disk
         path_of: dict[object, str] = {}
@@ -112,6 +116,8 @@ def _read(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
+    if tool := tool_of(content):
+        raise DatasetError(f"{file}: is a file of {tool}, which is not read; {ADVICE}")
     for key in ("images", "annotations", "categories"):
         rows = content.get(key) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -156,6 +162,9 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
     for folder in folders:
         if any(os.path.isfile(folder / name) for name in file_names[:100]):
+            return folder
+    for folder in folders:
+        if resolve_names(str(folder), file_names[:100]):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 

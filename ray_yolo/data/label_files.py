@@ -51,6 +51,10 @@ class LabelSources:
                     coco = CocoFile(file, description.root, description.names, Path(folder) if folder else None)
                     self._coco.update(dict.fromkeys(coco.paths, coco))
                     self.findings += coco.findings
+                    if coco.respelled:
+                        pairs = [f"{name} is {path}" for name, path in coco.respelled.items()]
+                        self.findings.append(Finding(str(file), f"has images whose files are spelled otherwise: "
+                                                                f"{counted(pairs, 'image')}", dropped=False))
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections import Counter
@@ -24,6 +25,7 @@ from ray_yolo.data.pixels import OWN_RANGE, PixelRange, to_levels
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 USUAL_RATE = 30.0  # frames per second of a video without a rate
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
+_log = logging.getLogger(__name__)
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
 
@@ -131,15 +133,39 @@ def _listed(file: Path, root: Path | None) -> list[str]:
     except (UnicodeDecodeError, OSError):
         raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
     paths = []
+    folders = (file.parent, root or file.parent)
+    dropped: str | None = None
     for number, line in enumerate(map(str.strip, lines), 1):
-        candidates = [os.path.normpath(folder / line) for folder in (file.parent, root or file.parent)]
+        candidates = [os.path.normpath(folder / line) for folder in folders]
         path = next((path for path in candidates if os.path.isfile(path)), None)
+        if line and not path:
+            prefix, path = _without_leading_folders(line, folders, dropped)
+            dropped = prefix if path else dropped
         if path:
             paths.append(path)
         elif line:
             raise DatasetError(f"{file}:{number}: there is no file {line!r}; looked for "
                                f"{' and '.join(dict.fromkeys(candidates))}")
+    if dropped is not None:
+        _log.warning("%s: its images were found without the leading %s of their paths", file, dropped)
     return paths
+
+
+def _without_leading_folders(line: str, folders: Sequence[Path], dropped: str | None) -> tuple[str, str | None]:
+    """The leading folders of a path that another machine or program has, and the file at the rest of the path.
+
+    Darknet's lists start in the folder of the program (`data/obj/a.jpg`), others at its root. All lines of a list must
+    lack the same folders, `dropped`; None: not known yet.
+    """
+    parts = line.split("/")
+    for number in range(1, len(parts)):
+        prefix, rest = f"{'/'.join(parts[:number])}/", "/".join(parts[number:])
+        if rest and dropped in (None, prefix):
+            for folder in folders:
+                path = os.path.normpath(folder / rest)
+                if os.path.isfile(path):
+                    return prefix, path
+    return "", None
 
 
 def read_video(path: str) -> Iterator[np.ndarray]:
