@@ -18,6 +18,7 @@ import numpy as np
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
+from ray_yolo.data.exports import ADVICE, tool_of
 from ray_yolo.data.labels import (
     NO_OUTLINE,
     Box,
@@ -30,6 +31,7 @@ from ray_yolo.data.labels import (
     read_rows,
     remarks_on,
 )
+from ray_yolo.data.other_files import resolve_names
 from ray_yolo.data.remarks import Kind
 from ray_yolo.data.values import find_class, identity, number, size_conflict, truth
 
@@ -46,6 +48,7 @@ class CocoFile:
     Categories map to the description's classes by name. If none of the names matches, they map in the order of their
     ids, with a finding. A category without annotations (Roboflow's supercategory) may be unknown. Images are in
     `folder`, by default in one of the usual ones. `findings` has the annotations of unknown images, which are left out.
+    `respelled` has the path of each image whose `file_name` is spelled otherwise.
 
     Raises:
         DatasetError: if the file is not a COCO annotation file, or its categories do not match the description.
@@ -58,7 +61,8 @@ class CocoFile:
         self._category_ids = _own_category_ids(content, self._classes)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
-        paths = [_path_of(folder, name) for name in file_names]
+        self.respelled = resolve_names(str(folder), file_names)
+        paths = [self.respelled.get(name, os.path.normpath(folder / name)) for name in file_names]
         self._images: dict[str, list[dict[str, Any]]] = defaultdict(list)  # the entries of each path, mostly one
         for path, image in zip(paths, content["images"], strict=True):
             self._images[path].append(image)
@@ -164,6 +168,8 @@ def _read(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
+    if tool := tool_of(content):
+        raise DatasetError(f"{file}: is a file of {tool}, which is not read; {ADVICE}")
     for key in ("images", "annotations", "categories"):
         rows = content.get(key) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -186,12 +192,6 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
         if b"\0" not in os.fsencode(str(name)):
             return str(name)
     raise DatasetError(f"{file}: an entry has the file_name {str(name)[:80]!r}, which no file can have")
-
-
-def _path_of(folder: Path, name: str) -> str:
-    """The path of an image. Backslashes are Windows' slashes if there is no file with such a name."""
-    path = os.path.normpath(folder / name)
-    return os.path.normpath(folder / name.replace("\\", "/")) if "\\" in name and not os.path.isfile(path) else path
 
 
 def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple[dict[_Id, int], list[Finding]]:
@@ -282,7 +282,10 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     bases = (file.parent, file.parent.parent, root)
     folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
     for folder in folders:
-        if any(os.path.isfile(_path_of(folder, name)) for name in file_names[:100]):
+        if any(os.path.isfile(folder / name) for name in file_names[:100]):
+            return folder
+    for folder in folders:
+        if resolve_names(str(folder), file_names[:100]):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 

@@ -20,7 +20,7 @@ from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.data.images import UnreadableImageError, check_image
+from ray_yolo.data.images import ImageFacts, UnreadableImageError, inspect_image
 from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.labels import (
     DEFAULT_OPTIONS,
@@ -30,12 +30,14 @@ from ray_yolo.data.labels import (
     UnreadableLabelsError,
     box_areas,
 )
+from ray_yolo.data.notes import notes, unused_notes
+from ray_yolo.data.pixels import join_values, range_of
 from ray_yolo.data.remarks import SPECK_PX, combine, conclude, count_of
 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images per task of a reader
 _LISTED = 10  # findings that an error lists
-_Checked = tuple[tuple[int, int] | None, ImageLabels]  # upright (height, width), None if the image is left out
+_Checked = tuple[ImageFacts | None, ImageLabels]  # None if the image is left out
 
 
 def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
@@ -59,11 +61,14 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         index = build_index(sources.paths, _check_all(sources), description.names)
         index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
-                    snapshot=description.snapshot)
+                    snapshot=description.snapshot, other_files=sources.other_files,
+                    pixel_range=range_of(index.pixel_values))
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
         raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "
                            "files or drop --strict")
+    if strict and (unused := unused_notes(index)):
+        raise DatasetError(f"{description.file}: {split}: {'; '.join(unused)}; move these files away or drop --strict")
     if not len(index):
         raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
     if not single_cls:
@@ -132,11 +137,11 @@ def _check_part(sources: LabelSources) -> list[_Checked]:
 def _check(sources: LabelSources, path: str) -> _Checked:
     findings: Sequence[Finding] = ()
     try:
-        size = check_image(path)
-        image = sources.read_labels(path, size)
-        findings = image.findings
+        facts = inspect_image(path)
+        image = sources.read_labels(path, facts.size)
+        findings = [*image.findings, *(Finding(path, note, dropped=False) for note in facts.notes)]
         if len(image.labels.classes) or not any(finding.dropped for finding in findings):
-            return size, image
+            return facts, image._replace(findings=findings)
         return None, ImageLabels(findings=_with_image(findings))
     except UnreadableLabelsError as error:
         problem = error.finding
@@ -156,8 +161,8 @@ def _with_image(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[str, ...]) -> AnnotationIndex:
     """The flat arrays of all usable images, in the given order."""
-    used = [(path, size) for path, (size, _) in zip(paths, checked, strict=True) if size]
-    images = [image for size, image in checked if size]
+    used = [(path, facts) for path, (facts, _) in zip(paths, checked, strict=True) if facts]
+    images = [image for facts, image in checked if facts]
     labels, crowds, areas = [image.labels for image in images], [image.crowds for image in images], None
     remarks = combine(remark for image in images for remark in image.remarks)
     if any(image.areas is not None for image in images):  # of the files, else of the boxes
@@ -165,17 +170,18 @@ def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[
                                 for image in images])
     return AnnotationIndex(
         paths=tuple(path for path, _ in used),
-        sizes=np.array([size for _, size in used], np.int32).reshape(-1, 2),
+        sizes=np.array([facts.size for _, facts in used], np.int32).reshape(-1, 2),
         offsets=np.concatenate([[0], np.cumsum([len(each.classes) for each in labels])]).astype(np.int64),
         classes=np.concatenate([NO_LABELS.classes, *(each.classes for each in labels)]),
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
-        findings=(*(finding for _, image in checked for finding in image.findings), *conclude(remarks)),
+        findings=(*conclude(remarks), *(finding for _, image in checked for finding in image.findings)),
         areas=areas,
         crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
                                                    for number, each in enumerate(crowds) if len(each))]),
-        num_without_file=sum(not image.has_file for image in images), num_clipped=count_of(remarks, "clipped"))
+        num_without_file=sum(not image.has_file for image in images), num_clipped=count_of(remarks, "clipped"),
+        pixel_values=join_values(facts.values for _, facts in used if facts.values))
 
 
 def survey(index: AnnotationIndex) -> SplitCounts:
@@ -188,7 +194,9 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         rows_left_out=sum(finding.row or not finding.image for finding in dropped),
         per_class=tuple(np.bincount(index.classes, minlength=len(index.names)).tolist()),
         empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for,
-        digest=index.digest, clipped=index.num_clipped, specks=int((short_sides < SPECK_PX).sum()))
+        digest=index.digest, clipped=index.num_clipped, specks=int((short_sides < SPECK_PX).sum()),
+        orphans=len(index.other_files.labels), unread=len(index.other_files.images), twins=len(index.twins),
+        notes=notes(index))
 
 
 def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:
@@ -201,9 +209,10 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
         return
     dropped = [finding for finding in index.findings if finding.dropped]
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
+    others = "".join(f"; {note}" for note in notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
-                       f"{first_paths(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if this is "
-                       "intended")
+                       f"{first_paths(index.looked_for)}{reasons}{others}; correct the paths, or add --allow-empty if "
+                       "this is intended")
 
 
 def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescription) -> None:

@@ -25,7 +25,7 @@ from ray_yolo.data.remarks import Kind, Remark, combine
 from ray_yolo.data.values import find_class, folded, number, size_conflict, truth
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
-_USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
+USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
 _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
@@ -43,7 +43,7 @@ def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> l
     if found:
         return [folder, os.path.normpath(f"{head}/Annotations/{tail}")]
     head, found, tail = f"{folder}/".rpartition("/images/")
-    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
+    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in USUAL] if found else []
     return [folder, *filter(exists, usual)]
 
 

@@ -130,7 +130,8 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
     index = read_index(description, config.split, single_cls=config.single_cls, options=options)
-    index = replace(index, findings=(*description.findings, *index.findings))
+    index = replace(index, findings=(*description.findings, *index.findings),
+                    pixel_range={**index.pixel_range, **trained.pixel_range})
     if config.classes is not None:
         check_classes(config.classes, index.names)
         index = only_classes(index, config.classes)

@@ -33,7 +33,7 @@ def test_a_split_is_counted_by_hand(tmp_path: Path) -> None:
             "digest": index.digest,
             "images": 5, "boxes": 3, "per_class": [1, 2], "empty_file": 2, "no_file": 1, "images_left_out": 2,
             "rows_left_out": 3, "looked_for": [f"{tmp_path}/labels/*.txt", f"{tmp_path}/images/*.xml"],
-            "clipped": 0, "specks": 0}
+            "clipped": 0, "specks": 0, "orphans": 0, "unread": 0, "twins": 0, "notes": []}
 
 
 def test_a_coco_file_is_where_labels_are_looked_for(tmp_path: Path) -> None:
@@ -50,7 +50,8 @@ def test_a_coco_file_is_where_labels_are_looked_for(tmp_path: Path) -> None:
     assert survey(index).model_dump(mode="json") == {
         "digest": index.digest,
         "images": 2, "boxes": 3, "per_class": [3], "empty_file": 1, "no_file": 0, "images_left_out": 0,
-        "rows_left_out": 1, "looked_for": [f"{tmp_path}/instances_train.json"], "clipped": 1, "specks": 1}
+        "rows_left_out": 1, "looked_for": [f"{tmp_path}/instances_train.json"], "clipped": 1, "specks": 1,
+        "orphans": 0, "unread": 0, "twins": 0, "notes": []}
 
 
 def test_voc_files_are_looked_for_in_both_their_places(tmp_path: Path) -> None:
