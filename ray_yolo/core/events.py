@@ -70,6 +70,10 @@ class RunEvent(Event):
     num_parameters: int
     command: str
     provenance: dict[str, Any] = {}
+    tracking: dict[str, str] = {}
+    """The experiment and parent run that MLflow's environment variables named at the start; see `mlflow_plan`."""
+    notes: tuple[str, ...] = ()
+    """For the user at the start: what follows the placement, and what comes from the initial weights."""
 
 
 class SplitCounts(Frozen):

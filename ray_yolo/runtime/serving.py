@@ -91,8 +91,10 @@ def run(config: ServeConfig) -> None:
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
     connect(Placement(), logs=True)
     try:
+        serve.start(http_options={"host": config.host, "port": config.port})
         serve.run(application(config), name=NAME)
-        print("POST picture files to http://127.0.0.1:8000/predict; Ctrl-C ends the server", flush=True)
+        shown = "127.0.0.1" if config.host == "0.0.0.0" else config.host
+        print(f"POST picture files to http://{shown}:{config.port}/predict; Ctrl-C ends the server", flush=True)
         threading.Event().wait()
     finally:
         serve.delete(NAME)

@@ -128,7 +128,7 @@ def test_validation_tells_what_the_split_holds_and_what_was_left_out(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data.yaml"
     data.write_text(f"path: {trained / 'data'}\nval: images/val\nnames: [dark, dark]\ndownload: bash get.sh\n")
-    result = validate(settings(trained, tmp_path, data=str(data)))
+    result = validate(settings(trained, tmp_path, data=str(data), allow_names=True))
     messages = capsys.readouterr().out.splitlines()
     assert messages[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
     assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in messages)
@@ -160,12 +160,12 @@ def test_labels_are_read_as_in_training_or_as_the_validation_asks(trained: Path,
     asked = settings(trained, tmp_path, data=str(data))
     with pytest.raises(DatasetError, match="none of its images can be used"):
         check(asked)
-    accepted = check(asked.model_copy(update={"labels_with_confidence": True}))[3]
+    accepted = check(asked.model_copy(update={"labels_with_confidence": True})).index
     last = tmp_path / "last.pt"
     content = torch.load(asked.weights, weights_only=True)
     content["recipe"]["labels_with_confidence"] = True
     torch.save(content, last)
-    assert check(asked.model_copy(update={"weights": str(last)}))[3].digest == accepted.digest
+    assert check(asked.model_copy(update={"weights": str(last)})).index.digest == accepted.digest
     assert not accepted.findings
 
 
