@@ -71,7 +71,8 @@ VAL = Command(
     description="Validate trained weights. The numbers do not depend on the number of workers.",
     model=ValConfig,
     paths=(
-        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "coco",
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty",
+        "labels_with_confidence", "keep_difficult", "coco",
         "save_txt", "save_conf", "save_json",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",

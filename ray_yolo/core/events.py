@@ -95,6 +95,10 @@ class SplitCounts(Frozen):
     """Images that have the same content as a training image."""
     notes: tuple[str, ...] = ()
     """One line each about these files, and about how the values of images are read."""
+    clipped: int = 0
+    """Boxes that reached out of their image; 0 in older logs."""
+    specks: int = 0
+    """Boxes with a side under one pixel; 0 in older logs."""
 
 
 class DatasetEvent(Event):

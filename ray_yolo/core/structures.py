@@ -36,6 +36,7 @@ class Finding:
     what: str
     dropped: bool
     image: bool = False  # a whole image was left out, not a row
+    row: bool = False  # if so: a row too, the last one of the image
 
 
 class PixelValues(NamedTuple):
@@ -88,6 +89,7 @@ class AnnotationIndex:
     pixel_values: tuple[PixelValues, ...] = ()  # of the same images
     other_files: OtherFiles = field(default_factory=OtherFiles)
     twins: tuple[tuple[str, str], ...] = ()  # (path, path of a training image with the same content)
+    num_clipped: int = 0  # boxes of the files that reached out of their image
 
     def __len__(self) -> int:
         return len(self.paths)

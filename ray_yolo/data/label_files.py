@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from copy import copy
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
-from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
 from ray_yolo.data.notes import counted
 from ray_yolo.data.other_files import find_other_files
+from ray_yolo.data.remarks import Kind, Remark
 from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
@@ -29,7 +31,7 @@ class LabelSources:
     listed images. Every other image has a YOLO text file, a VOC file, or no labels.
 
     Attributes:
-        paths: absolute paths in sorted order, each once.
+        paths: absolute paths in sorted order, each once unless the options keep repeats.
         findings: about whole files.
         other_files: label files and pictures that the split does not use, or only under another spelling.
 
@@ -37,11 +39,11 @@ class LabelSources:
         DatasetError: if the split is not described, a source cannot be read, or there are no images.
     """
 
-    def __init__(self, description: DatasetDescription, split: str) -> None:
-        self._names = description.names
+    def __init__(self, description: DatasetDescription, split: str, options: LabelOptions = DEFAULT_OPTIONS) -> None:
+        self._rules = LabelRules(description.names, description.keypoints, options)
         self._coco: dict[str, CocoFile] = {}
         self.findings: list[Finding] = []
-        images: set[str] = set()
+        images: Counter[str] = Counter()  # how often each image counts
         roots: list[str] = []
         unread: list[str] = []
         for source in description.split(split):
@@ -58,16 +60,24 @@ class LabelSources:
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
-            images.update(path for path in files if is_list or suffix(path) in SUFFIXES)
+            found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
             if os.path.isdir(source):
                 roots.append(os.path.normpath(source))
                 unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
-        self.paths = sorted(images | set(self._coco))
+            if is_list and options.keep_repeats and split == "train":
+                images |= found
+                continue
+            if is_list:
+                self.findings += _repeated_lines(found, source, split)
+            images |= Counter(found.keys())
+        images |= Counter(self._coco.keys())
+        self.paths = sorted(images.elements())
         if not self.paths:
             others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
-        self.other_files = find_other_files(sorted(images - set(self._coco)), roots, unread)
+        plain = [path for path in images if path not in self._coco]
+        self.other_files = find_other_files(plain, roots, unread)
         self._matched = dict(self.other_files.matched)
 
     def part(self, paths: list[str]) -> LabelSources:
@@ -114,12 +124,17 @@ class LabelSources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        for file in self.label_files(path):
-            content = _content(file)
-            if content is None:
-                continue
+        text = label_path(path)
+        xml = voc.annotation_path(path)
+        if (content := _content(text)) is not None:
+            labels = parse_labels(content, size, self._rules, text)
+            if xml is None:
+                return labels
+            return labels._replace(remarks=(*labels.remarks, Remark(Kind("two files"), str(xml))))
+        file = self._matched.get(path) or (str(xml) if xml else "")
+        if file and (content := _content(file)) is not None:
             parse = voc.parse_voc if suffix(file) == ".xml" else parse_labels
-            return ImageLabels(*parse(content, size, self._names, file))
+            return parse(content, size, self._rules, file)
         return ImageLabels(has_file=False)
 
 
@@ -130,6 +145,18 @@ def _coco_files(source: Path, split: str) -> list[Path]:
     if not os.path.isdir(source):
         return []
     return sorted([*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")])
+
+
+def _repeated_lines(counts: Counter[str], source: str, split: str) -> list[Finding]:
+    """A finding about the images that a list file has more than once."""
+    repeated = [path for path, count in counts.items() if count > 1]
+    if not repeated:
+        return []
+    remedy = " (--keep-repeats counts every line)" if split == "train" else ""
+    lines = sum(counts.values())
+    return [Finding(source, f"has {lines - len(counts)} of {lines} lines that repeat an earlier one, of "
+                            f"{len(repeated)} images, the first {repeated[0]}; each image counts once{remedy}",
+                    dropped=False)]
 
 
 def _content(file: str) -> bytes | None:

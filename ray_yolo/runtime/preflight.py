@@ -42,6 +42,7 @@ from ray_yolo.data.index import (
     require_boxes,
     sample_images,
 )
+from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.twins import find_twins
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
@@ -76,7 +77,8 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     be read as described, or has nothing to train on.
     """
     description = read_description(recipe.data)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
+    options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
+    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
                   for split in ("train", "val"))
     refuse_count_from_one(train, description)
     val = as_training_reads(val, train)

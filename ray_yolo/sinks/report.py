@@ -191,6 +191,9 @@ def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> li
         if missing := [names[number] for number, boxes in enumerate(split.per_class) if not boxes]:
             first = ", ".join(missing[:_CLASSES_SHOWN])
             lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
+        if split.clipped or split.specks:
+            lines.append(f"boxes of {name}: {split.clipped} clipped at the edge of their image, {split.specks} with a "
+                         "side under one pixel")
         lines.append(printable(f"labels of {name}: looked for in {first_paths(split.looked_for)}"))
         lines += [printable(f"{name}: {note}") for note in split.notes]
     return lines

@@ -47,6 +47,7 @@ NOT_SEARCHED = {
     "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
     "strict": "it only checks the data set; choose --strict for all trials",
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
+    "labels_with_confidence": _NOT_COMPARABLE, "keep_difficult": _NOT_COMPARABLE,
 }
 """Fields of the recipe that a space must not name, and why."""
 ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",

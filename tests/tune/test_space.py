@@ -234,6 +234,8 @@ class TestValues:
         ("threads", [1, 2], "speed and the last bits"),
         ("strict", [True, False], "only checks the data set"),
         ("allow_empty", [True, False], "only checks the data set"),
+        ("labels_with_confidence", [True, False], "measure another fitness"),
+        ("keep_difficult", [True, False], "measure another fitness"),
     ])
     def test_a_field_that_makes_no_better_recipe_is_refused_with_the_reason(self, name, values, reason):
         with pytest.raises(ConfigError, match=f"{name} cannot be searched: .*{reason}.*; remove it"):
