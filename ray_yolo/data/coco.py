@@ -61,8 +61,9 @@ class CocoFile:
         self._category_ids = _own_category_ids(content, self._classes)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
-        self.respelled = resolve_names(str(folder), file_names)
-        paths = [self.respelled.get(name, os.path.normpath(folder / name)) for name in file_names]
+        paths = [_path_of(folder, name) for name in file_names]
+        self.respelled = resolve_names(str(folder), dict(zip(file_names, paths, strict=True)))
+        paths = [self.respelled.get(name, path) for name, path in zip(file_names, paths, strict=True)]
         self._images: dict[str, list[dict[str, Any]]] = defaultdict(list)  # the entries of each path, mostly one
         for path, image in zip(paths, content["images"], strict=True):
             self._images[path].append(image)
@@ -194,6 +195,12 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
     raise DatasetError(f"{file}: an entry has the file_name {str(name)[:80]!r}, which no file can have")
 
 
+def _path_of(folder: Path, name: str) -> str:
+    """The path of an image. Backslashes are Windows' slashes if there is no file with such a name."""
+    path = os.path.normpath(folder / name)
+    return os.path.normpath(folder / name.replace("\\", "/")) if "\\" in name and not os.path.isfile(path) else path
+
+
 def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple[dict[_Id, int], list[Finding]]:
     """The class of each category id, and a finding if no name matches.
 
@@ -282,10 +289,10 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     bases = (file.parent, file.parent.parent, root)
     folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
     for folder in folders:
-        if any(os.path.isfile(folder / name) for name in file_names[:100]):
+        if any(os.path.isfile(_path_of(folder, name)) for name in file_names[:100]):
             return folder
     for folder in folders:
-        if resolve_names(str(folder), file_names[:100]):
+        if resolve_names(str(folder), {name: _path_of(folder, name) for name in file_names[:100]}):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 

@@ -262,6 +262,8 @@ def _header(path: str | bytes) -> _Header | None:
         for (place, sign), name in _UNREAD.items():
             if head.startswith(sign, place):
                 raise UnreadableImageError(f"has the format {name}, which is not read; use JPEG or PNG") from None
+        if isinstance(error, SyntaxError):  # Pillow's for PNG files with wrong checksums
+            raise UnreadableImageError("is damaged: the checksum (CRC) of a part of this PNG file is wrong") from None
         if isinstance(error, UnidentifiedImageError):
             raise UnreadableImageError("is not an image that can be read") from None
         if isinstance(error, SyntaxError):  # Pillow's for PNG files with wrong checksums

@@ -23,7 +23,7 @@ import numpy as np
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 4  # raise it when label parsing or the file layout changes
+FORMAT = 5  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 

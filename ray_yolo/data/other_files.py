@@ -234,20 +234,36 @@ def _exports(folders: Iterable[_Folder], listing: _Listing) -> tuple[str, ...]:
     return tuple(found)
 
 
-def resolve_names(folder: str, names: Sequence[str]) -> dict[str, str]:
-    """The existing file of each name that an annotation file spells otherwise, where both fit only each other."""
-    missing = [name for name in names if not os.path.isfile(f"{folder}/{name}")]
+def resolve_names(folder: str, paths: Mapping[str, str]) -> dict[str, str]:
+    """The file of each name that an annotation file spells otherwise, where both fit only each other.
+
+    Args:
+        folder: of the images.
+        paths: by name, also of names that are no files.
+    """
     listing = _Listing()
+    visible = {place: set(listing[place]) for place in {os.path.dirname(path) for path in paths.values()}}
+    missing = [name for name, path in paths.items() if os.path.basename(path) not in visible[os.path.dirname(path)]]
+    used = set(paths.values())
+    by_spelling: dict[str, dict[str, list[str]]] = {}
     claims = defaultdict[str, list[str]](list)
-    used = {os.path.normpath(f"{folder}/{name}") for name in names}
     for name in missing:
         plain = unquote(name).replace("\\", "/")
         for place in dict.fromkeys((os.path.dirname(os.path.normpath(f"{folder}/{plain}")), folder)):
-            fits = [file for other in listing[place] if suffix(other) in SUFFIXES
-                    and _spelling(other) == _spelling(os.path.basename(plain))
-                    and (file := f"{place}/{other}") not in used]
+            if place not in by_spelling:
+                by_spelling[place] = _unused_images(place, listing, used)
+            fits = by_spelling[place].get(_spelling(os.path.basename(plain)), [])
             if len(fits) == 1:
                 claims[fits[0]].append(name)
             if fits:
                 break
     return {wanted[0]: file for file, wanted in claims.items() if len(wanted) == 1}
+
+
+def _unused_images(folder: str, listing: _Listing, used: set[str]) -> dict[str, list[str]]:
+    """The images of a folder that no name has, by their spelling."""
+    found = defaultdict[str, list[str]](list)
+    for name in listing[folder]:
+        if suffix(name) in SUFFIXES and f"{folder}/{name}" not in used:
+            found[_spelling(name)].append(f"{folder}/{name}")
+    return found

@@ -152,8 +152,8 @@ def _listed(file: Path, root: Path | None) -> list[str]:
     folders = (file.parent, root or file.parent)
     dropped: str | None = None
     for number, line in enumerate(map(str.strip, lines), 1):
-        candidates = [os.path.normpath(folder / spelling) for spelling in dict.fromkeys((line, line.replace("\\", "/")))
-                      for folder in folders]  # a list of Windows has backslashes
+        spellings = dict.fromkeys((line, line.replace("\\", "/")))  # a list of Windows has backslashes
+        candidates = [os.path.normpath(folder / spelling) for spelling in spellings for folder in folders]
         path = next((path for path in candidates if os.path.isfile(path)), None)
         if line and not path:
             prefix, path = _without_leading_folders(line.replace("\\", "/"), folders, dropped)

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from mlflow import MlflowClient
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -161,11 +160,8 @@ def test_labels_are_read_as_in_training_or_as_the_validation_asks(trained: Path,
     with pytest.raises(DatasetError, match="none of its images can be used"):
         check(asked)
     accepted = check(asked.model_copy(update={"labels_with_confidence": True})).index
-    last = tmp_path / "last.pt"
-    content = torch.load(asked.weights, weights_only=True)
-    content["recipe"]["labels_with_confidence"] = True
-    torch.save(content, last)
-    assert check(asked.model_copy(update={"weights": str(last)})).index.digest == accepted.digest
+    trained_so = make_weights(tmp_path / "run", labels_with_confidence=True)
+    assert check(asked.model_copy(update={"weights": str(trained_so)})).index.digest == accepted.digest
     assert not accepted.findings
 
 
