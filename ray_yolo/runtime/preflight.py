@@ -66,7 +66,8 @@ def check_early(config: RunConfig) -> Hooks:
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The checked data set of a recipe: its description, training and validation labels.
 
-    Findings about the description are among those of the training labels. Raises a DatasetError if the data set cannot
+    Findings about the description are among those of the training labels. Validation images are read with the range of
+    the training images' values. Raises a DatasetError if the data set cannot
     be read as described, or has nothing to train on.
     """
     description, train, val = read_splits(recipe)
