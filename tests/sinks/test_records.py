@@ -404,6 +404,7 @@ def test_weights_are_registered_once_if_the_newest_end_says_that_training_has_en
 
 def test_the_settings_of_a_run_are_those_of_its_last_command(tmp_path: Path) -> None:
     run = begin(tmp_path / "exp", {"noplots": False, "registered_name": "birds"})
+    (run / "run.json").touch()
     settings = read_settings(run, AWAY, tmp_path / "elsewhere")
     assert (settings.uri, settings.plots, settings.registered_name, settings.address) == (AWAY, True, "birds", "")
     assert settings.data_folders[:2] == (tmp_path / "elsewhere", tmp_path)
