@@ -33,7 +33,6 @@ from ray_yolo.runtime.workers.pool import Supervisor, WorkerPool
 from ray_yolo.runtime.workers.rendezvous import answer, start_here
 from ray_yolo.runtime.workers.worker import prepare_process, received_sigterm, train_job
 
-_ACQUIRE_SECONDS = 0.1  # between two requests of an idle worker
 _STATUS_SECONDS = 0.5  # until a trial gets a reply if its job has no news
 _HEARTBEAT_SECONDS = 1.0
 _END_SECONDS = 10.0  # for the pool to end by itself once there is no more work
@@ -155,8 +154,8 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
     queue, uid = config["queue"], uuid.uuid4().hex
     worker = PoolWorker(number, ray.get_runtime_context().get_node_id(), own_process())
     while not (received_sigterm() or isinstance(reply := answer(queue.acquire.remote(uid, worker)), str)):
-        if reply is None:
-            time.sleep(_ACQUIRE_SECONDS)
+        if isinstance(reply, float):
+            time.sleep(reply)
             continue
         result: Summary | Exception | None
         try:

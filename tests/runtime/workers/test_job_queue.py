@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from ray_yolo.runtime.workers.job_queue import (
     ENDING_SECONDS,
     IDLE_SECONDS,
     SILENCE_SECONDS,
+    JobAssignment,
     JobQueue,
     JobStatus,
     PoolWorker,
@@ -43,13 +45,17 @@ class Desk:
             self.queue.submit(job, folder or f"trial{job}", wanted, most, {"of": job}, priority)
 
     def acquire(self, names: str) -> list[tuple[str, int] | str | None]:
-        """What each is given: (job, number)."""
+        """What each is given: (job, number); None: it has to ask again."""
+        given: list[tuple[str, int] | str | None] = []
         for name in names:
-            lease = self.queue.acquire(name, self.place(name))
-            if isinstance(lease, tuple):
-                assert lease.config == {"of": lease.job}
-                self.at[name] = lease[:2]
-        return [self.at.get(name) if isinstance(lease, tuple) else lease for name in names]
+            reply = self.queue.acquire(name, self.place(name))
+            if isinstance(reply, JobAssignment):
+                assert reply.config == {"of": reply.job}
+                self.at[name] = reply[:2]
+                given.append(self.at[name])
+            else:
+                given.append(None if isinstance(reply, float) else reply)
+        return given
 
     def heartbeat(self, names: str, leaving: str = "") -> list[bool]:
         return [self.queue.heartbeat(name, self.place(name), self.at[name], True, name in leaving) for name in names]
@@ -283,3 +289,41 @@ def test_a_trial_learns_of_the_end_of_its_job_when_it_ends() -> None:
         assert await desk.queue.wait_for_news("0", 0.01) == JobStatus(ENDED, ())
 
     asyncio.run(end_while_it_waits())
+
+
+def cpu_seconds(num_workers: int, busy_share: float) -> float:
+    """CPU seconds of one second of calls: ten of each idle worker, a heartbeat of each other one, polls of each job."""
+    now = [0.0]
+    queue = JobQueue(lambda: now[0])
+    workers = {str(number): PoolWorker(number, "node", ELSEWHERE) for number in range(num_workers)}
+    busy = list(workers)[:int(num_workers * busy_share)]
+    jobs = [str(number) for number in range(8 * bool(busy))]
+    for job in jobs:
+        queue.submit(job, job, len(busy) // 8, len(busy) // 8, None)
+    at = {uid: queue.acquire(uid, workers[uid]) for uid in busy}
+    began = time.process_time()
+    for turn in range(10):
+        now[0] += 0.1
+        for uid, worker in workers.items():
+            if uid not in at:
+                queue.acquire(uid, worker)
+        for uid in busy[turn::10]:
+            queue.heartbeat(uid, workers[uid], at[uid][:2], True, False)
+        for job in jobs:
+            queue.poll(job)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("busy_share", [0.0, 0.5])
+def test_the_cost_of_a_second_grows_no_faster_than_the_number_of_workers(busy_share: float) -> None:
+    """Four times as many workers may take four times as long; a pass over all of them at each call took 16 times."""
+    small, large = (min(cpu_seconds(number, busy_share) for _ in range(3)) for number in (256, 1024))
+    assert large < 9 * small
+
+
+def test_idle_workers_ask_less_often_where_there_are_many() -> None:
+    queue = JobQueue(lambda: 0.0)
+    waits = [queue.acquire(str(number), PoolWorker(number, "node", ELSEWHERE)) for number in range(3000)]
+    assert waits[0] == waits[99] == 0.1  # seconds
+    assert waits[999] == 1.0
+    assert waits[-1] == 2.0  # far below the limit of silence

@@ -88,10 +88,10 @@ def test_a_jobs_coordinator_is_called_like_an_actor_and_can_be_pickled() -> None
 @pytest.mark.usefixtures("own_signal_handlers")
 def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process ends, and a new one is launched in its bundle."""
-    def acquire(uid: str, place: PoolWorker) -> str | None:
+    def acquire(uid: str, place: PoolWorker) -> str | float:
         asked.append(uid)
         signal.raise_signal(signal.SIGTERM)
-        return "over" if len(asked) > 1 else None
+        return "over" if len(asked) > 1 else 0.1
 
     asked: list[str] = []
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
