@@ -56,27 +56,43 @@ def per_class(evaluation: Evaluation, index: AnnotationIndex) -> tuple[ClassResu
     """The results of each class that has labels."""
     metrics = evaluation.metrics
     owners = index.owners
-    return tuple(
-        ClassResult.model_validate({
-            "name": name, "images": len(np.unique(owners[index.classes == number])),
-            "labels": int(metrics.num_labels[number]), "precision": float(metrics.class_precision[number]),
-            "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
-            "mAP50-95": float(metrics.ap[number].mean())})
-        for number, name in enumerate(index.names) if metrics.num_labels[number])
+    results = []
+    for number, name in enumerate(index.names):
+        if not metrics.num_labels[number]:
+            continue
+        images = np.unique(owners[index.classes == number])
+        results.append(ClassResult.model_validate({
+            "name": name,
+            "images": len(images),
+            "labels": int(metrics.num_labels[number]),
+            "precision": float(metrics.class_precision[number]),
+            "recall": float(metrics.class_recall[number]),
+            "mAP50": float(metrics.ap[number, 0]),
+            "mAP50-95": float(metrics.ap[number].mean()),
+        }))
+    return tuple(results)
 
 
 def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, float]:
     """The twelve metrics of the COCO protocol, by name."""
     rows = evaluation.detections
+    found = Detected(
+        images=rows[:, 0].astype(np.int64),
+        classes=rows[:, 6].astype(np.int64),
+        scores=rows[:, 5].astype(np.float64),
+        boxes=rows[:, 1:5].astype(np.float64),
+    )
     owners = index.owners
-    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
-    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
-                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
-                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
-                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
-    numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
-                                    rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
-    return numbers._asdict()
+    crowds = index.crowds  # rows [image, class, x1, y1, x2, y2, area]
+    areas = box_areas(index.boxes) if index.areas is None else index.areas
+    truth = Labelled(
+        images=np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
+        classes=np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
+        boxes=np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
+        areas=np.concatenate([areas, crowds[:, 6]]),
+        crowd=np.repeat([False, True], [len(owners), len(crowds)]),
+    )
+    return coco_metrics(found, truth)._asdict()
 
 
 @torch.no_grad()
@@ -148,10 +164,13 @@ def _match_image(detections: Tensor, batch: Mapping[str, Tensor], number: int, i
     each is correct, as bits."""
     image = int(batch["indices"][number])
     truth = index[image]
-    (ratio_y, ratio_x), (top, left) = batch["ratios"][number].tolist(), batch["pads"][number].tolist()
+    ratio_y, ratio_x = batch["ratios"][number].tolist()
+    top, left = batch["pads"][number].tolist()
     boxes = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
     detections = torch.cat([boxes, detections[:, 4:]], 1)
-    correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
+    true_classes = torch.from_numpy(truth.classes.copy())  # copies: torch warns about read-only arrays
+    true_boxes = torch.from_numpy(truth.boxes.copy())
+    correct = match(detections, true_classes, true_boxes)
     bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)
     return torch.cat([torch.full_like(bits, image), detections, bits], 1).float()
 
