@@ -192,7 +192,7 @@ def tracked_epochs(folder: Path) -> list[int]:
 def drive(folder: Path, address: str) -> None:
     """The driver's process: start or continue the training."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    worker.train_on_pool_worker = breakable_worker
+    worker.pool_worker = breakable_worker
     ray.init(address=address, log_to_driver=False)
     with contextlib.suppress(KeyboardInterrupt):
         trainer.fit(RunConfig.model_validate_json((folder / "config.json").read_text()), quiet=True)

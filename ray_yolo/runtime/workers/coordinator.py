@@ -74,6 +74,7 @@ class HeartbeatReply(NamedTuple):
     stack_dump_requests: int  # so far; at each new one every worker dumps its stacks
     peer_lost: bool  # this generation's collectives cannot finish: abort them
     all_draining: bool  # all members have to leave, and no other worker could take over the state
+    must_leave: bool = False  # the queue of a pool wants the worker to leave this job after the current step
     unknown: bool = False  # the worker is not registered, as after a restart: see `Coordinator.introduce`
 
 

@@ -20,12 +20,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_SILENCE_SECONDS
-from ray_yolo.runtime.workers.coordinator import Coordinator
+from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply
 
-SILENCE_SECONDS = 10.0  # without a message, until a worker is lost
+SILENCE_SECONDS = 10.0  # without a message, until an idle worker is lost; heartbeats contain a busy one's limit
+START_SECONDS = 90.0  # from an assignment to the first heartbeat, while the worker receives the job
+REASON_SECONDS = 3.0  # from the end of a worker's process, for the driver to report the reason
 ABSENCE_SECONDS = 20.0  # without a poll, until a job's trial counts as dead
 IDLE_SECONDS = 3.0  # until a worker without a job helps with a running one
 LEAST_WAIT, MOST_WAIT = 0.1, 2.0  # seconds until an idle worker asks again
@@ -55,7 +58,7 @@ class Failure(NamedTuple):
     """The failure of a job on one worker."""
 
     number: int
-    error: Exception | None  # None: the worker is lost
+    error: Exception | None  # None: the worker is lost for an unknown reason
 
 
 class JobStatus(NamedTuple):
@@ -87,6 +90,8 @@ class _QueueWorker:
     since: float  # since when it is idle
     job: str | None = None
     number: int = 0
+    step: int = 0  # of that job
+    limit: float = SILENCE_SECONDS  # without a message, until it is lost
     draining: bool = False  # has to leave its job
 
 
@@ -142,13 +147,14 @@ class JobQueue:
         self._workers: dict[str, _QueueWorker] = {}
         self._idle: set[str] = set()  # those without a job
         self._teams: dict[str, _Team] = {}  # the others, by job
+        self._ended: dict[int, tuple[_QueueWorker, float]] = {}  # by bundle; and when: the driver reports the reason
         self._recalled: set[str] = set()  # those that have to leave their job, but not because of their node
         self._draining: frozenset[str] = frozenset()  # nodes
         self._progress, self._scanned = 0, -math.inf
         self._has_changed = True  # since the next jobs were chosen
         self._next_needed: str | None = None  # the job that the next idle worker gets
         self._next_helped: str | None = None  # the job that it gets if it has been idle for long
-        self._closed: str | None = None
+        self._closed: RayYoloError | None = None
 
     def submit(self, job: str, folder: str, wanted: int, most: int, config: Any, priority: float = 0.0) -> None:
         """Add a job.
@@ -168,15 +174,15 @@ class JobQueue:
             self._coordinators[job] = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
         return getattr(self._coordinators[job], method)(*arguments)
 
-    async def wait_for_news(self, job: str, seconds: float) -> JobStatus | str | None:
+    async def wait_for_news(self, job: str, seconds: float) -> JobStatus | RayYoloError | None:
         """`poll`, at the next failure or end of a worker's part in the job, or after `seconds`."""
         if job in self._jobs and self._closed is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._jobs[job].news.wait(), seconds)
         return self.poll(job)
 
-    def poll(self, job: str) -> JobStatus | str | None:
-        """The status of a job for its trial. Text: the queue is closed for this reason. None: the job is unknown.
+    def poll(self, job: str) -> JobStatus | RayYoloError | None:
+        """The status of a job for its trial. An error: the queue is closed for this reason. None: the job is unknown.
 
         After a failure, no worker acquires the job until it was polled twice. By then the failure policy has decided.
         """
@@ -220,44 +226,50 @@ class JobQueue:
         if job is None:
             return min(max(LEAST_WAIT, len(self._idle) / CALLS_PER_SECOND), MOST_WAIT)
         team = self._teams.get(job)
-        idle.number = team.free_number() if team else 0
+        idle.number, idle.limit = team.free_number() if team else 0, START_SECONDS
         self._set_busy(uid, idle, job)
         self._progress += 1
         return JobAssignment(job, idle.number, self._jobs[job].config)
 
-    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool, must_leave: bool
-                  ) -> bool:
-        """A worker trains at (job, number). Returns whether it has to leave after the current step.
+    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], wanted: int, member: str,
+                  heartbeat: Heartbeat) -> HeartbeatReply:
+        """A worker trains at (job, number). Returns its coordinator's reply, and whether it has to leave the job.
 
         Args:
-            moved: it has finished a step since the last heartbeat.
-            must_leave: another worker takes its part.
+            wanted: see `coordinator`.
+            member: the worker's id in the job's coordinator.
         """
         state = self._workers.get(uid) or _QueueWorker(worker, 0.0, 0.0)
-        state.heard = self._clock()
+        state.heard, state.limit = self._clock(), heartbeat.heartbeat_limit
         job, number = assignment
         if (state.job, state.number) != assignment:  # this queue does not know it, as after a restart
             self._remove(uid)
             state.number = number
             self._workers[uid] = state
             self._set_busy(uid, state, job)
-        if must_leave and not state.draining:
-            self._recall(uid, state)
-        self._progress += moved
+        if heartbeat.must_leave and not state.draining:
+            self._recall(uid, state)  # another worker takes its part
+        self._progress += heartbeat.step > state.step
+        state.step = heartbeat.step
         self._scan()
-        return self._leaves(state)
+        reply: HeartbeatReply = self.coordinator(job, wanted, "heartbeat", member, heartbeat)
+        return reply._replace(must_leave=self._leaves(state))
 
     def ended(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], result: Summary | Exception | None
               ) -> None:
         """A worker has finished its job, or (None) its part in it."""
-        job, number = assignment
+        name, number = assignment
         self._set_idle(uid, worker)
-        if job in self._jobs and isinstance(result, Summary):
-            self._jobs[job].summary, self._jobs[job].ended = result, self._clock()
-        elif job in self._jobs and isinstance(result, Exception):
-            self._fail(job, Failure(number, result))
-        if job in self._jobs:
-            self._jobs[job].news.set()
+        job = self._jobs.get(name)
+        if job is None:
+            return
+        if isinstance(result, Summary):
+            job.summary, job.ended = result, self._clock()
+        elif isinstance(result, Exception):
+            job.failures.append(Failure(number, result))
+            job.judged = False
+        job.news.set()
+        self._has_changed = True
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Make the workers on exactly these nodes leave after the current step. Returns the node of each, by the number
@@ -269,10 +281,19 @@ class JobQueue:
         return {worker.identity.number: worker.identity.node for worker in self._workers.values()
                 if worker.identity.node in nodes}
 
-    def mark_lost(self, numbers: Collection[int]) -> None:
-        """The driver reports bundles whose processes have ended."""
-        for uid in [uid for uid, worker in self._workers.items() if worker.identity.number in numbers]:
-            self._lose(uid)
+    def mark_lost(self, errors: Mapping[int, Exception]) -> list[int]:
+        """The driver reports bundles whose processes have ended, and why. Returns those that trained no job; a job
+        learns of the others."""
+        without_job = []
+        for uid in [uid for uid, worker in self._workers.items() if worker.identity.number in errors]:
+            self._take_out(uid)
+        for number, error in errors.items():
+            if number in self._ended:
+                worker, _ = self._ended.pop(number)
+                self._fail(worker, error)
+            else:
+                without_job.append(number)
+        return without_job
 
     def progress(self) -> int:
         """A number that grows while workers start or train."""
@@ -283,7 +304,7 @@ class JobQueue:
         self._scan()
         return len(self._workers)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: RayYoloError) -> None:
         """Close the queue: there is no more work. Trials receive the reason."""
         self._closed = reason
         for job in self._jobs.values():
@@ -380,30 +401,44 @@ class JobQueue:
         can = [name for name, count in counts.items() if count < open_jobs[name].most]
         return min(can, key=lambda name: (open_jobs[name].priority, counts[name]), default=None)
 
-    def _fail(self, job: str, failure: Failure) -> None:
-        self._jobs[job].failures.append(failure)
-        self._jobs[job].judged = False
-        self._jobs[job].news.set()
+    def _fail(self, worker: _QueueWorker, error: Exception | None) -> None:
+        """Report a failure to a worker's job. If its node was draining, a lost worker is none."""
+        if worker.job not in self._jobs or worker.identity.node in self._draining:
+            return
+        job = self._jobs[worker.job]
+        job.failures.append(Failure(worker.number, error))
+        job.judged = False
+        job.news.set()
         self._has_changed = True
 
-    def _lose(self, uid: str) -> None:
-        """Note a lost worker. If its node was draining, this is no failure of its job."""
+    def _take_out(self, uid: str) -> None:
+        """Remove a worker whose process has ended. If it trained a job, the job is told the reason."""
         worker = self._remove(uid)
-        if worker and worker.job in self._jobs and worker.identity.node not in self._draining:
-            self._fail(worker.job, Failure(worker.number, None))
+        if worker and worker.job is not None:
+            self._ended[worker.identity.number] = worker, self._clock()
 
     def _scan(self) -> None:
         """Drop lost workers, at most ten times a second. After a change, recall a helper if a job waits."""
         now = self._clock()
         if now - self._scanned >= _SCAN_SECONDS:
             self._scanned, self._has_changed = now, True  # jobs become absent by time alone
-            for uid, worker in list(self._workers.items()):
-                if worker.identity.process.has_ended or now - worker.heard > SILENCE_SECONDS:
-                    self._lose(uid)
+            self._drop_lost(now)
         if not self._idle and not self._recalled:
             self._choose_next()
             if self._next_needed:
                 self._recall_helper()
+
+    def _drop_lost(self, now: float) -> None:
+        for uid, worker in list(self._workers.items()):
+            if worker.identity.process.has_ended:
+                self._take_out(uid)
+            elif now - worker.heard > worker.limit:
+                self._remove(uid)
+                self._fail(worker, None)
+        for number, (worker, ended) in list(self._ended.items()):
+            if now - ended > REASON_SECONDS:
+                del self._ended[number]
+                self._fail(worker, None)
 
     def _recall_helper(self) -> None:
         """Recall the last helper of the newest job that has more workers than it waits for."""
