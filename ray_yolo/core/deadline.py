@@ -25,6 +25,7 @@ T = TypeVar("T")
 _GRACE_SECONDS = 1.0  # for the last steps of an orderly exit
 
 _at = math.inf  # by time.monotonic
+_started = math.inf  # by time.time, as in event logs
 _exit_status: int | None = None
 _ends_process = False
 _changed = threading.Condition()
@@ -42,17 +43,17 @@ def start(seconds: float, exit_status: int) -> None:
     Args:
         exit_status: of the command if it has not ended by then.
     """
-    global _at, _exit_status
+    global _at, _started, _exit_status
     with _changed:
         if _exit_status is not None:
             return
-        _at, _exit_status = time.monotonic() + seconds, exit_status
+        _at, _started, _exit_status = time.monotonic() + seconds, time.time(), exit_status
     if _ends_process:
         threading.Thread(target=_end_process, name="ray_yolo deadline", daemon=True).start()
 
 
 def extend(seconds: float) -> None:
-    """Move a started deadline to some seconds from now, if that is later: the step has been saved."""
+    """Move a started deadline to some seconds from now, if that is later."""
     global _at
     with _changed:
         if _exit_status is not None:
@@ -62,11 +63,16 @@ def extend(seconds: float) -> None:
 
 def clear() -> None:
     """End the deadline, in a process that continues after an interrupted training."""
-    global _at, _exit_status
+    global _at, _started, _exit_status
     if not _ends_process:
         with _changed:
-            _at, _exit_status = math.inf, None
+            _at, _started, _exit_status = math.inf, math.inf, None
             _changed.notify_all()
+
+
+def started() -> float:
+    """The time of the signal in Unix seconds; infinite without one."""
+    return _started
 
 
 def seconds_left(limit: float = math.inf) -> float:

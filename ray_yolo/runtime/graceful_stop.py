@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_yolo.core import deadline
-from ray_yolo.core.events import EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, PlacementEvent, StartEvent
 from ray_yolo.core.signals import STOPS, exit_on_hangup, exit_status_of, leave_terminal
 from ray_yolo.core.threads import run_in_thread
-from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.runs.event_log import EVENTS_FILE, follow, read_events
 from ray_yolo.runs.recorder import STOP_REQUEST, RecorderClient
 
 if TYPE_CHECKING:
     import ray
 
-SAVE_SECONDS = 12.0  # for the current step and its save
-FAILED_SECONDS = 14.0  # from the signal to the end of the command, if the step could not be saved
-END_SECONDS = 10.0  # for everything that follows a save: the command ends 23 s after the signal at the latest
+SAVE_SECONDS = 11.0  # for the current step and its save
+FAILED_SECONDS = 12.5  # from the signal to the end of the command, if the step could not be saved
+END_SECONDS = 10.0  # for everything that follows a save, so that the command ends 22 s after the signal at the latest
 MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.2
 
@@ -118,8 +118,17 @@ def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
         for number, usual in handlers.items():
             signal.signal(number, usual)
     if received:
-        deadline.extend(END_SECONDS)
         take_effect(received[0], None)
+
+
+def extend_if_saved(run_dirs: Iterable[Path]) -> None:
+    """Give the end of interrupted trainings `END_SECONDS`, if one of them has saved its step since the signal. If none
+    has, storage probably does not answer, and what follows would wait for it, too."""
+    for folder in run_dirs:
+        events = read_events(folder / EVENTS_FILE)
+        if any(isinstance(event, CheckpointEvent) and event.time >= deadline.started() for event in events):
+            deadline.extend(END_SECONDS)
+            return
 
 
 def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> StopRequested:
@@ -157,7 +166,6 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
     logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
     training = {folder for folder, log in logs.items() if _is_training(next(log))}
     if not training:
-        deadline.extend(END_SECONDS)
         return
     notify(MESSAGE)
     until = time.monotonic() + SAVE_SECONDS
@@ -176,8 +184,7 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
         finally:
             for request in requests:
                 request.unlink(missing_ok=True)
-    if not training:
-        deadline.extend(END_SECONDS)
+    extend_if_saved(logs)
 
 
 def _is_training(events: Iterable[Event]) -> bool:

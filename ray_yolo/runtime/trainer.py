@@ -32,7 +32,7 @@ from ray_yolo.runs.record import TransferRecord
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import await_former_workers
-from ray_yolo.runtime.graceful_stop import graceful_signals
+from ray_yolo.runtime.graceful_stop import extend_if_saved, graceful_signals
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -263,6 +263,9 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
             device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
+        if stop_requested():
+            run_logger.recorder.flush()
+            extend_if_saved([run.folder])
 
 
 def _result(run: Run, summary: Summary) -> TrainResult:

@@ -17,7 +17,14 @@ from ray_yolo.core.events import Event, PlacementEvent
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import graceful_stop
-from ray_yolo.runtime.graceful_stop import MESSAGE, StopRequested, graceful_signals, request_stop, run_in_background
+from ray_yolo.runtime.graceful_stop import (
+    MESSAGE,
+    StopRequested,
+    extend_if_saved,
+    graceful_signals,
+    request_stop,
+    run_in_background,
+)
 from tests.support import run_log
 
 PLACED, STARTED, AGAIN = PlacementEvent(group="g"), run_log.start(), PlacementEvent(group="h", instead_of="g")
@@ -115,21 +122,28 @@ def test_a_hangup_that_cannot_save_takes_effect_after_its_time(monkeypatch: pyte
         train(work)
 
 
-def test_what_follows_a_save_has_one_deadline() -> None:
-    left: list[float] = []
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_follows_a_save_has_one_deadline(tmp_path: Path, saved: bool) -> None:
+    log, left = EventLog(tmp_path / "events.jsonl"), list[float]()
+    log.append(run_log.checkpoint(4))  # before the signal
 
     def work(stop_requested: StopRequested) -> None:
         left.append(deadline.seconds_left())
+        time.sleep(0.05)
         tell_myself(signal.SIGTERM)
         left.append(deadline.seconds_left())
-        time.sleep(0.5)
+        time.sleep(0.05)
+        if saved:
+            log.append(run_log.checkpoint(5))
+        deadline._at = time.monotonic() + 1.0  # as after a save that took long
+        extend_if_saved([tmp_path / "none", tmp_path])
 
     with pytest.raises(TerminatedError):
         train(work)
     left.append(deadline.seconds_left())
     assert left[0] == math.inf
     assert left[1] == pytest.approx(graceful_stop.FAILED_SECONDS, abs=0.4)
-    assert left[2] == pytest.approx(max(graceful_stop.END_SECONDS, graceful_stop.FAILED_SECONDS - 0.5), abs=0.4)
+    assert left[2] == pytest.approx(graceful_stop.END_SECONDS if saved else 1.0, abs=0.5)
     assert graceful_stop.SAVE_SECONDS + graceful_stop.END_SECONDS <= 25  # of the 30 s that a job has
 
 

@@ -138,6 +138,7 @@ class Relay:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        source.close()  # the other direction closes the other one
 
 
 def upload(folder: Path, address: str) -> None:
