@@ -317,7 +317,7 @@ class TestFollowing:
         notify(run_dir, STORY)
         began = time.monotonic()
         tracking = Tracking(run_dir, dead_uri, warnings.append)
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 1.0
         wait_until(lambda: warnings)
         assert tracking.finish(patience_seconds=1.0) == ["MLflow"]
         (warning,) = warnings
