@@ -140,7 +140,7 @@ def _listed(file: Path, root: Path | None) -> list[str]:
         candidates = [os.path.normpath(folder / spelling) for spelling in spellings for folder in folders]
         path = next((path for path in candidates if os.path.isfile(path)), None)
         if line and not path:
-            prefix, path = _without_leading_folders(line, folders, dropped)
+            prefix, path = _without_leading_folders(line.replace("\\", "/"), folders, dropped)
             dropped = prefix if path else dropped
         if path:
             paths.append(path)
