@@ -108,7 +108,7 @@ def test_every_container_gives_the_levels_of_its_picture(tmp_path: Path, case: s
         pixels = ImageStore(index, 64, mode, tmp_path / "cache").load(0)  # type: ignore[arg-type]
         assert np.abs(pixels.astype(int) - expected).max() <= 1, mode
     note, = survey(index).notes
-    assert note.startswith("1 images with ")
+    assert note.startswith("1 image with ")
 
 
 def test_the_range_is_the_sets_not_the_images(tmp_path: Path) -> None:
