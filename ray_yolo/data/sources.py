@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.redact import redact
+from ray_yolo.data.dataset_hints import path_hint
 from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
@@ -152,8 +153,9 @@ def _listed(file: Path, root: Path | None) -> list[str]:
         if path:
             paths.append(path)
         elif line:
+            hint = path_hint(line, lambda text: os.path.isfile(file.parent / text))
             raise DatasetError(f"{file}:{number}: there is no file {line!r}; looked for "
-                               f"{' and '.join(dict.fromkeys(candidates))}")
+                               f"{' and '.join(dict.fromkeys(candidates))}{hint}")
     return paths
 
 
