@@ -74,7 +74,8 @@ VAL = Command(
     description="Validate trained weights. The numbers do not depend on the number of workers.",
     model=ValConfig,
     paths=(
-        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "allow_names", "coco",
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "allow_names",
+        "labels_with_confidence", "keep_difficult", "coco",
         "save_txt", "save_conf", "save_json",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
@@ -232,17 +233,34 @@ def serve(argv: Sequence[str] | None = None) -> int:
 
 
 def checks(argv: Sequence[str] | None = None) -> int:
-    """Show versions, devices, cluster and storage on one page, for a bug report. Returns 4 if a check fails."""
+    """Show versions, devices, cluster and storage, or a data set, on one page. Returns 4 if a check fails, and 2 if a
+    training would refuse the data set."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.checks", description=(
-        "Versions, devices, cluster and storage on one page, for a bug report."))
+        "Versions, devices, cluster and storage on one page, for a bug report. With --data: what a training would read "
+        "from a data set, without training."))
+    parser.add_argument("--data", default="", metavar="YAML|DIR", help=(
+        "data set to read: prints what each split holds, and files, images and labels that are not used or not as "
+        "expected; writes images with their boxes, labels.jpg, into a new folder of runs/checks"))
     parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
     parser.add_argument("--storage-path", default="", metavar="DIR|ADDRESS", help="storage; '': the current folder")
     options = parser.parse_args(argv)
+    if options.data:
+        return _check_data(options.data, options.storage_path)
     from ray_yolo.runtime.checks import describe as describe_all
 
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
     print("\n".join(lines))
     return ResourcesError.exit_code if wrong else 0
+
+
+def _check_data(data: str, storage_path: str) -> int:
+    from ray_yolo.runtime.dataset_check import PROJECT, check_dataset
+
+    lines, problems = check_dataset(data, Placement(storage_path=storage_path, project=PROJECT))
+    print("\n".join(lines))
+    for problem in problems:
+        print(redact(f"a training refuses this: {printable(problem)}"), file=sys.stderr)
+    return InputError.exit_code if problems else 0
 
 
 def sync(argv: Sequence[str] | None = None) -> int:

@@ -63,6 +63,10 @@ class ValConfig(LabelFiles):
     """Treat every label and every detection as class 0."""
     allow_empty: bool = False
     """Validate even if the split has no boxes."""
+    labels_with_confidence: bool = False
+    """YOLO rows may end with a confidence, which is not used. Also if the weights were trained so."""
+    keep_difficult: bool = False
+    """Use VOC objects that are marked difficult. Also if the weights were trained so."""
     allow_names: bool = False
     """Accept weights with other class names, equal in number: names that match go together, the others by order."""
     coco: bool = False

@@ -149,6 +149,12 @@ class Recipe(ConfigModel):
     """Refuse a dataset if any image or label has to be left out."""
     allow_empty: bool = False
     """Train even if a split has no boxes."""
+    labels_with_confidence: bool = False
+    """YOLO rows may end with a confidence (pseudo-labels), which is not used; else such rows are left out."""
+    keep_difficult: bool = False
+    """Use VOC objects that are marked difficult; else they are left out, as YOLOv5's converter does."""
+    keep_repeats: bool = False
+    """Train on an image as often as the list file of the training split has it (oversampling); else once."""
     allow_names: bool = False
     """Start from weights with other class names, equal in number: names that match go together, the others by order."""
     changes: Annotated[

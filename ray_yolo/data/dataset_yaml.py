@@ -54,6 +54,7 @@ class DatasetDescription:
     findings: tuple[Finding, ...] = ()  # about the description itself
     image_folders: Mapping[str, str] = field(default_factory=dict)
     snapshot: DatasetSnapshot | None = None  # of a data set in a store
+    keypoints: tuple[int, int] | None = None  # `kpt_shape`: their number and their dimensions in each YOLO row
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -129,7 +130,7 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
                            "add lines such as `train: images/train`")
     findings = (*_download_code(content, where), *_duplicates(names, where("names")))
     return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders,
-                              snapshot=None, **splits)
+                              snapshot=None, keypoints=_keypoints(content, where("kpt_shape")), **splits)
 
 
 def _refuse_other_spellings(content: Mapping[str, Any], where: Where) -> None:
@@ -179,6 +180,16 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
         raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
                            "make them agree or drop nc")
     return tuple(str(name).strip() for name in value)
+
+
+def _keypoints(content: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+    value = content.get("kpt_shape")
+    if value is None:
+        return None
+    numbers = [_number(each) for each in value] if isinstance(value, list) else []
+    if len(numbers) != 2 or numbers[0] < 1 or numbers[1] not in (2, 3):
+        raise DatasetError(f"{where}: kpt_shape: must be [number of keypoints, 2 or 3], not {short(value)}")
+    return numbers[0], numbers[1]
 
 
 def _count(value: object, where: str) -> int | None:

@@ -125,7 +125,7 @@ def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
 
 def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame]) -> _Done:
     """Read, detect and write in a pool's thread; frames of videos are returned, to be written in order."""
-    frames = [frame.read() for frame in batch]
+    frames = [frame.read(predictor.pixel_range) for frame in batch]
     pixels = [frame.pixels for frame in frames if frame.pixels is not None]
     detected = iter(predictor.detect(pixels) if pixels else ())
     done: _Done = []

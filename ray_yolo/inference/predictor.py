@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -29,6 +29,7 @@ from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes, resized
+from ray_yolo.data.pixels import PixelRange, read_pixel_range
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import STAGES, autocast
 from ray_yolo.models.detector import Detector, fuse
@@ -48,6 +49,7 @@ class Trained:
     family: Family
     names: tuple[str, ...]
     recipe: Recipe  # of the training; the defaults for a file of plain tensors
+    pixel_range: PixelRange = field(default_factory=dict)  # of the training images with more than 8 bits
 
 
 def load_trained(path: Path) -> Trained:
@@ -69,11 +71,12 @@ def load_trained(path: Path) -> Trained:
         named = weights.meta["architecture"] or recipe.model
         model = build_model(named, len(weights.names), weights.meta["anchors"])
         model.load_state_dict(weights.tensors)
+        pixel_range = read_pixel_range(weights.meta.get("pixel_range", {}))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(f"{path}: is not a checkpoint of this ray_yolo ({reason}); give a .pt file of a run"
                               ) from None
-    return Trained(model.eval(), find_family(named), weights.names, recipe)
+    return Trained(model.eval(), find_family(named), weights.names, recipe, pixel_range)
 
 
 def select_classes(trained: Trained, classes: Sequence[int]) -> Trained:
@@ -127,6 +130,7 @@ class Predictor:
     imgsz: int
     settings: DetectConfig
     device: torch.device
+    pixel_range: PixelRange = field(default_factory=dict)  # of images with more than 8 bits
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """The detections of one image (height, width, 3) uint8 RGB, as in `ImageDetections`."""
@@ -179,7 +183,8 @@ class Predictor:
 def build_predictor(trained: Trained, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
     """A predictor for trained weights."""
     model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
-    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device)
+    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device,
+                     trained.pixel_range)
 
 
 def input_size(trained: Trained, imgsz: int | None) -> int:

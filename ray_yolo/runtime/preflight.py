@@ -43,6 +43,8 @@ from ray_yolo.data.index import (
     require_boxes,
     sample_images,
 )
+from ray_yolo.data.labels import LabelOptions
+from ray_yolo.data.twins import find_twins
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
@@ -73,13 +75,16 @@ def check_early(config: RunConfig) -> Hooks:
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The checked data set of a recipe: its description, training and validation labels.
 
-    Findings about the description are among those of the training labels. Raises a DatasetError if the data set cannot
+    Findings about the description are among those of the training labels. Validation images are read with the range of
+    the training images' values. Raises a DatasetError if the data set cannot
     be read as described, or has nothing to train on.
     """
     description = read_description(recipe.data)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
+    options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
+    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
                   for split in ("train", "val"))
     refuse_count_from_one(train, description)
+    val = as_training_reads(val, train)
     if recipe.classes is not None:
         check_classes(recipe.classes, train.names)
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
@@ -89,6 +94,12 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
     return description, replace(train, findings=(*description.findings, *train.findings)), val
+
+
+def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> AnnotationIndex:
+    """Another split with the range of the training images' values, and its twins among the training images."""
+    return replace(index, pixel_range={**index.pixel_range, **train.pixel_range},
+                   twins=find_twins(train.paths, index.paths))
 
 
 def check_model(recipe: Recipe) -> None:

@@ -25,6 +25,7 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
+from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
 from ray_yolo.engine.collectives import Collectives
@@ -140,8 +141,11 @@ def check(config: ValConfig) -> Checked:
         "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz),
         "precision": next((p for p in (config.precision, recipe.precision) if p != "auto"), "fp32")})
     description = read_description(decided.data)
-    index = read_index(description, config.split, single_cls=config.single_cls)
-    index = replace(index, findings=(*description.findings, *index.findings))
+    options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
+                           config.keep_difficult or recipe.keep_difficult)
+    index = read_index(description, config.split, single_cls=config.single_cls, options=options)
+    index = replace(index, findings=(*description.findings, *index.findings),
+                    pixel_range={**index.pixel_range, **trained.pixel_range})
     if config.classes is not None:
         check_classes(config.classes, index.names)
         index = only_classes(index, config.classes)

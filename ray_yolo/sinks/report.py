@@ -42,7 +42,10 @@ from ray_yolo.sinks.tensorboard import is_installed
 
 _METRICS = ("P", "R", "mAP50", "mAP50-95")
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", *_METRICS)
-DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
+_DATA_COLUMNS = {"images": "images", "boxes": "boxes", "empty file": "empty_file", "no file": "no_file",
+                 "images out": "images_left_out", "rows out": "rows_left_out", "orphans": "orphans",
+                 "not read": "unread", "twins": "twins", "clipped": "clipped", "specks": "specks"}
+_RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that are shown only if a split has any
 
 _LAYERS_SHOWN = 3  # of those that initial weights do not cover
 _CLASSES_SHOWN = 20  # on the console; the event log has all
@@ -177,13 +180,16 @@ class TrainingReport:
 
 
 def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
-    """The splits of a data set: counts, boxes of each class, and the label paths that were searched.
+    """The splits of a data set: counts, boxes of each class, the label paths that were searched, and notes.
 
     If there are many classes, only the most frequent ones and those without boxes are listed.
     """
-    lines = [DATA_HEADER, *(("%11s" * 7) % (name, split.images, split.boxes, split.empty_file, split.no_file,
-                                            split.images_left_out, split.rows_left_out)
-                            for name, split in splits.items())]
+    table: dict[str, list[object]] = {"Data": list(splits)}
+    for title, field in _DATA_COLUMNS.items():
+        counts = [getattr(split, field) for split in splits.values()]
+        if any(counts) or title not in _RARE:
+            table[title] = counts
+    lines = ["".join(f"{cell:>11}" for cell in row) for row in (table.keys(), *zip(*table.values(), strict=True))]
     columns = list(zip(*(split.per_class for split in splits.values()), strict=True))
     shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_SHOWN]
     lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
@@ -195,6 +201,7 @@ def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> li
             first = ", ".join(missing[:_CLASSES_SHOWN])
             lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
         lines.append(printable(f"labels of {name}: looked for in {first_paths(split.looked_for)}"))
+        lines += [printable(f"{name}: {note}") for note in split.notes]
     return lines
 
 

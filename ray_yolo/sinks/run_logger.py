@@ -27,6 +27,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
+from ray_yolo.data.notes import file_lines
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder, was_abandoned
@@ -136,12 +137,15 @@ def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:
 
 
 def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
-    """Write all findings of the data set check to findings.txt in a folder. Returns a summary, '' without findings."""
+    """Write all findings of the data set check, and all files of its notes, to findings.txt in a folder. Returns a
+    summary of the findings, '' without any."""
     lines = [printable(f"{split}: {finding.where}: {finding.what}{' (left out)' if finding.dropped else ''}")
              for split, index in splits.items() for finding in index.findings]
+    others = [printable(f"{split}: {line}") for split, index in splits.items() for line in file_lines(index)]
+    if lines or others:
+        atomic_write(folder / "findings.txt", "\n".join([*lines, *others]) + "\n", durable=False)
     if not lines:
         return ""
-    atomic_write(folder / "findings.txt", "\n".join(lines) + "\n", durable=False)
     left_out = sum(finding.dropped for index in splits.values() for finding in index.findings)
     return (f"the check of the data set found {len(lines)} things and left {left_out} out (all in findings.txt; "
             f"training with --strict refuses); the first: {'; '.join(lines[:3])}")

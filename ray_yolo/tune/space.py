@@ -49,6 +49,7 @@ NOT_SEARCHED = {
     "strict": "it only checks the data set; choose --strict for all trials",
     "allow_names": "it only checks the classes of the weights; choose --allow-names for all trials",
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
+    "labels_with_confidence": _NOT_COMPARABLE, "keep_difficult": _NOT_COMPARABLE,
 }
 """Fields of the recipe that a space must not name, and why."""
 MEASURES = {

@@ -22,7 +22,7 @@ TRAIN_FLAGS = frozenset([
     "--changes",
     "--single-cls", "--classes", "--fraction", "--multi-scale", "--rect", "--quad", "--image-weights",
     "--noautoanchor", "--noval", "--notest",
-    "--strict", "--allow-empty", "--allow-names",
+    "--strict", "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult", "--keep-repeats",
     "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
@@ -38,7 +38,7 @@ TRAIN_FLAGS = frozenset([
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--allow-empty", "--allow-names",
+    "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult",
     "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
     "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--num-workers",
     "--gpus-per-worker", "--cpus-per-worker",

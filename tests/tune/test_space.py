@@ -234,6 +234,8 @@ class TestValues:
         ("threads", [1, 2], "speed and the last bits"),
         ("strict", [True, False], "only checks the data set"),
         ("allow_empty", [True, False], "only checks the data set"),
+        ("labels_with_confidence", [True, False], "measure another fitness"),
+        ("keep_difficult", [True, False], "measure another fitness"),
         ("allow_names", [True, False], "only checks the classes"),
         ("evaluate.iou", [0.5, 0.7], "how fitness is measured"),
         ("evaluate.confidence", [0.001, 0.25], "how fitness is measured"),
