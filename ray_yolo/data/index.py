@@ -13,6 +13,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from ray_yolo.config.class_names import SINGLE_CLASS
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
 from ray_yolo.core.structures import AnnotationIndex, Finding
@@ -73,7 +74,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
     if not single_cls:
         return index
-    return replace(index, classes=np.zeros_like(index.classes), names=("item",),
+    return replace(index, classes=np.zeros_like(index.classes), names=(SINGLE_CLASS,),
                    crowds=index.crowds * (np.arange(7) != 1))
 
 
@@ -176,7 +177,7 @@ def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
-        findings=(*(finding for _, image in checked for finding in image.findings), *conclude(remarks)),
+        findings=(*conclude(remarks), *(finding for _, image in checked for finding in image.findings)),
         areas=areas,
         crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
                                                    for number, each in enumerate(crowds) if len(each))]),

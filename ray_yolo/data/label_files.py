@@ -62,25 +62,25 @@ class LabelSources:
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
             found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
-            if os.path.isdir(source):
-                roots.append(os.path.normpath(source))
-                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
-                if description.snapshot:  # in the store, but not downloaded
-                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
             if is_list and options.keep_repeats and split == "train":
                 images |= found
                 continue
             if is_list:
                 self.findings += _repeated_lines(found, source, split)
             images |= Counter(found.keys())
+            if os.path.isdir(source):
+                roots.append(os.path.normpath(source))
+                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
+                if description.snapshot:  # in the store, but not downloaded
+                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
+        with_own_labels = sorted(images.keys() - self._coco.keys())
         images |= Counter(self._coco.keys())
         self.paths = sorted(images.elements())
         if not self.paths:
             others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
-        plain = [path for path in images if path not in self._coco]
-        self.other_files = find_other_files(plain, roots, unread)
+        self.other_files = find_other_files(with_own_labels, roots, unread)
         self._matched = dict(self.other_files.matched)
 
     def part(self, paths: list[str]) -> LabelSources:
@@ -127,17 +127,16 @@ class LabelSources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        text = label_path(path)
-        xml = voc.annotation_path(path)
-        if (content := _content(text)) is not None:
-            labels = parse_labels(content, size, self._rules, text)
-            if xml is None:
-                return labels
-            return labels._replace(remarks=(*labels.remarks, Remark(Kind("two files"), str(xml))))
-        file = self._matched.get(path) or (str(xml) if xml else "")
-        if file and (content := _content(file)) is not None:
-            parse = voc.parse_voc if suffix(file) == ".xml" else parse_labels
-            return parse(content, size, self._rules, file)
+        for file in self.label_files(path):
+            content = _content(file)
+            if content is None:
+                continue
+            if suffix(file) == ".xml":
+                return voc.parse_voc(content, size, self._rules, file)
+            labels = parse_labels(content, size, self._rules, file)
+            unread = voc.annotation_path(path)
+            remarks = [Remark(Kind("two files"), str(unread))] if unread else []
+            return labels._replace(remarks=(*labels.remarks, *remarks))
         return ImageLabels(has_file=False)
 
 

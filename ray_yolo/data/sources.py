@@ -6,8 +6,10 @@ import glob
 import logging
 import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import torch
 from PIL import Image
 
 from ray_yolo.core.errors import DatasetError, InputError
+from ray_yolo.core.formatting import encodable
 from ray_yolo.core.redact import redact
 from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image, values_of_picture
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, to_levels
@@ -101,12 +104,25 @@ def files_of(source: str, root: Path | None = None) -> list[str]:
 
 
 def matching(pattern: str) -> list[str]:
-    """The matches of a shell pattern; `**` matches any number of folders. May contain duplicates."""
+    """The matches of a shell pattern; `**` matches any number of folders. May contain duplicates.
+
+    The name of an existing file or folder stands for itself, even if it contains `[`, `*` or `?`.
+    """
+    pattern = _with_literal_names(pattern)
     if len(parts := _ANY_DEPTH.split(pattern, maxsplit=1)) == 1:
         return glob.glob(pattern)
     head, tail = parts
     folders = (folder for top in (glob.glob(head) if head else ["."]) for folder, _ in walk(top))
     return [path for folder in folders for path in matching(os.path.join(glob.escape(folder), tail or "*"))]
+
+
+def _with_literal_names(pattern: str) -> str:
+    """The pattern with its leading existing names escaped: those up to the first part that is no name."""
+    names = pattern.split("/")
+    for number in range(len(names)):
+        if not os.path.lexists("/".join(names[:number + 1]) or "/"):
+            return "/".join([*map(glob.escape, names[:number]), *names[number:]])
+    return glob.escape(pattern)
 
 
 def walk(top: str) -> Iterator[tuple[str, list[str]]]:
@@ -169,29 +185,43 @@ def _without_leading_folders(line: str, folders: Sequence[Path], dropped: str | 
     return "", None
 
 
+@contextmanager
+def _plain_path(path: str) -> Iterator[str]:
+    """The path of a video in UTF-8; a link to it if its name is in another encoding, with which OpenCV crashes."""
+    if encodable(path) == path:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = os.path.join(folder, f"video{suffix(path)}")
+        os.symlink(path, link)
+        yield link
+
+
 def read_video(path: str) -> Iterator[np.ndarray]:
     """The frames of a video, a stream or a camera, (height, width, 3) uint8 RGB, upright.
 
     Raises:
         UnreadableImageError: if there is none.
     """
-    video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(path, cv2.CAP_FFMPEG)
-    try:
-        ok, frame = video.read()
-        if not ok:
-            raise UnreadableImageError("is not a video that can be read")
-        while ok:
-            yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    with _plain_path(path) as plain:
+        video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(plain, cv2.CAP_FFMPEG)
+        try:
             ok, frame = video.read()
-    finally:
-        video.release()
+            if not ok:
+                raise UnreadableImageError("is not a video that can be read")
+            while ok:
+                yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+                ok, frame = video.read()
+        finally:
+            video.release()
 
 
 def frames_per_second(path: str) -> float:
     """The rate of a video file; 30 if unknown."""
-    video = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
-    rate = float(video.get(cv2.CAP_PROP_FPS))
-    video.release()
+    with _plain_path(path) as plain:
+        video = cv2.VideoCapture(plain, cv2.CAP_FFMPEG)
+        rate = float(video.get(cv2.CAP_PROP_FPS))
+        video.release()
     return rate if 0 < rate < 1000 else USUAL_RATE
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_yolo.checkpoints.foreign import Weights, read_weights
+from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.config.commands import DetectConfig, NmsConfig
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.recipe import Recipe
@@ -79,6 +79,12 @@ def load_trained(path: Path) -> Trained:
     return Trained(model.eval(), find_family(named), weights.names, recipe, pixel_range)
 
 
+def select_classes(trained: Trained, classes: Sequence[int]) -> Trained:
+    """The same weights with only these classes, in this order. It changes the model in place."""
+    trained.model.head.select_classes(classes)
+    return replace(trained, names=tuple(trained.names[number] for number in classes))
+
+
 def _recognise(weights: Weights, path: Path) -> Trained:
     """The known model with these tensor names and shapes."""
     tensors = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
@@ -92,8 +98,10 @@ def _recognise(weights: Weights, path: Path) -> Trained:
         if shapes == {key: tensor.shape for key, tensor in expected.items()}:
             model = build_model(name, num_classes)
             model.load_state_dict(tensors)
-            names = weights.names if len(weights.names) == num_classes else map("class{}".format, range(num_classes))
-            return Trained(model.eval(), family, tuple(names), Recipe(model=name))
+            if weights.names and len(weights.names) != num_classes:
+                _log.warning("%s: has %d class names for %d classes; they are ignored", path, len(weights.names),
+                             num_classes)
+            return Trained(model.eval(), family, class_names(weights, num_classes), Recipe(model=name))
     raise CheckpointError(f"{path}: has no recipe and its tensors fit no known model; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
 

@@ -97,8 +97,8 @@ def test_boxes_are_clipped_empty_ones_dropped_and_duplicates_counted_once(tmp_pa
             {"bbox": [70, 5, 5, 5]}, {"bbox": [30, 5, 1e-9, 5]}]
     index = read_index(write(tmp_path, content(rows)), "train")
     assert index.boxes.tolist() == [[0, 0, 10, 10], [60, 40, 64, 48]]
-    assert [finding.dropped for finding in index.findings] == [True, False, True, True, False]
-    assert "2 of 2 boxes that were clipped" in index.findings[-1].what
+    assert [finding.dropped for finding in index.findings] == [False, True, False, True, True]
+    assert "2 of 2 boxes that were clipped" in index.findings[0].what
 
 
 def test_an_ambiguous_row_is_left_out(tmp_path: Path) -> None:

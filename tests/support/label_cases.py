@@ -759,7 +759,11 @@ def coco_cases() -> Iterator[Case]:
         r"a\.png: is 96 x 64 .*says 64 x 96",
         images=[*IMAGES, {**IMAGES[0], "id": 3, "width": 64, "height": 96}],
     )
-    yield coco("a path of Windows", [annotation()], images=[{**IMAGES[0], "file_name": ".\\a.png"}, IMAGES[1]])
+    yield coco(
+        "a path of Windows",
+        [annotation()],
+        images=[{**IMAGES[0], "file_name": ".\\a.png"}, IMAGES[1]],
+    )
 
 
 # Situations of public trackers: the address, and what the tool's file says
