@@ -193,7 +193,7 @@ def test_validation_reads_with_the_range_of_the_weights(run: tuple[Path, Path], 
     other = shutil.copytree(data, tmp_path / "other")
     for path in (other / "images").rglob("*.png"):
         write_image(path, PICTURE.astype(np.uint16) * 257)
-    *_, index = validator.check(ValConfig(weights=str(weights), data=str(other / "data.yaml")))
+    index = validator.check(ValConfig(weights=str(weights), data=str(other / "data.yaml"))).labels
     assert index.pixel_range == {"integer": (0, 4095)}
     assert "4095 as white; values beyond them are clipped" in survey(index).notes[0]
     assert ImageStore(index, 64, smooth=True).load(0).max() == 255
