@@ -62,17 +62,17 @@ class LabelSources:
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
             found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
+            if os.path.isdir(source):
+                roots.append(os.path.normpath(source))
+                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
+                if description.snapshot:  # in the store, but not downloaded
+                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
             if is_list and options.keep_repeats and split == "train":
                 images |= found
                 continue
             if is_list:
                 self.findings += _repeated_lines(found, source, split)
             images |= Counter(found.keys())
-            if os.path.isdir(source):
-                roots.append(os.path.normpath(source))
-                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
-                if description.snapshot:  # in the store, but not downloaded
-                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
         with_own_labels = sorted(images.keys() - self._coco.keys())
         images |= Counter(self._coco.keys())
         self.paths = sorted(images.elements())
