@@ -1,14 +1,16 @@
 """Exact, sharded validation: each image once, with the same results for any number of workers.
 
 Batches depend only on the data set. Workers evaluate whole batches. Their results are gathered as rows and sorted into
-the data set's order before any sum.
+the data set's order before any sum. A training gathers them through its process group (`evaluate`); a validation on its
+own combines what its workers return (`evaluate_batches`, `combine`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +32,14 @@ from ray_yolo.ops.nms import select
 
 STAGES = ("preprocess", "inference", "postprocess")
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
+
+
+class EvaluatedBatches(NamedTuple):
+    """The results of some batches of a validation."""
+
+    sums: Tensor  # (batches, 1 + 2 x terms x counts) float64 rows [first image, numerators, counts]
+    rows: Tensor  # (n, 8) float32 detections, as in `Evaluation`, in the order of the batches
+    seconds: Tensor  # (1, 3) float64, by stage
 
 
 @dataclass(frozen=True)
@@ -76,15 +86,34 @@ def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, 
     return numbers._asdict()
 
 
-@torch.no_grad()
 def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
              index: AnnotationIndex, config: EvaluateConfig, precision: str, collectives: Collectives,
              device: torch.device) -> Evaluation:
-    """Evaluate the model on the worker's `batches` and combine the results of all workers. Collective.
+    """Evaluate the model on the worker's `batches` and combine the results of all workers. Collective."""
+    own = evaluate_batches(model, family, loss, batches, index, config, precision, device)
+    everything = EvaluatedBatches(*(collectives.gather(part) for part in own))
+    return combine([everything], loss, index)
+
+
+def combine(parts: Sequence[EvaluatedBatches], loss: Criterion, index: AnnotationIndex) -> Evaluation:
+    """The results of a validation from those of all its batches, whose division into parts has no effect.
 
     A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
     mean of means.
     """
+    table = torch.cat([part.rows for part in parts]).numpy()
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    seconds = torch.cat([part.seconds for part in parts]).sum(0).tolist()
+    speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
+    losses = _losses(loss, torch.cat([part.sums for part in parts]))
+    return Evaluation(metrics_of(table, index), losses, table, speed)
+
+
+@torch.no_grad()
+def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
+                     index: AnnotationIndex, config: EvaluateConfig, precision: str, device: torch.device
+                     ) -> EvaluatedBatches:
+    """Evaluate the model on some batches of the data set. The results are on the host."""
     model.eval()
     rows: list[Tensor] = [torch.zeros(0, 8)]
     sums: list[Tensor] = []
@@ -108,12 +137,8 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         rows += [_match_image(detections.cpu(), batch, number, index) for number, detections in enumerate(selected)]
         timer.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
-    totals = collectives.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
-    table = collectives.gather(torch.cat(rows)).numpy()
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    seconds = collectives.gather(torch.tensor([timer.seconds], dtype=torch.double)).sum(0).tolist()
-    speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
-    return Evaluation(metrics_of(table, index), _losses(loss, totals), table, speed)
+    totals = torch.stack(sums).cpu() if sums else torch.zeros(0, width, dtype=torch.double)
+    return EvaluatedBatches(totals, torch.cat(rows), torch.tensor([timer.seconds], dtype=torch.double))
 
 
 class _StageTimer:

@@ -39,6 +39,7 @@ from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_re
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
+from ray_yolo.runtime.map_on_workers import map_on_workers
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -167,9 +168,9 @@ def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpu
     if space.search.limit is None:
         return {}
     alone = config.placement.model_copy(update={"num_workers": 1})
-    found: dict[str, float]
-    [found] = cluster.run_on_every_worker(
-        measure, (networks(space.space, config.recipe), len(train.names), gpus), alone, gpus)
+    parts = [networks(space.space, config.recipe)]
+    task = len(train.names), gpus
+    [(_, found)] = map_on_workers(measure, task, parts, alone, gpus, timeout=alone.timeout_seconds)
     if (fastest := min(found.values())) > space.search.limit.latency_ms:
         raise ConfigError(f"search.limit.latency_ms: the fastest network of the space takes {fastest:.3g} ms an image "
                           f"here, over the limit of {space.search.limit.latency_ms:g}; raise it, or search smaller "
