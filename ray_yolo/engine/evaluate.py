@@ -8,9 +8,9 @@ own combines what its workers return (`evaluate_batches`, `combine`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ray_yolo.engine.collectives import Collectives
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import Family
-from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
+from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Curves, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
@@ -44,11 +44,13 @@ class EvaluatedBatches(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of a validation, equal on every worker."""
+    """The results of a validation, equal on every worker but for the detections."""
 
     metrics: Metrics
     losses: dict[str, float]  # each term with its gain, over the whole data set
-    detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
+    detections: np.ndarray
+    """(n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image. Only worker 0 has them: a
+    million images have up to 9.6 GB."""
     speed: dict[str, float] = field(default_factory=dict)  # mean ms per image by stage; the first includes reading
 
     @property
@@ -63,50 +65,78 @@ def per_class(evaluation: Evaluation, index: AnnotationIndex) -> tuple[ClassResu
     """The results of each class that has labels."""
     metrics = evaluation.metrics
     owners = index.owners
-    return tuple(
-        ClassResult.model_validate({
-            "name": name, "images": len(np.unique(owners[index.classes == number])),
-            "labels": int(metrics.num_labels[number]), "precision": float(metrics.class_precision[number]),
-            "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
-            "mAP50-95": float(metrics.ap[number].mean())})
-        for number, name in enumerate(index.names) if metrics.num_labels[number])
+    results = []
+    for number, name in enumerate(index.names):
+        if not metrics.num_labels[number]:
+            continue
+        images = np.unique(owners[index.classes == number])
+        results.append(ClassResult.model_validate({
+            "name": name,
+            "images": len(images),
+            "labels": int(metrics.num_labels[number]),
+            "precision": float(metrics.class_precision[number]),
+            "recall": float(metrics.class_recall[number]),
+            "mAP50": float(metrics.ap[number, 0]),
+            "mAP50-95": float(metrics.ap[number].mean()),
+        }))
+    return tuple(results)
 
 
 def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, float]:
     """The twelve metrics of the COCO protocol, by name."""
     rows = evaluation.detections
+    found = Detected(
+        images=rows[:, 0].astype(np.int64),
+        classes=rows[:, 6].astype(np.int64),
+        scores=rows[:, 5].astype(np.float64),
+        boxes=rows[:, 1:5].astype(np.float64),
+    )
     owners = index.owners
-    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
-    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
-                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
-                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
-                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
-    numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
-                                    rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
-    return numbers._asdict()
+    crowds = index.crowds  # rows [image, class, x1, y1, x2, y2, area]
+    areas = box_areas(index.boxes) if index.areas is None else index.areas
+    truth = Labelled(
+        images=np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
+        classes=np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
+        boxes=np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
+        areas=np.concatenate([areas, crowds[:, 6]]),
+        crowd=np.repeat([False, True], [len(owners), len(crowds)]),
+    )
+    return coco_metrics(found, truth)._asdict()
 
 
 def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
              index: AnnotationIndex, config: EvaluateConfig, precision: str, collectives: Collectives,
              device: torch.device) -> Evaluation:
-    """Evaluate the model on the worker's `batches` and combine the results of all workers. Collective."""
+    """Evaluate the model on the worker's `batches` and combine the results of all workers. Collective.
+
+    Only worker 0 receives all detections, and computes the metrics.
+    """
     own = evaluate_batches(model, family, loss, batches, index, config, precision, device)
-    everything = EvaluatedBatches(*(collectives.gather(part) for part in own))
-    return combine([everything], loss, index)
+    totals = collectives.gather(own.sums)
+    table = _by_image(collectives.gather_on_first(own.rows))
+    metrics = share_metrics(metrics_of(table, index) if collectives.worker == 0 else None, collectives)
+    seconds = collectives.gather(own.seconds)
+    return Evaluation(metrics, _losses(loss, totals), table, _speed(seconds, index))
 
 
 def combine(parts: Sequence[EvaluatedBatches], loss: Criterion, index: AnnotationIndex) -> Evaluation:
-    """The results of a validation from those of all its batches, whose division into parts has no effect.
-
-    A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
-    mean of means.
-    """
-    table = torch.cat([part.rows for part in parts]).numpy()
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    seconds = torch.cat([part.seconds for part in parts]).sum(0).tolist()
-    speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
+    """The results of a validation from those of all its batches, whose division into parts has no effect."""
+    table = _by_image(torch.cat([part.rows for part in parts]))
     losses = _losses(loss, torch.cat([part.sums for part in parts]))
-    return Evaluation(metrics_of(table, index), losses, table, speed)
+    seconds = torch.cat([part.seconds for part in parts])
+    return Evaluation(metrics_of(table, index), losses, table, _speed(seconds, index))
+
+
+def _by_image(rows: Tensor) -> np.ndarray:
+    """Detections in the data set's order; those of an image keep their order."""
+    table = rows.numpy()
+    return table[np.argsort(table[:, 0], kind="stable")]
+
+
+def _speed(seconds: Tensor, index: AnnotationIndex) -> dict[str, float]:
+    """Mean milliseconds per image by stage, from rows of seconds by stage."""
+    totals = seconds.sum(0).tolist()
+    return {name: 1e3 * total / len(index) for name, total in zip(STAGES, totals, strict=True)}
 
 
 @torch.no_grad()
@@ -169,10 +199,13 @@ def _match_image(detections: Tensor, batch: Mapping[str, Tensor], number: int, i
     each is correct, as bits."""
     image = int(batch["indices"][number])
     truth = index[image]
-    (ratio_y, ratio_x), (top, left) = batch["ratios"][number].tolist(), batch["pads"][number].tolist()
+    ratio_y, ratio_x = batch["ratios"][number].tolist()
+    top, left = batch["pads"][number].tolist()
     boxes = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
     detections = torch.cat([boxes, detections[:, 4:]], 1)
-    correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
+    true_classes = torch.from_numpy(truth.classes.copy())  # copies: torch warns about read-only arrays
+    true_boxes = torch.from_numpy(truth.boxes.copy())
+    correct = match(detections, true_classes, true_boxes)
     bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)
     return torch.cat([torch.full_like(bits, image), detections, bits], 1).float()
 
@@ -184,8 +217,44 @@ def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
                              len(index.names))
 
 
+def share_metrics(metrics: Metrics | None, collectives: Collectives) -> Metrics:
+    """The metrics that worker 0 has computed, bit for bit, on every worker. Collective."""
+    if collectives.num_workers == 1:
+        assert metrics is not None
+        return metrics
+    state = _tensors(asdict(metrics)) if metrics else None
+    shared = _arrays(collectives.share(state, source=0))
+    return Metrics(**{**shared, "curves": Curves(**shared["curves"])})
+
+
+def _tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested fields with tensors in place of arrays."""
+    converted: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            converted[name] = _tensors(value)
+        else:
+            converted[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return converted
+
+
+def _arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_tensors`."""
+    converted: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            converted[name] = _arrays(value)
+        else:
+            converted[name] = value.numpy() if isinstance(value, Tensor) else value
+    return converted
+
+
 def _losses(loss: Criterion, totals: Tensor) -> dict[str, float]:
-    """Losses of the data set from rows [first image of a batch, numerators, counts]."""
+    """Losses of the data set from rows [first image of a batch, numerators, counts].
+
+    A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
+    mean of means.
+    """
     ordered = totals[totals[:, 0].argsort(stable=True), 1:]
     numerators, counts = ordered.sum(0).view(2, len(loss.names), -1).float()
     return dict(zip(loss.names, loss.terms(numerators, counts).tolist(), strict=True))
