@@ -31,15 +31,17 @@ from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.data.sources import InputSource, read_source
 from ray_yolo.engine.build import local_device
+from ray_yolo.inference.exported import Exported
 from ray_yolo.inference.output import Output, detect_frames, prediction_of, write_tables
 from ray_yolo.inference.predictor import (
+    Opened,
     Predictor,
     Trained,
     build_predictor,
     check_classes,
     check_iou,
     input_size,
-    load_trained,
+    open_weights,
 )
 from ray_yolo.inference.results import Results
 from ray_yolo.models.detector import Detector, count_parameters, gflops
@@ -69,7 +71,7 @@ class ModelInfo:
 
 class YOLO:
     """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt, yolov5s.pt, .safetensors).
-    The folder or address of a run means its best weights.
+    The folder or address of a run means its best weights. An exported .onnx or OpenVINO file can only predict.
 
     The methods take the settings of `python -m ray_yolo.train`, `val`, `predict`, `export` and `tune` as keywords:
     `imgsz=320`, `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`. The last name of a setting
@@ -90,7 +92,7 @@ class YOLO:
 
     def __init__(self, model: str | Path = "yolov5s", *, nc: int = 80) -> None:
         self._name, self._weights = str(model), ""
-        self._trained: Trained | None = None
+        self._trained: Opened | None = None
         self._predictors: dict[torch.device, Predictor] = {}
         if is_weights(self._name):
             self._load(weights_file(self._name))
@@ -100,6 +102,8 @@ class YOLO:
             self.names = {number: f"class{number}" for number in range(nc)}
 
     def __repr__(self) -> str:
+        if isinstance(self._trained, Exported):
+            return f"YOLO({self._weights}: {format_count(len(self.names), 'class')}, exported)"
         weights = f"weights {self._weights}" if self._weights else "no weights yet"
         parameters = count_parameters(self.model)
         return f"YOLO({self._name}: {format_count(len(self.names), 'class')}, {parameters:,} parameters, {weights})"
@@ -202,6 +206,7 @@ class YOLO:
 
     def info(self) -> ModelInfo:
         """Size and cost of the model."""
+        self._refuse_exported("info")
         return ModelInfo(self.model.num_classes, count_parameters(self.model), gflops(self.model),
                          self.model.head.strides)
 
@@ -209,6 +214,8 @@ class YOLO:
         """The configuration of a call, with this model and its weights unless the settings name others."""
         if needs_weights and not self._weights and "weights" not in settings:
             raise InputError(f"{needs_weights}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
+        if command is not PREDICT:
+            self._refuse_exported(command.prog.rpartition(".")[2])
         own = {} if needs_weights else {"model": self._name}
         if self._weights:
             own["weights"] = self._weights
@@ -217,6 +224,11 @@ class YOLO:
         values = own | read_keywords(command, settings)
         return resolve_config(command.model, sourced_by_keyword(values))[0]
 
+    def _refuse_exported(self, call: str) -> None:
+        if isinstance(self._trained, Exported):
+            raise InputError(f"{call}: {self._weights} is an exported file, which can only predict; open the .pt file "
+                             "that it was made from")
+
     def _run_folder(self) -> str:
         """The folder of the run that has written this model's weights; '' if they are no run's."""
         folder, _, _ = self._weights.rpartition("/")
@@ -224,8 +236,10 @@ class YOLO:
         return run if last == "weights" else ""
 
     def _load(self, weights: str) -> None:
-        self._trained = load_trained(local_file(weights))
-        self.model, self._weights, self._name = self._trained.model, weights, self._trained.recipe.model
+        self._trained = open_weights(local_file(weights))
+        self._weights = weights
+        if isinstance(self._trained, Trained):
+            self.model, self._name = self._trained.model, self._trained.recipe.model
         self.names, self._predictors = dict(enumerate(self._trained.names)), {}
 
     def _predictor(self, config: PredictConfig, device: str | int | None) -> Predictor:

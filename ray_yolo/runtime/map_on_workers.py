@@ -46,7 +46,7 @@ def map_on_workers(function: Callable[[Shared, Part], Result], shared: Shared, p
     num_workers = min(wanted, len(parts))
     group = _reserve(placement, gpus, num_workers)
     try:
-        task = ray.remote(function)
+        task = ray.remote(max_calls=0)(function)  # else a process with a GPU ends after a part, and its model with it
         shared_reference = ray.put(shared)
         waiting = deque(enumerate(parts))
         idle = deque(range(num_workers))
@@ -89,7 +89,6 @@ def _options(placement: Placement, gpus: float, group: PlacementGroup, worker: i
     """Ray's options of a task on one worker's bundle."""
     return {
         "num_cpus": placement.cpus, "num_gpus": gpus, "max_retries": retries,
-        "max_calls": 0,  # otherwise a process with a GPU ends after each part, and the next one loads the model again
         "runtime_env": {"env_vars": cluster.worker_environment(placement)},
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=worker)}
 

@@ -27,7 +27,15 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, Prediction, detect_files, write_tables
-from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, check_iou, load_trained
+from ray_yolo.inference.predictor import (
+    Opened,
+    Predictor,
+    build_predictor,
+    check_classes,
+    check_iou,
+    input_size,
+    open_weights,
+)
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runs.remote_run import put_results
@@ -81,7 +89,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     return PredictResult(folder, trained.names, tuple(predictions))
 
 
-def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
+def check(config: PredictConfig) -> tuple[PredictConfig, Opened, list[Media]]:
     """The configuration with the weights' settings, the weights, and the files. Starts and writes nothing.
 
     Raises the same errors as `predict`.
@@ -89,12 +97,12 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     media = find_media(config.source)
     if config.placement.num_workers and any(one.is_stream for one in media):
         raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
-    trained = load_trained(local_file(config.weights))
+    trained = open_weights(local_file(config.weights))
     check_classes(config.classes, trained.names)
     check_iou(trained, config)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
-    return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media
+    return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained, media
 
 
 def _collect(results: Iterable[tuple[Media, list[Prediction]]], media: Sequence[Media], names: Sequence[str], *,
@@ -160,4 +168,4 @@ def _detect_part(work: _Work, media: Sequence[Media]) -> list[list[Prediction]]:
 def _worker_predictor(settings: PredictConfig, device: str) -> Predictor:
     """The model of a worker process, loaded for its first part."""
     keep_freed_memory()
-    return build_predictor(load_trained(local_file(settings.weights)), settings, torch.device(device))
+    return build_predictor(open_weights(local_file(settings.weights)), settings, torch.device(device))

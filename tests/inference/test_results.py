@@ -163,7 +163,7 @@ def test_a_plot_for_pillow_has_the_same_pixels(results: Results) -> None:
 def test_show_opens_a_viewer_or_the_output_of_a_notebook(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     viewer: list[Image.Image] = []
     output: list[Image.Image] = []
-    monkeypatch.setattr(Image.Image, "show", viewer.append)
+    monkeypatch.setattr(Image.Image, "show", lambda self: viewer.append(self))
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     results.show(labels=False)
     monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
