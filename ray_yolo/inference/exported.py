@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models.heads import Predictions
 
@@ -83,7 +84,7 @@ def load_exported(path: Path) -> Exported:
         suppress = {"nms": True, "detections": False}[next(key for key in ("nms", "detections") if key in metadata)]
         return Exported(
             path=path, names=tuple(names[number] for number in range(len(names))), imgsz=side,
-            grid=int(metadata["stride"]), suppress=suppress, batch_size=shape, run=run)
+            grid=max(GRID, int(metadata["stride"])), suppress=suppress, batch_size=shape, run=run)
     except (KeyError, ValueError, SyntaxError, StopIteration):
         raise CheckpointError(f"{path}: was not exported by ray_yolo; export the .pt file with python -m "
                               "ray_yolo.export") from None
