@@ -134,6 +134,8 @@ def export(config: ExportConfig) -> ExportResult:
         "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
         "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect",
         "nms" if trained.family.suppress else "detections": str(config.nms)}
+    if trained.pixel_range:
+        metadata["pixel_range"] = json.dumps(dict(trained.pixel_range))
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
     write = {"onnx": _write_onnx, "openvino": _write_openvino, "torchscript": _write_torchscript}[config.format]
     with replacing(path) as temporary, _quiet():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.core.errors import CheckpointError, ConfigError
+from ray_yolo.data.pixels import PixelRange, read_pixel_range
 from ray_yolo.models.heads import Predictions
 
 SUFFIXES = (".onnx", ".xml")
@@ -31,6 +33,7 @@ class Exported:
     grid: int  # sides are multiples of it
     suppress: bool  # whether its predictions need non-maximum suppression
     batch_size: int | None  # images of a call; None: any number of images, of any sides
+    pixel_range: PixelRange  # of the training images with more than 8 bits
     run: Run
 
     @property
@@ -84,7 +87,8 @@ def load_exported(path: Path) -> Exported:
         suppress = {"nms": True, "detections": False}[next(key for key in ("nms", "detections") if key in metadata)]
         return Exported(
             path=path, names=tuple(names[number] for number in range(len(names))), imgsz=side,
-            grid=max(GRID, int(metadata["stride"])), suppress=suppress, batch_size=shape, run=run)
+            grid=max(GRID, int(metadata["stride"])), suppress=suppress, batch_size=shape,
+            pixel_range=read_pixel_range(json.loads(metadata.get("pixel_range", "{}"))), run=run)
     except (KeyError, ValueError, SyntaxError, StopIteration):
         raise CheckpointError(f"{path}: was not exported by ray_yolo; export the .pt file with python -m "
                               "ray_yolo.export") from None
@@ -111,7 +115,7 @@ def _open_openvino(path: Path) -> tuple[Run, Mapping[str, str], int | None]:
     core = openvino.Core()
     model = core.read_model(path)
     compiled = core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
-    keys = ("names", "imgsz", "stride", "nms", "detections")
+    keys = ("names", "imgsz", "stride", "nms", "detections", "pixel_range")
     metadata = {key: model.get_rt_info([METADATA_SECTION, key]).astype(str) for key in keys
                 if model.has_rt_info([METADATA_SECTION, key])}
     size: Any = model.inputs[0].get_partial_shape()[0]
