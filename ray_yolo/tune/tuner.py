@@ -63,7 +63,7 @@ from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere, rung_results
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
@@ -76,6 +76,7 @@ from ray_yolo.tune.searcher import (
     build_pbt,
 )
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
+from ray_yolo.tune.sweep_page import sweep_page
 from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
@@ -456,7 +457,8 @@ class _Execution:
             others = [path for path in self.trials.iterdir() if path.name not in kept]
             with ThreadPoolExecutor() as pool:  # a store needs a moment for each
                 list(pool.map(drop_weights, others))
-        draw_plots(folder, trials, best)
+        draw_plots(folder, trials, best, rung_results(read_ledger(folder / LEDGER_FILE)))
+        atomic_write(folder / "report.html", sweep_page(folder), durable=False)
         if self.parent:
             self.track("FINISHED")
         self.note_time()

@@ -64,7 +64,7 @@ def test_supervision_reads_results(results: Results) -> None:
 def test_supervision_reads_the_predictions_of_each_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained(build_model(name, 2).eval(), find_family(name), ("cat", "dog"),
                       Recipe(model=name, imgsz=2 * MODELS[name].grid))
-    monkeypatch.setattr(api, "load_trained", lambda _: trained)
+    monkeypatch.setattr(api, "open_weights", lambda _: trained)
     [results] = api.YOLO("best.pt").predict(PICTURE, conf=1e-6, max_det=9)
     read = Detections.from_ultralytics(results)
     assert len(read) == len(results) > 2
