@@ -76,6 +76,6 @@ def test_trainings_that_are_the_same_run(names: dict[str, Any]) -> None:
 
 def test_replacement_commands_are_accepted() -> None:
     commands = [shlex.split(line) for line in INSTEAD if line.startswith("ray_yolo ")]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for _, command, *words in commands:
         COMMANDS[command](words)
