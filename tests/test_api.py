@@ -183,13 +183,14 @@ def test_the_help_of_each_call_lists_its_settings() -> None:
     assert inspect.signature(YOLO.train).parameters["epochs"].default == 100
 
 
+@pytest.mark.long
 def test_functions_are_called_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make_dataset(tmp_path)
+    make_dataset(tmp_path, 8)
     epochs: list[int] = []
     ends: list[object] = []
     result = YOLO("yolov5n").train(
-        data="data.yaml", epochs=2, imgsz=64, batch=4, num_workers=0, noplots=True, mlflow_uri="off",
+        data="data.yaml", epochs=2, imgsz=64, batch=4, threads=1, num_workers=0, noplots=True, mlflow_uri="off",
         callbacks={"on_epoch_end": lambda event: epochs.append(event["epoch"]), "on_run_end": ends.append})
     assert epochs == [0, 1]
     assert ends == [result]
