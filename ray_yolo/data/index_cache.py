@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import replacing
-from ray_yolo.core.structures import AnnotationIndex, Finding
+from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 3  # raise it when label parsing or the file layout changes
+FORMAT = 5  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 
@@ -34,19 +35,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
 
 
+def check_cache_folder() -> None:
+    """Create RAY_YOLO_CACHE, if it is set.
+
+    Raises:
+        InputError: if it cannot be created. Without the other folders a command works, only slower.
+    """
+    if os.environ.get("RAY_YOLO_CACHE"):
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(cache_folder(), error) from None
+
+
 def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
-    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does."""
+    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does.
+
+    Raises:
+        InputError: if its folder cannot be written to.
+    """
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        try:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
             make(temporary := Path(folder, target.name))
             temporary.replace(target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
+    except OSError as error:
+        if not target.is_dir():  # another process was faster
+            raise _unusable(target.parent, error) from error
     return target
+
+
+def _unusable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder}: the cache cannot be written ({error.strerror}); set RAY_YOLO_CACHE to a folder that "
+                      "can be")
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:
@@ -80,6 +103,8 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
         "points": np.concatenate([np.zeros((0, 2), np.float32), *(outline for _, outline in outlined)]),
         "findings": np.frombuffer(json.dumps([astuple(finding) for finding in index.findings]).encode(), np.uint8),
         "crowds": index.crowds, "without_file": np.array(index.num_without_file),
+        "clipped": np.array(index.num_clipped),
+        "pixel_values": np.frombuffer(json.dumps(index.pixel_values).encode(), np.uint8),
         **({} if index.areas is None else {"areas": index.areas}),
     }
     try:
@@ -104,7 +129,8 @@ def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIn
         return AnnotationIndex(
             tuple(paths[number] for number in arrays["kept"].tolist()), arrays["sizes"], arrays["offsets"],
             arrays["classes"], arrays["boxes"], names, polygons, findings, arrays.get("areas"), arrays["crowds"],
-            int(arrays["without_file"]))
+            int(arrays["without_file"]), num_clipped=int(arrays["clipped"]),
+            pixel_values=tuple(PixelValues(*row) for row in json.loads(arrays["pixel_values"].tobytes())))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -61,10 +62,26 @@ def creator_of(group: str) -> str:
     return group[-2 * ray.JobID.size():]
 
 
-def local_head() -> str:
-    """The address that `ray start` has noted on this machine; '' if there is none."""
-    note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-    return note.read_text().strip() if note.is_file() else ""
+def local_head(notify: Callable[[str], None]) -> str:
+    """The address that `ray start` has noted on this machine; '' if there is none.
+
+    All users may write to the note's folder. Pickled code is sent to the address and its replies are unpickled, so the
+    note of another user is not used; `notify` gets a message then.
+    """
+    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(file) as note:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        if status.st_uid not in (0, os.getuid()):
+            notify(f"{path} belongs to another user, so its cluster is not used; to use it, give its address "
+                   f"({note.read(100).strip()!r}) with --address or RAY_ADDRESS")
+            return ""
+        return note.read().strip()
 
 
 def on_node(node: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import sys
@@ -28,6 +29,7 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.core import deadline
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
@@ -43,6 +45,7 @@ from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
     check_model,
+    compare_initial_weights,
     planned_recipe,
     read_dataset,
     resolve_recipe,
@@ -59,6 +62,7 @@ from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
+from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
@@ -133,7 +137,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         InputError: for bad input, before any cluster work.
         TrainingError: if every trial failed.
     """
-    config, space, train = _checked(config)
+    config, space, train, val = _checked(config)
     run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config))
     try:
         gpus = cluster.connect(config.placement)
@@ -146,19 +150,21 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
-        begun = _begun(config, space, resolved, train, slots, latencies)
+        identity = identity_of(config.recipe, space.space, train, val)
+        begun = _begun(config, space, resolved, train, slots, latencies, identity)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         if run:
-            run.release()
+            deadline.wait_for(run.release, "release")
+        deadline.clear()
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
-           latencies: Mapping[str, float]) -> Begun:
+           latencies: Mapping[str, float], identity: dict[str, str]) -> Begun:
     """The first line of the ledger of a sweep over `recipe`."""
-    return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
-                 search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train), latencies=latencies,
+    return Begun(identity=identity, space=space.space, search=space.search, recipe=recipe,
+                 rungs=_rungs(config, space, recipe, train), latencies=latencies,
                  virtual_slots=config.sweep.virtual_slots or _processes(config, space.search, slots))
 
 
@@ -183,17 +189,17 @@ def dry_run(config: TuneConfig) -> TuneConfig:
     Raises:
         InputError: as `search` does.
     """
-    config, _, train = _checked(config)
-    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
+    config, _, _, _ = _checked(config)
+    recipe = planned_recipe(config.recipe, config.placement, cluster.planned_gpus(config.placement))
     return config.model_copy(update={"recipe": recipe})
 
 
 def plan(config: TuneConfig) -> list[str]:
     """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
-    config, space, train = _checked(config)
+    config, space, train, _ = _checked(config)
     here = cores() // (config.placement.cpus * config.sweep.workers_per_trial)  # trials that fit on this machine
     slots = max(1, room_for_trials(config, 0.0) if ray.is_initialized() else int(here))
-    begun = _begun(config, space, config.recipe, train, slots, {})
+    begun = _begun(config, space, config.recipe, train, slots, {}, {})
     seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
                                      config.sweep.workers_per_trial)
     return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
@@ -224,12 +230,12 @@ def _processes(config: TuneConfig, search: Search, slots: int) -> int:
     return slots if limited else slots + trials_ahead(slots)
 
 
-def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
+def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex, AnnotationIndex]:
     """Check everything that needs no cluster.
 
     Returns:
-        The configuration, the space with warm starts, and the training labels. The configuration has each trial's
-        workers in its placement, and at most as many trials as a grid has points.
+        The configuration, the space with warm starts, training and validation labels. The configuration has each
+        trial's workers in its placement, and at most as many trials as a grid has points.
 
     Raises:
         InputError: for a configuration that cannot be searched or trained.
@@ -246,9 +252,10 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
                           "folder that all nodes mount, or another scheduler")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
-    _, train, _ = read_dataset(config.recipe)
+    _, train, val = read_dataset(config.recipe)
+    _check_weights(config, space, train)
     warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
-    return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train
+    return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train, val
 
 
 def _check_genes(config: TuneConfig, space: Space) -> None:
@@ -260,6 +267,15 @@ def _check_genes(config: TuneConfig, space: Space) -> None:
         check_model(overlay(config.recipe, {name: value}))
         if Path(value).is_file() and not Path(value).is_absolute():
             raise ConfigError(f"{name}: {value}: give an absolute path; each trial has its own working folder")
+
+
+def _check_weights(config: TuneConfig, space: Space, train: AnnotationIndex) -> None:
+    """Refuse initial weights whose classes are not those of the data set, for the base recipe and all genes."""
+    compare_initial_weights(config.recipe, train.names)
+    choices = {gene.name: gene.values for gene in space.genes if gene.name in ("model", "weights")}
+    for values in itertools.product(*choices.values()):
+        genes = dict(zip(choices, values, strict=True))
+        compare_initial_weights(overlay(config.recipe, genes), train.names)
 
 
 def _uri(config: TuneConfig) -> str | None:
@@ -277,7 +293,7 @@ class _Execution:
         self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
         spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity["data set"],
+        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity[DATA],
                                                self.sweep.workers_per_trial)
         self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
                              self.slots_now)
@@ -364,7 +380,7 @@ class _Execution:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
                 request_stop(list(self.trials.iterdir()), self.display.say)
-                wait_until_released(list(self.trials.iterdir()), RECORD_SECONDS)
+                wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
                 raise
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
@@ -461,7 +477,7 @@ class _Execution:
         return [folder for key, folder, _ in self._elsewhere() if key == wanted]
 
     def _elsewhere(self) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
-        return results_elsewhere(self.folder.parent, self.ledger.begun.identity["data set"], self.ledger.path)
+        return results_elsewhere(self.folder.parent, self.ledger.begun.identity, self.ledger.path)
 
 
 def _trial_name(trial: Any) -> str:
