@@ -147,7 +147,7 @@ def test_what_follows_a_save_has_one_deadline(tmp_path: Path, saved: bool) -> No
     assert graceful_stop.SAVE_SECONDS + graceful_stop.END_SECONDS <= 25  # of the 30 s that a job has
 
 
-def test_a_save_that_was_in_vain_leaves_only_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_did_not_end_leaves_only_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.3)
     monkeypatch.setattr(graceful_stop, "FAILED_SECONDS", 1.0)
 
