@@ -19,6 +19,7 @@ from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.ledger import Begun
 from ray_yolo.tune.schedule import Claimed, Line, Outcome, Schedule, Scheduled, confirmation_of
+from ray_yolo.tune.search import MOST_TRIALS
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
 PLAYED = 40  # trials up to which a forecast simulates the schedule
@@ -208,7 +209,11 @@ def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds:
              "then trained on fresh seeds" if len(rungs) > 1 else f"ladder: none, every trial trains {rungs[0]} epochs",
              f"slots: {format_count(slots, 'trial')} at a time ({begun.virtual_slots} virtual)"]
     if epoch_seconds is None:
-        limit = f"it ends after {hours:g} hours" if hours else f"{trials} trials"
+        limit = f"{trials} trials"
+        if hours and trials == MOST_TRIALS:
+            limit = f"it ends after {hours:g} hours"
+        elif hours:
+            limit = f"{trials} trials or {hours:g} hours, whichever comes first"
         return [*lines, f"budget: {limit}; the time of an epoch is not known before the first trial has trained"]
     plan = most_trials(begun, 3600 * hours, epoch_seconds, slots, trials) if hours else forecast(begun, trials)
     seconds = plan.seconds(epoch_seconds, slots, rungs[-1])
