@@ -117,13 +117,21 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
 
     Each worker, and each replacement, calls `prepare` in its main thread: the train function runs in another one.
     """
-    def start(self: object, worker_group: Any, backend_config: object) -> None:
-        worker_group.execute(prepare)
+    base: Any = internal("ray.train.torch.config", "_TorchBackend")
 
-    def do_nothing(self: object, worker_group: Any, backend_config: object) -> None: ...
+    class InPlaceBackend(base):
+        """Read by Ray."""
 
-    return type("InPlaceBackend", (internal("ray.train.torch.config", "_TorchBackend"),), {
-        "has_replica_groups": True, "on_start": start, "on_training_start": do_nothing, "on_shutdown": do_nothing})
+        has_replica_groups = True
+
+        def on_start(self, worker_group: Any, backend_config: object) -> None:
+            worker_group.execute(prepare)
+
+        def on_training_start(self, worker_group: Any, backend_config: object) -> None: ...
+
+        def on_shutdown(self, worker_group: Any, backend_config: object) -> None: ...
+
+    return InPlaceBackend
 
 
 def expect_no_result_files() -> None:

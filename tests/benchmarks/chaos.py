@@ -241,7 +241,7 @@ def drive(folder: Path, address: str) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    worker.train_on_pool_worker = breakable_worker
+    worker.pool_worker = breakable_worker
     config = RunConfig.model_validate_json((folder / "config.json").read_text())
 
     def train() -> int:
