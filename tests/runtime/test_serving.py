@@ -74,11 +74,11 @@ def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) 
         assert (answer["height"], answer["width"]) == result.orig_shape
         seen += len(result)
     assert seen > 4
-    assert model.detect_batch([b"\xff\xd8\xff"]) == ["is not an image that can be read"]
+    assert model.detect_batch([b"\xff\xd8\xff"]) == ["is not an image that can be read (UnidentifiedImageError)"]
 
 
 def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Any, *ranges: Any) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     model = serving.Model(ServeConfig(weights=str(weights)))
@@ -204,7 +204,7 @@ def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
 
 
 def test_a_server_that_stops_answers_what_it_holds_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 requests are in flight."""
+    """300 requests are in flight, as many as came in vain before."""
     monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.05)
     health = Body(b"", path="/health")
     health.scope["method"] = "GET"
