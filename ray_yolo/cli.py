@@ -403,6 +403,7 @@ def run(main: Callable[[], int]) -> int:
     except BrokenPipeError:
         status = status or EXIT_UNREAD
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # else Python reports the rest when it exits
+    deadline.end_with(status)
     return status
 
 

@@ -150,6 +150,15 @@ class RemoteCheckpoints:
         if local and int(local.name[5:]) > stored:
             self.put(local, keep=len(listed) + 1)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint.
+
+        Raises:
+            OSError: if storage fails.
+        """
+        return not self._listed()
+
     def drop(self) -> None:
         """Remove all of them."""
         for folder in ("weights", "checkpoints", "states"):  # references before what they name

@@ -136,6 +136,8 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
         with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
                        writer=queue.recorder if queue else None) as run_logger:
             run_logger.emit(resources)
+            if lost := run.lost_checkpoints():
+                run_logger.warn(lost)
             if local:
                 with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
                     summary = cast(Summary, run_session(

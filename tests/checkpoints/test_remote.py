@@ -258,6 +258,7 @@ def test_a_damaged_checkpoint_that_was_set_aside_does_not_make_the_next_start_be
             there.download()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [True, False], ids=["first save of a process", "later save"])
 def test_a_save_beside_a_hundred_checkpoints_takes_few_round_trips(tmp_path: Path, first: bool) -> None:
     distant = DistantStore(tmp_path / "store")
