@@ -121,8 +121,9 @@ def build_records(folder: Path, settings: RecordSettings, warn: Warn) -> list[Re
         records.append(TensorBoard(folder))
     if settings.plots:
         from ray_yolo.sinks.pictures import Pictures  # here, as below: these imports take seconds
+        from ray_yolo.sinks.run_page import RunPage
 
-        records.append(Pictures(folder, settings.data_folders))
+        records += [Pictures(folder, settings.data_folders), RunPage(folder)]
     if settings.uri:
         from ray_yolo.sinks.mlflow_run import MlflowRecord
 

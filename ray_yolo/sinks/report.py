@@ -360,6 +360,7 @@ def _mlflow_lines(run_dir: Path, uri: str | None) -> list[str]:
     if about is not None and (uri is None or about["uri"] == redact(uri)):
         server = about["uri"].rstrip("/")
         page = f"/#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # metrics over epochs
+        page += "?workflowType=machine_learning"  # a fresh browser would show MLflow's pages for language models
     if server.startswith("http"):
         return [f"mlflow       {server}{page}"]
     return [f"mlflow       mlflow ui --backend-store-uri {shlex.quote(server)}",

@@ -10,21 +10,26 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core import files
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs import folders
+from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.storage.store import FolderStore
+from tests.support import run_log
+from tests.support.checkpoints import save
 
 RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
 Open = Callable[..., Run]
@@ -381,3 +386,21 @@ def test_a_second_command_without_a_name_says_that_the_first_ones_run_is_in_use(
     assert second.folder != first.folder
     second.release()
     first.release()
+
+
+def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with (tmp_path / ".lock").open("w") as lock:
+        run = Run(tmp_path, lock, None)
+        log.append(run_log.start())
+        assert run.lost_checkpoints() == ""
+        log.append(run_log.checkpoint(7))
+        assert "has saved step 7" in run.lost_checkpoints()
+        save(tmp_path, 7)
+        assert run.lost_checkpoints() == ""
+        shutil.rmtree(tmp_path / "checkpoints")
+        store = FolderStore(tmp_path / "store")
+        run.remote = SimpleNamespace(checkpoints=RemoteCheckpoints(store, 1))
+        assert "starts again at step 0" in run.lost_checkpoints()
+        run.remote.checkpoints.put(save(tmp_path / "elsewhere", 7), 1)
+        assert run.lost_checkpoints() == ""
