@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -335,13 +336,27 @@ def status(argv: Sequence[str] | None = None) -> int:
         return 0 if can_train else ResourcesError.exit_code
     if not is_address(options.run_dir):
         _require_log(Path(options.run_dir))
-    from ray_yolo.tune.console import describe_sweep
+    from ray_yolo.tune.status import describe_sweep
 
     print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
     return 0
 
 
-COMMANDS = (train, val, predict, export, serve, tune, sync, verify, status, checks)
+def list_runs(argv: Sequence[str] | None = None) -> int:
+    """List the runs and sweeps of a project with their state and best result."""
+    parser = argparse.ArgumentParser(prog="python -m ray_yolo.list", description=(
+        "The runs and sweeps of a project: state, epochs, mAP50-95 of the best epoch, start and last change."))
+    parser.add_argument("project", nargs="?", default="runs/train",
+                        help="folder or address of a project, such as s3://bucket/vision/runs/train [runs/train]")
+    options = parser.parse_args(argv)
+    from ray_yolo.tune.listing import format_table, list_project
+
+    print("\n".join(map(printable, format_table(list_project(options.project), time.time()))))
+    return 0
+
+
+list_runs.__name__ = "list"  # the name of the command; in this module it is that of a builtin
+COMMANDS = (train, val, predict, export, serve, tune, sync, verify, status, list_runs, checks)
 
 
 def console() -> int:

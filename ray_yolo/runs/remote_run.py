@@ -26,7 +26,7 @@ from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ray_yolo.checkpoints.remote import LEASE, RemoteCheckpoints
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.core.errors import InputError, RayYoloError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of
@@ -44,7 +44,7 @@ from ray_yolo.runs.working_copy import (
     working_copy_folder,
 )
 from ray_yolo.storage import lease
-from ray_yolo.storage.lease import Lease, try_lock
+from ray_yolo.storage.lease import LEASE, Lease, try_lock
 from ray_yolo.storage.store import Store, in_parallel, open_store
 
 # Not synchronised by `put_files`.

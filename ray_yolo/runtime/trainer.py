@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -47,7 +48,7 @@ from ray_yolo.runtime.preflight import (
 )
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
-from ray_yolo.sinks.callbacks import Callbacks, Hooks
+from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
 from ray_yolo.sinks.report import dry_placement_line, placement_line, transfer_line
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
@@ -71,7 +72,8 @@ class TrainResult:
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
-        trained: Callable[[], None] = lambda: None) -> TrainResult:
+        trained: Callable[[], None] = lambda: None,
+        functions: Mapping[str, object] = MappingProxyType({})) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
@@ -80,6 +82,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         command: recorded as the command of this training.
         queue: of a standing worker pool; None: start workers for this training.
         trained: called when log and weights are complete, before the records that are derived from them.
+        functions: of the caller, by name, as in `sinks.callbacks`; they replace those of the `callbacks` setting.
 
     Raises:
         InputError: for all user errors, before any cluster work (exit 2).
@@ -87,7 +90,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         TrainingError: if training fails for good (exit 3).
         KeyboardInterrupt: if a stop was requested.
     """
-    hooks = check_early(config)
+    hooks = check_early(config) | check_functions(functions)
     run = _find(config)
     try:
         with StartupStatus(sys.stderr, quiet=quiet) as status:

@@ -1,7 +1,7 @@
 """A user's own functions, called on the driver during training.
 
-A Python path, `package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with
-any of
+`YOLO.train(callbacks={"on_epoch_end": function})` takes functions by name. On the command line a Python path,
+`package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with any of
 
     on_run_start(run_dir, recipe)    once per start of the command, before the first step
     on_epoch_end(event)              once per epoch, with its event: epoch, step, train, val, metrics, ...
@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +97,22 @@ def load_callbacks(path: str) -> Hooks:
     hooks = {hook: getattr(target, hook) for hook in HOOKS if callable(getattr(target, hook, None))}
     if not hooks:
         raise InputError(f"callbacks: {path}: has no function named {', '.join(HOOKS[:-1])} or {HOOKS[-1]}")
+    return hooks
+
+
+def check_functions(functions: Mapping[str, object]) -> Hooks:
+    """The functions that a caller gave by name.
+
+    Raises:
+        InputError: for a name that is never called, or a value that cannot be called.
+    """
+    hooks: Hooks = {}
+    for name, function in functions.items():
+        if name not in HOOKS:
+            raise InputError(f"callbacks: {name!r} is never called; the names are {', '.join(HOOKS)}")
+        if not callable(function):
+            raise InputError(f"callbacks: {name}: {function!r} is not a function")
+        hooks[name] = function
     return hooks
 
 

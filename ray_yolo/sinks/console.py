@@ -31,10 +31,13 @@ class _Console(RichConsole):
 
 
 def build_console(stream: TextIO) -> RichConsole:
-    """A console on a stream; characters outside its encoding become question marks."""
+    """A console on a stream; characters outside its encoding become question marks.
+
+    In a notebook it writes text like to a file: rich's own way adds an empty output to the cell with every update.
+    """
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return _Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
+    return _Console(file=stream, force_terminal=stream.isatty(), force_jupyter=False, markup=False, emoji=False)
 
 
 def print_unwrapped(console: RichConsole, text: str) -> None:

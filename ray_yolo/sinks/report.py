@@ -331,6 +331,7 @@ def _result_lines(run_dir: Path) -> list[str]:
     if about is None:
         return lines
     page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # metrics over epochs
+    page += "?workflowType=machine_learning"  # a fresh browser would show MLflow's pages for language models
     if (uri := about["uri"].rstrip("/")).startswith("http"):
         return [*lines, f"mlflow       {uri}/{page}"]
     return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)}",

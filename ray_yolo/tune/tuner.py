@@ -41,6 +41,7 @@ from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_re
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
+from ray_yolo.runtime.map_on_workers import map_on_workers
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -64,7 +65,7 @@ from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
+from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere, rung_results
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
@@ -77,6 +78,7 @@ from ray_yolo.tune.searcher import (
     build_pbt,
 )
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
+from ray_yolo.tune.sweep_page import sweep_page
 from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
@@ -173,9 +175,9 @@ def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpu
     if space.search.limit is None:
         return {}
     alone = config.placement.model_copy(update={"num_workers": 1})
-    found: dict[str, float]
-    [found] = cluster.run_on_every_worker(
-        measure, (networks(space.space, config.recipe), len(train.names), gpus), alone, gpus)
+    parts = [networks(space.space, config.recipe)]
+    task = len(train.names), gpus
+    [(_, found)] = map_on_workers(measure, task, parts, alone, gpus, timeout=alone.timeout_seconds)
     if (fastest := min(found.values())) > space.search.limit.latency_ms:
         raise ConfigError(f"search.limit.latency_ms: the fastest network of the space takes {fastest:.3g} ms an image "
                           f"here, over the limit of {space.search.limit.latency_ms:g}; raise it, or search smaller "
@@ -459,7 +461,8 @@ class _Execution:
             others = [path for path in self.trials.iterdir() if path.name not in kept]
             with ThreadPoolExecutor() as pool:  # a store needs a moment for each
                 list(pool.map(drop_weights, others))
-        draw_plots(folder, trials, best)
+        draw_plots(folder, trials, best, rung_results(read_ledger(folder / LEDGER_FILE)))
+        atomic_write(folder / "report.html", sweep_page(folder), durable=False)
         if self.parent:
             self.track("FINISHED")
         self.note_time()

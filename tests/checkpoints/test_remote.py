@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import LEASE, RemoteCheckpoints
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Event
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.session import run_session
-from ray_yolo.storage.lease import Terms
+from ray_yolo.storage.lease import LEASE, Terms
 from ray_yolo.storage.store import Entry, FolderStore
 from tests.support.checkpoints import save, value
 from tests.support.jobs import make_spec

@@ -17,7 +17,6 @@ import pytest
 
 from ray_yolo import cli
 from ray_yolo.checkpoints.local import newest_first
-from ray_yolo.checkpoints.remote import LEASE
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError, TrainingError
@@ -29,6 +28,7 @@ from ray_yolo.runs.run_dir import Run, begin_run, download_run, find_run
 from ray_yolo.sinks import upload
 from ray_yolo.sinks.upload import UploadSink
 from ray_yolo.storage import lease
+from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore
 from tests.support import checkpoints, run_log
 from tests.support.run_log import messages

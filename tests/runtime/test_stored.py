@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import LEASE
 from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
@@ -33,6 +32,7 @@ from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.storage import lease
+from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from tests.support import run_log
 from tests.support.jobs import make_config

@@ -45,7 +45,7 @@ from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.run_dir import begin_run
-from ray_yolo.runtime import cluster, node_checks, trainer
+from ray_yolo.runtime import cluster, map_on_workers, node_checks, trainer
 from ray_yolo.runtime.preflight import first_record, read_dataset, spec_of, with_workers
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
@@ -374,16 +374,17 @@ def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_
 
 
 @pytest.mark.parametrize("name", ["", "mine"])
-@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_nodes", "run_on_every_worker"])
+@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_nodes", "map_on_workers"])
 def test_a_start_that_the_cluster_refuses_leaves_nothing(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise ResourcesError(check)
 
     for passed in ("connect", "wait_for_room"):
         monkeypatch.setattr(cluster, passed, lambda *_: 0.0)
     monkeypatch.setattr(node_checks, "check_nodes", lambda *_: [])
-    monkeypatch.setattr(node_checks if check == "check_nodes" else cluster, check, refuse)
+    owner = {"check_nodes": node_checks, "map_on_workers": map_on_workers}.get(check, cluster)
+    monkeypatch.setattr(owner, check, refuse)
     config = make_config(tmp_path, 2, {"name": name, "mlflow_uri": ""}, batch_size=-1, microbatch=None)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ResourcesError, match=check):

@@ -14,7 +14,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Event
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, read_lines
 from ray_yolo.sinks.base import Sinks
-from ray_yolo.sinks.callbacks import Callbacks, load_callbacks
+from ray_yolo.sinks.callbacks import Callbacks, check_functions, load_callbacks
 from tests.support import run_log
 
 RECIPE = Recipe(epochs=3)
@@ -171,3 +171,16 @@ def test_a_path_without_functions_is_refused_at_once(module: Path, path: str, re
     with pytest.raises(InputError) as caught:
         load_callbacks(path)
     assert str(caught.value).startswith(f"callbacks: {path}: {reason}")
+
+
+def test_functions_are_taken_by_name() -> None:
+    assert check_functions({"on_epoch_end": print}) == {"on_epoch_end": print}
+
+
+@pytest.mark.parametrize(("functions", "reason"), [
+    ({"on_train_epoch_end": print}, "'on_train_epoch_end' is never called; the names are on_run_start, on_epoch_end, "),
+    ({"on_epoch_end": "print"}, "on_epoch_end: 'print' is not a function")])
+def test_functions_that_would_never_be_called_are_refused(functions: dict[str, object], reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_functions(functions)
+    assert str(caught.value).startswith(f"callbacks: {reason}")

@@ -1,6 +1,8 @@
 import io
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,23 @@ def test_a_file_gets_whole_lines_without_carriage_returns(tmp_path):
     console.finish()
     assert re.search(r"[\r\x1b]", stream.getvalue()) is None
     assert stream.getvalue().splitlines()[4].startswith("interrupted after 0 epochs")
+
+
+def test_a_notebook_gets_the_lines_of_a_file(tmp_path, monkeypatch):
+    """rich would add an output to the cell twice a second, most of them empty."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    outputs = []
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=outputs.append))
+    monkeypatch.setattr("rich.jupyter.display", lambda *arguments: outputs.append(arguments))
+    stream = io.StringIO()
+    console = Console(tmp_path, stream)
+    show(console, *BEGIN)
+    for number in range(1, 11):
+        show(console, run_log.step(number))
+    show(console, run_log.epoch(0))
+    assert len(stream.getvalue().splitlines()) == 4
+    assert outputs == []
 
 
 def test_a_long_epoch_is_reported_every_half_minute(tmp_path):

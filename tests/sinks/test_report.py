@@ -201,7 +201,7 @@ class TestClosingMessage:
             f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
-            "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics)"]
+            "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics?workflowType=machine_learning)"]
 
     def test_without_tensorboard_it_names_what_to_install(self, tmp_path, monkeypatch):
         monkeypatch.setattr("ray_yolo.sinks.tensorboard.find_spec", lambda name: None)
@@ -218,7 +218,7 @@ class TestClosingMessage:
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))
-        assert self.message(tmp_path)[-1] == "mlflow       http://host/#/experiments/7/runs/r1/model-metrics"
+        assert self.message(tmp_path)[-1] == "mlflow       http://host/#/experiments/7/runs/r1/model-metrics?workflowType=machine_learning"
 
     def test_what_did_not_end_well_can_go_on(self, tmp_path):
         assert "failed: 3 epochs in 0:03:00 (disk full); the same command continues" in self.message(

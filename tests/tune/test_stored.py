@@ -14,7 +14,6 @@ import pytest
 import ray.tune
 
 from ray_yolo import cli
-from ray_yolo.checkpoints.remote import LEASE
 from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
@@ -27,6 +26,7 @@ from ray_yolo.runs.remote_run import RemoteRun, read_log
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage import lease
+from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
