@@ -413,7 +413,7 @@ class JobQueue:
         self._has_changed = True
 
     def _take_out(self, uid: str) -> None:
-        """Remove a worker whose process has ended. If it trained a job, the job is told the reason."""
+        """Remove a worker whose process has ended. If it trained a job, the job gets the reason."""
         worker = self._remove(uid)
         if worker and worker.job is not None:
             self._ended[worker.identity.number] = worker, self._clock()
