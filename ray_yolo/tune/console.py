@@ -27,7 +27,7 @@ from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.sinks.console import build_console, print_unwrapped
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import Claimed
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, replay_command, short_value
 
 BEST = 5  # trials in the table

@@ -25,7 +25,7 @@ from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import Claimed
 from ray_yolo.tune.search import SEARCH, Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 

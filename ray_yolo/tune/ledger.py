@@ -21,18 +21,16 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.evolution import Genes, Space, propose
-from ray_yolo.tune.schedule import (
-    LINES,
+from ray_yolo.tune.ledger_events import (
+    SCHEDULE_EVENTS,
     Claimed,
     Counted,
     Failed,
-    Line,
-    Outcome,
+    LedgerEvent,
     Proposed,
-    Schedule,
     Scheduled,
-    address,
 )
+from ray_yolo.tune.schedule import Outcome, Schedule, address
 from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.trials import (
     Origin,
@@ -49,10 +47,10 @@ from ray_yolo.tune.trials import (
 if TYPE_CHECKING:
     from ray_yolo.runs.remote_run import RemoteRun
 
-VERSION = 4
+VERSION = 5
 
 
-class Begun(Line):
+class Begun(LedgerEvent):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
@@ -81,7 +79,7 @@ class Begun(Line):
         return f"{network} takes {time:.3g} ms an image, over the limit of {limit.latency_ms:g}"
 
 
-class Exploited(Line):
+class Exploited(LedgerEvent):
     """Under population based training: a trial continues from another trial's checkpoint with changed genes."""
 
     trial: int
@@ -89,7 +87,8 @@ class Exploited(Line):
     origin: Origin
 
 
-TYPES: dict[str, type[Line]] = {"sweep": Begun, **LINES, "exploited": Exploited}
+TYPES: dict[str, type[LedgerEvent]] = {
+    "sweep": Begun, **{kind.__name__.lower(): kind for kind in SCHEDULE_EVENTS}, "exploited": Exploited}
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 
@@ -129,7 +128,7 @@ class Ledger:
         """The claim of a sweep that has ended; None during exploration."""
         return claim_of(self.lines)
 
-    def append(self, line: Line) -> None:
+    def append(self, line: LedgerEvent) -> None:
         """Write a line, and update its row."""
         with self._lock:
             written = self._write(line)
@@ -147,7 +146,7 @@ class Ledger:
         """Close the file."""
         self._log.close()
 
-    def _write(self, line: Line) -> Line:
+    def _write(self, line: LedgerEvent) -> LedgerEvent:
         fields = line.model_dump(mode="json")
         if isinstance(line, Proposed):
             fields["command"] = replay_command(self.recipe, [Segment(0, line.genes)])
@@ -167,7 +166,7 @@ def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
     return Proposed(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
+def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEvent]:
     """All lines of a ledger; none if the file does not exist.
 
     Raises:
@@ -186,18 +185,18 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
         raise InputError(f"{path}: damaged: {what}; restore it from a copy, or choose another --name") from None
 
 
-def begun_of(lines: Sequence[Line]) -> Begun:
+def begun_of(lines: Sequence[LedgerEvent]) -> Begun:
     """The first line of a ledger."""
     assert isinstance(lines[0], Begun)
     return lines[0]
 
 
-def claim_of(lines: Sequence[Line]) -> Claimed | None:
+def claim_of(lines: Sequence[LedgerEvent]) -> Claimed | None:
     """The claim, if it is the last line."""
     return lines[-1] if lines and isinstance(lines[-1], Claimed) else None
 
 
-def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
+def read_trials(lines: Sequence[LedgerEvent]) -> dict[int, Trial]:
     """The current rows of a ledger, by number.
 
     Raises:
@@ -213,7 +212,7 @@ def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
     return trials
 
 
-def verify(lines: Sequence[Line]) -> list[str]:
+def verify(lines: Sequence[LedgerEvent]) -> list[str]:
     """The inconsistencies of a ledger, one text each; none if every line follows from those before it."""
     begun = begun_of(lines)
     if not isinstance(begun.search.scheduler, Pbt):
@@ -251,7 +250,7 @@ def results_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[t
                 yield key, path.parent / "trials" / folder, Outcome.model_validate(line, from_attributes=True)
 
 
-def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
+def _fold(trials: dict[int, Trial], line: LedgerEvent, begun: Begun) -> None:
     """Update the rows by one line."""
     seed = begun.recipe.seed
     match line:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_yolo.ops.statistics import spearman
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, plain, save
-from ray_yolo.tune.schedule import spearman
 from ray_yolo.tune.trials import Trial
 
 if TYPE_CHECKING:

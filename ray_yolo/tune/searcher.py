@@ -24,7 +24,8 @@ from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, draw, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
 from ray_yolo.tune.ledger import Exploited, Ledger
-from ray_yolo.tune.schedule import Counted, Failed, Outcome
+from ray_yolo.tune.ledger_events import Counted, Failed
+from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Pbt
 from ray_yolo.tune.trial import number_of, read_pointer
 from ray_yolo.tune.trials import Trial, best_trials

@@ -63,7 +63,7 @@ from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
+from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import (
     LadderScheduler,
@@ -78,7 +78,6 @@ from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
 NOTE_SECONDS, TRACK_SECONDS = 5.0, 10.0  # between two notes of the time, and two updates of MLflow
-SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
 
 def concurrent_trials(config: TuneConfig, gpus: float) -> int:
@@ -158,7 +157,7 @@ def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: Annotati
            latencies: Mapping[str, float]) -> Begun:
     """The first line of the ledger of a sweep over `recipe`."""
     return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
-                 search=space.search, recipe=recipe, rungs=_rungs(config, space, recipe, train), latencies=latencies,
+                 search=space.search, recipe=recipe, rungs=_rungs(space, recipe), latencies=latencies,
                  virtual_slots=config.sweep.virtual_slots or _processes(config, space.search, slots))
 
 
@@ -207,15 +206,14 @@ def _has_more(folder: Path, config: TuneConfig) -> bool:
     return is_short and len(read_trials(lines)) < config.sweep.most_trials
 
 
-def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex) -> tuple[int, ...]:
-    """The epochs at which trials pause."""
-    if not isinstance(ladder := space.search.scheduler, Ladder):
+def _rungs(space: TuneSpace, recipe: Recipe) -> tuple[int, ...]:
+    """The epochs at which trials pause, and those of a whole training."""
+    ladder = space.search.scheduler
+    if not isinstance(ladder, Ladder):
         return (recipe.epochs,)
-    if ladder.first_epochs:
-        return (*([ladder.first_epochs] if ladder.first_epochs < recipe.epochs else []), recipe.epochs)
-    batches = math.ceil(len(train) / max(recipe.batch_size or 1, 1))
-    return rungs_of(recipe.epochs, longest_warmup(space.space, recipe, batches),
-                    short=config.sweep.most_trials < SHORT_TRIALS)
+    if not ladder.first_epochs:
+        return rungs_of(recipe.epochs)
+    return tuple(sorted({min(ladder.first_epochs, recipe.epochs), recipe.epochs}))
 
 
 def _processes(config: TuneConfig, search: Search, slots: int) -> int:
@@ -380,7 +378,7 @@ class _Execution:
         budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: _processes(self.config, self.search, self.slots_now()))
+                                lambda: _processes(self.config, self.search, self.slots_now()), budget.finishing)
         scheduler = LadderScheduler(
             dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.search, self.slots),
             lambda name: not is_held(self.trials / name))

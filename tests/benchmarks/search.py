@@ -324,7 +324,7 @@ def claims(file: str, only: Sequence[str], sweeps: int, slots: int, trainings: i
 def _claim(result: Result, best: float) -> dict[str, float]:
     assert result.over is not None
     claim = result.over.claim
-    return {"better": claim.better, "pairs": claim.pairs, "gain": 100 * claim.gain / best,
+    return {"better": claim.better, "pairs": claim.runs, "gain": 100 * claim.gain / best,
             "margin": 100 * claim.margin / best, "true": 100 * (result.chosen - result.default),
             "winner": result.truth - result.default}
 

@@ -55,13 +55,13 @@ def dispatcher_of(ledger: Ledger, trials: int, slots: int = 3,
 
 
 def run_sweep(path: Path, trials: int, *, slots: int = 3, order: int = 0, stop_after: int = -1,
-              virtual_slots: int = 3) -> Ledger:
+              virtual_slots: int = 3, **fields: Any) -> Ledger:
     """A driver whose slots end in a random order. Returns its closed ledger.
 
     Args:
         stop_after: tasks after which it is killed; those under way are lost.
     """
-    ledger, draw, done = open_ledger(path, virtual_slots), random.Random(order), 0
+    ledger, draw, done = open_ledger(path, virtual_slots, **fields), random.Random(order), 0
     dispatcher = dispatcher_of(ledger, trials, slots)
     while done != stop_after:
         while dispatcher.take(lambda name: True):

@@ -12,7 +12,7 @@ from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.console import describe_sweep
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Begun, Ledger
-from ray_yolo.tune.schedule import Counted, Scheduled
+from ray_yolo.tune.ledger_events import Counted, Scheduled
 from ray_yolo.tune.search import Search
 from tests.support import run_log
 

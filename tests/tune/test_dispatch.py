@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.tune.schedule import Counted, Outcome
+from ray_yolo.tune.ledger_events import Counted
+from ray_yolo.tune.schedule import Outcome
 from tests.support.schedules import dispatcher_of, names_of, open_ledger, outcome_of, run_sweep
 
 

@@ -19,7 +19,7 @@ from ray_yolo.tune import latency, tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.latency import Latency, Network, measure, networks, pareto
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.schedule import Failed
+from ray_yolo.tune.ledger_events import Failed
 from ray_yolo.tune.trials import Trial, new_trial
 from ray_yolo.tune.tuner import search
 from tests.support.sweeps import SPACE, make_sweep

@@ -25,7 +25,8 @@ from ray_yolo.tune.ledger import (
     results_elsewhere,
     verify,
 )
-from ray_yolo.tune.schedule import Claimed, address
+from ray_yolo.tune.ledger_events import Claimed
+from ray_yolo.tune.schedule import address
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Segment, best_trial, overlay, trained_recipe
 from ray_yolo.tune.verification import compare

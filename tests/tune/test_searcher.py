@@ -23,7 +23,8 @@ from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.schedule import Counted, Failed, Outcome
+from ray_yolo.tune.ledger_events import Counted, Failed
+from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.searcher import (
     LadderScheduler,

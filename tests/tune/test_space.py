@@ -14,7 +14,8 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
-from ray_yolo.tune.schedule import Claimed, Counted, Outcome, Proposed, Schedule, Task
+from ray_yolo.tune.ledger_events import Claimed, Counted, Proposed
+from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.search import Ladder, SweepConfig
 from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space, warnings
 from ray_yolo.tune.trials import overlay, recipe_value, train_command

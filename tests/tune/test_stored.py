@@ -32,8 +32,8 @@ from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger_events import Counted, Proposed, Scheduled
 from ray_yolo.tune.mlflow import _child
-from ray_yolo.tune.schedule import Counted, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import train_task
 from ray_yolo.tune.trials import new_trial

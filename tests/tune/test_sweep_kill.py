@@ -17,7 +17,7 @@ import torch
 from ray_yolo.core.events import EpochEvent, StepEvent
 from ray_yolo.runs.event_log import read_events, read_lines
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
-from ray_yolo.tune.schedule import Counted, Proposed
+from ray_yolo.tune.ledger_events import Counted, Proposed
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search

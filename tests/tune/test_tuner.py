@@ -24,7 +24,7 @@ from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
-from ray_yolo.tune.schedule import Claimed, Counted, Failed, Proposed, Scheduled
+from ray_yolo.tune.ledger_events import Claimed, Counted, Failed, Proposed, Scheduled
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import task_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
