@@ -38,6 +38,8 @@ EXIT_UNREAD = 128 + signal.SIGPIPE
 # --help exits with 0, SIGTERM with its number: by the handler below, or by Ray's, which replaces it on import.
 _EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM}
 _STDOUT = 1
+QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
 
 
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
@@ -329,7 +331,7 @@ def run(main: Callable[[], int]) -> int:
     | SIGINT, SIGTERM, after the `finally` blocks | 130, 143 |
     | its output no longer has a reader (`... | head`) | 141 |
     """
-    os.environ.update({**SPINS, **os.environ})
+    os.environ.update({**SPINS, **QUIET_RAY, **os.environ})
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
     status = _status(main)
     try:

@@ -331,13 +331,13 @@ MUTATIONS = (
     Mutation("runtime/local_ray.py", "        os.setpgid(0, 0)", "        pass", LOCAL_RAY),
     Mutation("runtime/cluster.py", "with in_own_groups():", "if True:", LOCAL_RAY),
     Mutation("runtime/cluster.py", "str(session_folder())", '"/tmp/ray"', LOCAL_RAY),
-    Mutation("runtime/workers/pool_jobs.py", "    note_sigterm()\n", "", POOL_JOBS),
+    Mutation("runtime/workers/pool_jobs.py", "    prepare_process()\n", "", POOL_JOBS),
     Mutation("runtime/workers/pool_jobs.py", "while not (received_sigterm() or ", "while not (", POOL_JOBS),
     Mutation("runtime/workers/pool_jobs.py", "moved, received_sigterm())", "moved, False)", POOL_JOBS),
     Mutation("runtime/workers/pool_jobs.py", "must_leave.set()", "pass", POOL_JOBS),
-    Mutation("runtime/workers/torch_trainer.py", "if self.note_sigterm:", "if False:", TORCH_TRAINER),
+    Mutation("runtime/workers/torch_trainer.py", "if self.trains:", "if False:", TORCH_TRAINER),
     Mutation(
-        "runtime/workers/torch_trainer.py", "return in_place_backend(note_sigterm)", "return in_place_backend(int)",
+        "runtime/workers/torch_trainer.py", "return in_place_backend(prepare_process)", "return in_place_backend(int)",
         TORCH_TRAINER,
     ),
     Mutation(

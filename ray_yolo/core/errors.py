@@ -4,6 +4,10 @@ Every message states what is wrong, where (file:line or config path) and what to
 on stderr without a traceback. Any other exception is a bug in this package and keeps its traceback.
 """
 
+from __future__ import annotations
+
+import traceback
+
 
 class RayYoloError(Exception):
     """Base of every error raised on purpose; `exit_code` is the command's exit status."""
@@ -57,3 +61,20 @@ class ResourcesError(RayYoloError):
     """The cluster can never provide the requested resources (exit 4)."""
 
     exit_code = 4
+
+
+def release_frames(error: BaseException) -> None:
+    """Release the local variables of all frames of an error, and of the errors from which it was raised.
+
+    A kept error keeps its traceback, hence the frames, hence all objects of what has failed. The traceback stays
+    printable.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)  # frames that still run are left alone
+        pending += [each.__cause__, each.__context__]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -40,8 +42,11 @@ class Process(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is known to have ended; False if this cannot be checked from here."""
-        return self.is_here and not Path(f"/proc/{self.pid}").exists()
+        """Whether the process is known to have ended; False if this cannot be checked from here.
+
+        A killed process stays listed until its parent reaps it. Process 1 of a plain container never does.
+        """
+        return self.is_here and _state_of(self.pid) in ("", "Z", "X")
 
     @property
     def is_here(self) -> bool:
@@ -52,6 +57,32 @@ class Process(NamedTuple):
 def own_process() -> Process:
     """The calling process."""
     return Process(socket.gethostname(), _pid_space(BOOT), os.getpid())
+
+
+def _state_of(pid: int) -> str:
+    """The state of a process on this machine, by the kernel's letter: Z is a zombie, X is dead; '': no process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return status.rpartition(")")[2].split()[0]  # a program's name, in parentheses, may contain spaces
+
+
+def end_with_parent() -> None:
+    """Make this process, a child by `multiprocessing`, end when the process that has created it ends in any way.
+
+    Children of a fork server inherit the descriptor by which the server notices the end of its creator. Without this, a
+    killed training would leave its fork server and all of the server's children for good.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="ray_yolo parent", daemon=True).start()
 
 
 def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
-from ray_yolo.core.system import keep_freed_memory
+from ray_yolo.core.system import end_with_parent, keep_freed_memory
 from ray_yolo.data import augment as effects
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
@@ -199,8 +199,9 @@ def start_forkserver() -> None:
 
 def worker_init(_: int) -> None:
     """Set up a loader process. It gets its own process group, which signals to the training's group do not reach. It
-    uses one thread, because parallelism comes from the processes.
+    uses one thread, because parallelism comes from the processes. It ends with the process that trains.
     """
+    end_with_parent()
     os.setpgid(0, 0)
     while signal.sigtimedwait(GROUP_SIGNALS, 0):  # drop those that arrived before
         pass

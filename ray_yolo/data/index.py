@@ -16,6 +16,7 @@ import numpy as np
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
 from ray_yolo.core.structures import AnnotationIndex, Finding
+from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.image_cache import loaded_sizes
@@ -107,7 +108,12 @@ def _readers(num_images: int) -> Executor:
     importable = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
     if num_images < _MANY or number < 2 or not importable:
         return ThreadPoolExecutor(number)
-    return ProcessPoolExecutor(number, get_context("spawn"), warnings.simplefilter, ("ignore",))
+    return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
+
+
+def _init_reader() -> None:
+    end_with_parent()
+    warnings.simplefilter("ignore")
 
 
 def _check_part(sources: LabelSources) -> list[_Checked]:

@@ -122,6 +122,24 @@ class Collectives:
         counts = self.gather_rows(torch.tensor([[len(rows)]]), [1] * self.num_workers).flatten().tolist()
         return self.gather_rows(rows, counts) if max(counts) else rows
 
+    def gather_on_first(self, rows: Tensor) -> Tensor:
+        """All workers' rows in worker order, on the host of worker 0; the others get no rows. Collective.
+
+        For rows of which all workers together have too many for each of them.
+        """
+        rows = rows.cpu()
+        if self.num_workers == 1:
+            return rows
+        counts = self.gather(torch.tensor([[len(rows)]])).flatten().tolist()
+        padded = rows.new_zeros(max(counts), rows.shape[1])
+        padded[: len(rows)] = rows
+        if self.worker > 0:
+            dist.gather(padded, dst=0)
+            return rows[:0]
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.gather(padded, parts, dst=0)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
     def share(self, state: dict[str, Any] | None, source: int) -> dict[str, Any]:
         """The state of worker `source`: plain containers of tensors and text. Collective."""
         if self.num_workers == 1:

@@ -7,8 +7,9 @@ the data set's order before any sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from ray_yolo.engine.collectives import Collectives
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import Family
-from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
+from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Curves, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
@@ -34,11 +35,13 @@ BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of a validation, equal on every worker."""
+    """The results of a validation, equal on every worker but for the detections."""
 
     metrics: Metrics
     losses: dict[str, float]  # each term with its gain, over the whole data set
-    detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
+    detections: np.ndarray
+    """(n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image. Only worker 0 has them: a
+    million images have up to 9.6 GB."""
     speed: dict[str, float] = field(default_factory=dict)  # mean ms per image by stage; the first includes reading
 
     @property
@@ -53,27 +56,43 @@ def per_class(evaluation: Evaluation, index: AnnotationIndex) -> tuple[ClassResu
     """The results of each class that has labels."""
     metrics = evaluation.metrics
     owners = index.owners
-    return tuple(
-        ClassResult.model_validate({
-            "name": name, "images": len(np.unique(owners[index.classes == number])),
-            "labels": int(metrics.num_labels[number]), "precision": float(metrics.class_precision[number]),
-            "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
-            "mAP50-95": float(metrics.ap[number].mean())})
-        for number, name in enumerate(index.names) if metrics.num_labels[number])
+    results = []
+    for number, name in enumerate(index.names):
+        if not metrics.num_labels[number]:
+            continue
+        images = np.unique(owners[index.classes == number])
+        results.append(ClassResult.model_validate({
+            "name": name,
+            "images": len(images),
+            "labels": int(metrics.num_labels[number]),
+            "precision": float(metrics.class_precision[number]),
+            "recall": float(metrics.class_recall[number]),
+            "mAP50": float(metrics.ap[number, 0]),
+            "mAP50-95": float(metrics.ap[number].mean()),
+        }))
+    return tuple(results)
 
 
 def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, float]:
     """The twelve metrics of the COCO protocol, by name."""
     rows = evaluation.detections
+    found = Detected(
+        images=rows[:, 0].astype(np.int64),
+        classes=rows[:, 6].astype(np.int64),
+        scores=rows[:, 5].astype(np.float64),
+        boxes=rows[:, 1:5].astype(np.float64),
+    )
     owners = index.owners
-    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
-    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
-                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
-                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
-                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
-    numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
-                                    rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
-    return numbers._asdict()
+    crowds = index.crowds  # rows [image, class, x1, y1, x2, y2, area]
+    areas = box_areas(index.boxes) if index.areas is None else index.areas
+    truth = Labelled(
+        images=np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
+        classes=np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
+        boxes=np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
+        areas=np.concatenate([areas, crowds[:, 6]]),
+        crowd=np.repeat([False, True], [len(owners), len(crowds)]),
+    )
+    return coco_metrics(found, truth)._asdict()
 
 
 @torch.no_grad()
@@ -109,11 +128,12 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         timer.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
     totals = collectives.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
-    table = collectives.gather(torch.cat(rows)).numpy()
+    table = collectives.gather_on_first(torch.cat(rows)).numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
+    metrics = share_metrics(metrics_of(table, index) if collectives.worker == 0 else None, collectives)
     seconds = collectives.gather(torch.tensor([timer.seconds], dtype=torch.double)).sum(0).tolist()
     speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
-    return Evaluation(metrics_of(table, index), _losses(loss, totals), table, speed)
+    return Evaluation(metrics, _losses(loss, totals), table, speed)
 
 
 class _StageTimer:
@@ -144,10 +164,13 @@ def _match_image(detections: Tensor, batch: Mapping[str, Tensor], number: int, i
     each is correct, as bits."""
     image = int(batch["indices"][number])
     truth = index[image]
-    (ratio_y, ratio_x), (top, left) = batch["ratios"][number].tolist(), batch["pads"][number].tolist()
+    ratio_y, ratio_x = batch["ratios"][number].tolist()
+    top, left = batch["pads"][number].tolist()
     boxes = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
     detections = torch.cat([boxes, detections[:, 4:]], 1)
-    correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
+    true_classes = torch.from_numpy(truth.classes.copy())  # copies: torch warns about read-only arrays
+    true_boxes = torch.from_numpy(truth.boxes.copy())
+    correct = match(detections, true_classes, true_boxes)
     bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)
     return torch.cat([torch.full_like(bits, image), detections, bits], 1).float()
 
@@ -157,6 +180,38 @@ def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
     correct = (table[:, 7:].astype(np.int64) & BITS) > 0  # (n, 10): whether each is correct at each IoU threshold
     return average_precision(correct, table[:, 5].astype(np.float64), table[:, 6].astype(np.int64), index.classes,
                              len(index.names))
+
+
+def share_metrics(metrics: Metrics | None, collectives: Collectives) -> Metrics:
+    """The metrics that worker 0 has computed, bit for bit, on every worker. Collective."""
+    if collectives.num_workers == 1:
+        assert metrics is not None
+        return metrics
+    state = _tensors(asdict(metrics)) if metrics else None
+    shared = _arrays(collectives.share(state, source=0))
+    return Metrics(**{**shared, "curves": Curves(**shared["curves"])})
+
+
+def _tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested fields with tensors in place of arrays."""
+    converted: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            converted[name] = _tensors(value)
+        else:
+            converted[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return converted
+
+
+def _arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_tensors`."""
+    converted: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            converted[name] = _arrays(value)
+        else:
+            converted[name] = value.numpy() if isinstance(value, Tensor) else value
+    return converted
 
 
 def _losses(loss: Criterion, totals: Tensor) -> dict[str, float]:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
-from ray_yolo.checkpoints.writer import Saver, save_interval
+from ray_yolo.checkpoints.writer import WRITE_SECONDS, Saver, save_interval
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import (
@@ -33,8 +34,10 @@ from ray_yolo.core.events import (
     Summary,
     WarningEvent,
 )
+from ray_yolo.core.files import replacing
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
@@ -105,8 +108,9 @@ class Session:
         self._lost = 0  # peers since the last step
         self._resumed = -1  # step of the checkpoint that training continued from
         self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
-        self._save_requested = -math.inf  # time of the last request to save
+        self._save_requested = -math.inf  # time of the last request to save in this generation
         self._saved = time.monotonic()  # start of the last save
+        self._detections: Future[None] | None = None  # the file of the best epoch's, being written
 
     @property
     def context(self) -> WorkerContext:
@@ -160,6 +164,7 @@ class Session:
             self.summary, self.done = generation, True
             return
         before = self.state
+        self._save_requested = -math.inf  # the step that was to be saved may have been abandoned
         self.stopped = self._regroup = False  # a new worker may have missed a stop request: all poll for it again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn)
@@ -219,6 +224,7 @@ class Session:
             elif state.progress.step == self._resumed:  # the process that saved it may have ended before the report
                 self._emit_checkpoint()
             self._await_saver(needed=not self.stopped)
+            self._await_detections()
         elif not self._rendezvous.lasting:
             return
         self.summary, self.done = Summary(
@@ -240,11 +246,13 @@ class Session:
                                    path=str(self.spec.run_dir / "checkpoints" / f"step-{step}")))
 
     def close(self) -> None:
-        """Wait until everything is on storage, and release all resources outside of memory."""
+        """Wait until everything is on storage, and release all resources, also those that DDP keeps in memory."""
         with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
             self._await_saver()
+        self._await_detections()
         for store in self.components.stores:
             store.close()
+        release_process_group(self.components)  # DDP's native hook would keep the model until this process ends
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Log a step, and save if a save inside the epoch is due. `after_epoch` saves the epoch's last step."""
@@ -361,10 +369,11 @@ class Session:
         (at once, and again after every `LEAVING_SECONDS`)."""
         now = time.monotonic()
         leaving = self._rendezvous.all_draining() and now - self._save_requested >= LEAVING_SECONDS
-        late = now - self._saved >= save_interval(self.placement.save_seconds, self.saver)
+        since = now - max(self._saved, self._save_requested)
+        late = since >= save_interval(self.placement.save_seconds, self.saver)
         requested = self.records and (leaving or late)
         if requested:  # noted here, because on a GPU the next step polls before this save starts
-            self._save_requested = self._saved = now
+            self._save_requested = now
         return requested
 
     def _save_agreed(self) -> None:
@@ -390,16 +399,31 @@ class Session:
         self.context.activity.enter("computing")
 
     def _keep_detections(self, evaluation: Evaluation) -> None:
-        """Store the best epoch's detections, from which plots are drawn at the end of training."""
+        """Store the best epoch's detections, from which plots are drawn at the end of training, in a thread."""
         if not self.records:
             return
-        path = self.spec.run_dir / DETECTIONS_FILE
+        self._await_detections()
+        path, stored = self.spec.run_dir / DETECTIONS_FILE, self.context.stored
+
+        def write() -> None:
+            with replacing(path, durable=False) as temporary:  # plots are drawn by another process
+                np.save(temporary, evaluation.detections, allow_pickle=False)
+            if stored:
+                stored.put_file(path)
+
+        self._detections = run_in_thread(write, "detections")
+
+    def _await_detections(self) -> None:
+        """Wait until the best epoch's detections are stored. A failure is a warning: they only serve plots."""
+        pending, self._detections = self._detections, None
+        if pending is None:
+            return
+        self.context.activity.enter("saving")
         try:
-            np.save(path, evaluation.detections, allow_pickle=False)
-            if self.context.stored:
-                self.context.stored.put_file(path)
-        except OSError as error:
+            pending.result(WRITE_SECONDS)
+        except OSError as error:  # a TimeoutError is one
             self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
+        self.context.activity.enter("computing")
 
 
 @dataclass

@@ -9,8 +9,9 @@ import json
 import math
 import platform
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,9 +22,14 @@ from ray_yolo.config.model_facts import plugin_of
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import EpochEvent
 from ray_yolo.core.structures import Progress
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.build import TrainComponents, TrainSpec, build
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.membership import Generation
+from ray_yolo.engine.membership import Activity, Generation
+
+T = TypeVar("T")
+
+MEETING_SECONDS = 5.0  # between two meetings of workers of which some still download
 
 
 @dataclass
@@ -124,23 +130,49 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
         CheckpointError: if there are checkpoints and none of them can be resumed.
         TrainingError: if the recipe is exact and the checkpoint was trained with another number of threads.
     """
-    step, spec, stored = -1, components.spec, components.context.stored
-    if collectives.worker == 0:
+    spec, stored, activity = components.spec, components.context.stored, components.context.activity
+
+    def find_newest() -> int:
+        if collectives.worker > 0:
+            return -1
         download_problems = stored.download(spec.run_dir) if stored else []
         step, problems = checkpoint.recover(spec.run_dir, spec.digest)
         for problem in (*download_problems, *problems):
             warn(f"damaged checkpoint set aside: {problem}")
-    chosen = int(collectives.gather(torch.tensor([[step]]))[0])
+        return step
+
+    found = run_on_all(find_newest, collectives, activity)
+    chosen = int(collectives.gather(torch.tensor([[found]]))[0])
     if chosen < 0:
         return _start_over(components) if components.optimizer.state else TrainState()
-    if stored and collectives.worker:
-        stored.download(spec.run_dir, chosen)
+
+    def download_chosen() -> None:
+        if stored and collectives.worker > 0:
+            stored.download(spec.run_dir, chosen)
+
+    if stored:
+        run_on_all(download_chosen, collectives, activity)
     saved = state_file.read_state(spec.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
     meta = json.loads(saved["meta"])
     if spec.recipe.exact and meta["threads"] != torch.get_num_threads():  # they affect the result
         raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
                             f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
     return restore(components, saved)
+
+
+def run_on_all(work: Callable[[], T], collectives: Collectives, activity: Activity) -> T:
+    """Run `work` on every worker at once. Returns this worker's result, when all have ended. Collective.
+
+    A download may take longer than a collective may wait, and longer than a worker may make no progress. Workers
+    therefore meet every few seconds.
+    """
+    result = run_in_thread(work, "resume")
+    while True:
+        wait([result], MEETING_SECONDS)
+        activity.enter("joining")
+        ended = collectives.gather(torch.tensor([[int(result.done())]]))
+        if ended.all():
+            return result.result()
 
 
 def _start_over(components: TrainComponents) -> TrainState:

@@ -69,12 +69,14 @@ class Statistics:
     def __init__(self, model: nn.Module, global_sum: GlobalSum | None = None) -> None:
         self.layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
         self.channels = [layer.num_features for layer in self.layers]
+        self.size = 2 * sum(self.channels)
         device = next(model.parameters()).device
-        self._scratch = torch.zeros(2 * sum(self.channels), device=device)
-        self.size = self._scratch.numel()
-        parts = self._scratch.split(self.channels * 2)
-        for layer, mean, var in zip(self.layers, parts[: len(self.layers)], parts[len(self.layers):], strict=True):
-            layer.scratch, layer.global_sum = (mean, var), global_sum
+        self._scratch = torch.zeros(self.size, device=device)
+        means, variances = self._scratch.chunk(2)
+        parts = zip(self.layers, means.split(self.channels), variances.split(self.channels), strict=True)
+        for layer, mean, variance in parts:
+            layer.scratch = (mean, variance)
+            layer.global_sum = global_sum
 
     def clear(self) -> None:
         """Zero the scratch before a forward: torch adds old x (1 - momentum), and 0 x NaN is NaN."""
@@ -87,7 +89,10 @@ class Statistics:
     @torch.no_grad()
     def apply(self, total: Tensor, count: int) -> None:
         """Update the running statistics with the weighted sum (size,) over a step's `count` microbatches."""
-        running = [layer.get_buffer(name) for name in ("running_mean", "running_var") for layer in self.layers]
+        means = [layer.get_buffer("running_mean") for layer in self.layers]
+        variances = [layer.get_buffer("running_var") for layer in self.layers]
+        counters = [layer.get_buffer("num_batches_tracked") for layer in self.layers]
+        running = means + variances  # in the order of the flat vector
         torch_internals.mul_(running, (1 - MOMENTUM) ** count)
         torch_internals.add_(running, list(total.split(self.channels * 2)))
-        torch_internals.add_([layer.get_buffer("num_batches_tracked") for layer in self.layers], count)
+        torch_internals.add_(counters, count)

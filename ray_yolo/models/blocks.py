@@ -1,21 +1,34 @@
-"""The building blocks of all model families. Attribute names follow the published tensors."""
+"""The building blocks of all model families. Attribute names follow the published tensors.
+
+The signature of a block is also the schema of its row in a model table, see `models.rows`: annotations are checked,
+`inputs` and `repeats` are filled in, and parameters after `*` cannot be set by a table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ray_yolo.models.batch_norm import BatchNorm
 
+# The bounds only protect from typing errors that would exhaust memory.
+Channels = Annotated[int, Field(ge=1, le=2**15)]
+Count = Annotated[int, Field(ge=1, le=1000)]
+Kernel = Annotated[int, Field(ge=1, le=127)]
+Padding = Annotated[int, Field(ge=0, le=127)]
+
 
 class Conv(nn.Module):
     """Convolution without bias, BatchNorm, and SiLU if `active`. `padding` None: half the kernel."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None,
-                 groups: int = 1, *, active: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: Channels, kernel: Kernel = 1, stride: Kernel = 1,
+                 padding: Padding | None = None, groups: Channels = 1, *, active: bool = True) -> None:
         super().__init__()
         self.active = active
         padding = kernel // 2 if padding is None else padding
@@ -30,11 +43,18 @@ class Conv(nn.Module):
         return F.silu(x, inplace=not x.requires_grad)
 
 
+class DWConv(Conv):
+    """Depth-wise convolution: as many groups as input and output channels allow."""
+
+    def __init__(self, inputs: int, outputs: Channels, kernel: Kernel = 1, stride: Kernel = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride, groups=math.gcd(inputs, outputs))
+
+
 class Bottleneck(nn.Module):
     """Two convolutions, the second 3x3, plus the input if `shortcut` and the channels are equal."""
 
-    def __init__(self, inputs: int, outputs: int, shortcut: bool = True, expansion: float = 0.5, kernel: int = 1
-                 ) -> None:
+    def __init__(self, inputs: int, outputs: Channels, shortcut: bool = True, *, expansion: float = 0.5,
+                 kernel: int = 1) -> None:
         super().__init__()
         hidden = int(outputs * expansion)
         self.cv1 = Conv(inputs, hidden, kernel)
@@ -49,13 +69,16 @@ class Bottleneck(nn.Module):
 class C3(nn.Module):
     """Two 1x1 branches, one followed by bottlenecks, merged by a third 1x1 convolution."""
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1, shortcut: bool = True, kernel: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: Channels, repeats: Count = 1, shortcut: bool = True, *, kernel: int = 1
+                 ) -> None:
         super().__init__()
         hidden = outputs // 2
         self.cv1 = Conv(inputs, hidden)
         self.cv2 = Conv(inputs, hidden)
         self.cv3 = Conv(2 * hidden, outputs)
-        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, 1.0, kernel) for _ in range(repeats)))
+        self.m = nn.Sequential()
+        for _ in range(repeats):
+            self.m.append(Bottleneck(hidden, hidden, shortcut, expansion=1.0, kernel=kernel))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
@@ -67,11 +90,14 @@ class C2f(nn.Module):
     `inner` builds a block for a number of channels; default: a bottleneck of full width.
     """
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1, shortcut: bool = True, expansion: float = 0.5,
-                 inner: Callable[[int], nn.Module] | None = None) -> None:
+    def __init__(self, inputs: int, outputs: Channels, repeats: Count = 1, shortcut: bool = False, *,
+                 expansion: float = 0.5, inner: Callable[[int], nn.Module] | None = None) -> None:
+        def bottleneck(channels: int) -> nn.Module:
+            return Bottleneck(channels, channels, shortcut, expansion=1.0, kernel=3)
+
         super().__init__()
         hidden = int(outputs * expansion)
-        inner = inner or (lambda channels: Bottleneck(channels, channels, shortcut, 1.0, kernel=3))
+        inner = inner or bottleneck
         self.cv1 = Conv(inputs, 2 * hidden)
         self.cv2 = Conv((2 + repeats) * hidden, outputs)
         self.m = nn.ModuleList(inner(hidden) for _ in range(repeats))
@@ -87,13 +113,17 @@ class C3k2(C2f):
     """C2f with other inner blocks: bottlenecks of half width, C3 blocks (`c3k`), or bottlenecks followed by
     self-attention (`attention`)."""
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1, c3k: bool = False, expansion: float = 0.5,
-                 attention: bool = False) -> None:
+    true_in_sizes: ClassVar[Mapping[str, str]] = {"c3k": "mlx"}
+
+    def __init__(self, inputs: int, outputs: Channels, repeats: Count = 1, c3k: bool = False,
+                 expansion: Annotated[float, Field(gt=0, le=100)] = 0.5, attention: bool = False) -> None:
         def inner(channels: int) -> nn.Module:
             if attention:
                 return nn.Sequential(Bottleneck(channels, channels, kernel=3),
                                      PSABlock(channels, max(channels // 64, 1)))
-            return C3(channels, channels, 2, kernel=3) if c3k else Bottleneck(channels, channels, kernel=3)
+            if c3k:
+                return C3(channels, channels, 2, kernel=3)
+            return Bottleneck(channels, channels, kernel=3)
 
         super().__init__(inputs, outputs, repeats, expansion=expansion, inner=inner)
 
@@ -107,8 +137,10 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int, key_share: float = 0.5, kernel: int = 3) -> None:
         super().__init__()
-        self.heads, width = heads, channels // heads
-        self.widths = (int(width * key_share), int(width * key_share), width)
+        width = channels // heads  # of a value; queries and keys may be narrower
+        key_width = int(width * key_share)
+        self.heads = heads
+        self.widths = (key_width, key_width, width)
         self.qkv = Conv(channels, heads * sum(self.widths), active=False)
         self.proj = Conv(channels, channels, active=False)
         self.pe = Conv(channels, channels, kernel, groups=channels, active=False)
@@ -118,10 +150,14 @@ class Attention(nn.Module):
         batch, channels, height, width = x.shape
         cells = self.qkv(x).reshape(batch, self.heads, sum(self.widths), areas, height * width // areas)
         query, key, value = cells.transpose(2, 3).split(self.widths, 3)  # (B, heads, areas, width, cells)
-        weights = (query.transpose(3, 4) @ key * self.widths[0] ** -0.5).softmax(4)
-        attended, values = (part.transpose(2, 3).reshape(batch, channels, height, width)
-                            for part in (value @ weights.transpose(3, 4), value))
-        return self.proj(attended + self.pe(values))
+        scale = self.widths[0] ** -0.5
+        weights = (query.transpose(3, 4) @ key * scale).softmax(4)  # (B, heads, areas, cells, cells)
+        attended = value @ weights.transpose(3, 4)
+
+        def as_map(cells: Tensor) -> Tensor:
+            return cells.transpose(2, 3).reshape(batch, channels, height, width)
+
+        return self.proj(as_map(attended) + self.pe(as_map(value)))
 
 
 class PSABlock(nn.Module):
@@ -140,7 +176,7 @@ class PSABlock(nn.Module):
 class C2PSA(nn.Module):
     """A 1x1 convolution split into halves, attention blocks on the second, and a 1x1 convolution of both."""
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: Channels, repeats: Count = 1) -> None:
         super().__init__()
         hidden = outputs // 2
         self.cv1 = Conv(inputs, 2 * hidden)
@@ -173,20 +209,28 @@ class AreaBlock(nn.Module):
 class A2C2f(nn.Module):
     """A 1x1 convolution, a chain of blocks, and a 1x1 convolution of all outputs.
 
-    The blocks are pairs of area attention blocks, or C3 blocks without `attention`. `scaled` (with attention): the
-    result is the input plus a learned factor per channel times the output, and the blocks are narrower.
+    The blocks are pairs of area attention blocks, or C3 blocks without `attention`. `scaled_residual` (with
+    attention): the result is the input plus a learned factor per channel times the output, and the blocks are narrower.
     """
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1, attention: bool = True, areas: int = 1,
-                 scaled: bool = False) -> None:
+    true_in_sizes: ClassVar[Mapping[str, str]] = {"scaled_residual": "lx"}
+
+    def __init__(self, inputs: int, outputs: Channels, repeats: Count = 1, attention: bool = True,
+                 areas: Annotated[int, Field(ge=-1, le=127)] = 1,  # published tables have -1 without attention
+                 scaled_residual: bool = False) -> None:
         super().__init__()
-        hidden, ratio = outputs // 2, 1.2 if scaled else 2.0
+        hidden = outputs // 2
+        ratio = 1.2 if scaled_residual else 2.0
         self.cv1 = Conv(inputs, hidden)
         self.cv2 = Conv((1 + repeats) * hidden, outputs)
-        self.gamma = nn.Parameter(torch.full((outputs,), 0.01)) if attention and scaled else None
-        self.m = nn.ModuleList(
-            nn.Sequential(AreaBlock(hidden, areas, ratio), AreaBlock(hidden, areas, ratio)) if attention else
-            C3(hidden, hidden, 2, kernel=3) for _ in range(repeats))
+        self.gamma = nn.Parameter(torch.full((outputs,), 0.01)) if attention and scaled_residual else None
+        self.m = nn.ModuleList()
+        for _ in range(repeats):
+            if attention:
+                block: nn.Module = nn.Sequential(AreaBlock(hidden, areas, ratio), AreaBlock(hidden, areas, ratio))
+            else:
+                block = C3(hidden, hidden, 2, kernel=3)
+            self.m.append(block)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = [self.cv1(x)]
@@ -199,7 +243,7 @@ class A2C2f(nn.Module):
 class SPP(nn.Module):
     """Parallel max-pools of several sizes between two 1x1 convolutions."""
 
-    def __init__(self, inputs: int, outputs: int, kernels: tuple[int, ...] = (5, 9, 13)) -> None:
+    def __init__(self, inputs: int, outputs: Channels, kernels: tuple[Kernel, ...] = (5, 9, 13)) -> None:
         super().__init__()
         hidden = inputs // 2
         self.kernels = kernels
@@ -208,7 +252,8 @@ class SPP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cv1(x)
-        return self.cv2(torch.cat([x, *(_same_max_pool(x, kernel) for kernel in self.kernels)], 1))
+        pooled = [_same_max_pool(x, kernel) for kernel in self.kernels]
+        return self.cv2(torch.cat([x, *pooled], 1))
 
 
 class SPPF(nn.Module):
@@ -217,7 +262,8 @@ class SPPF(nn.Module):
     `residual`: the first convolution has no activation, and the input is added.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 5, pools: int = 3, residual: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: Channels, kernel: Kernel = 5, pools: Count = 3, residual: bool = False
+                 ) -> None:
         super().__init__()
         hidden = inputs // 2
         self.kernel, self.pools, self.residual = kernel, pools, residual
@@ -232,8 +278,32 @@ class SPPF(nn.Module):
         return x + y if self.residual else y
 
 
+class Upsample(nn.Upsample):
+    """Enlarges by `factor`. Published tables contain `size`, always None."""
+
+    def __init__(self, size: None = None, factor: Kernel = 2, mode: Literal["nearest"] = "nearest") -> None:
+        super().__init__(size, factor, mode)
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """Maximum over a square window."""
+
+    def __init__(self, kernel: Kernel, stride: Kernel, padding: Padding = 0) -> None:
+        super().__init__(kernel, stride, padding)
+
+
+class ZeroPad2d(nn.ZeroPad2d):
+    """Pads by (left, right, top, bottom) pixels."""
+
+    def __init__(self, padding: tuple[Padding, Padding, Padding, Padding]) -> None:
+        super().__init__(padding)
+
+
 class Concat(nn.Module):
     """Concatenates the channels of its inputs."""
+
+    def __init__(self, dimension: Literal[1] = 1) -> None:  # published tables contain it
+        super().__init__()
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.cat(inputs, 1)

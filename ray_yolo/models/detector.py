@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -15,8 +15,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.blocks import Conv
-from ray_yolo.models.heads import Anchors, Head
-from ray_yolo.models.rows import DetectRow, HeadRow, LayerRow
+from ray_yolo.models.heads import Anchors, Detect, Head
+from ray_yolo.models.rows import MOST_CHANNELS, Row
 
 PROBE_PX = 64  # side of the dummy image that determines channels and strides
 
@@ -24,7 +24,7 @@ PROBE_PX = 64  # side of the dummy image that determines channels and strides
 class Detector(nn.Module):
     """Layers in the order of their rows, named `model.0`, `model.1`, ...; the last is the head."""
 
-    def __init__(self, rows: Sequence[LayerRow], anchors_px: Anchors | None = None) -> None:
+    def __init__(self, rows: Sequence[Row], anchors_px: Anchors | None = None) -> None:
         """Build rows with their final channels, repeats and classes; the last is the head's.
 
         Args:
@@ -35,7 +35,7 @@ class Detector(nn.Module):
         """
         super().__init__()
         self._sources = [_absolute(row, index) for index, row in enumerate(rows)]
-        self._kept = {source for index, row in enumerate(self._sources) for source in row if source != index - 1}
+        self._kept = _needed_later(self._sources)
         self.model = nn.ModuleList()
         strides = self._assemble(rows)
         self.head.calibrate(strides, anchors_px)
@@ -68,7 +68,7 @@ class Detector(nn.Module):
         return cast(tuple[Tensor, ...], x)
 
     @torch.no_grad()
-    def _assemble(self, rows: Sequence[LayerRow]) -> tuple[int, ...]:
+    def _assemble(self, rows: Sequence[Row]) -> tuple[int, ...]:
         """Build each layer for the channels of its inputs, found with a dummy image; returns the head's strides."""
         outputs = [torch.zeros(1, 3, PROBE_PX, PROBE_PX)]  # outputs[i + 1] is that of row i
         for index, (row, sources) in enumerate(zip(rows, self._sources, strict=True)):
@@ -93,17 +93,17 @@ class Detector(nn.Module):
 class Architecture:
     """A model without its number of classes: a table of rows and the multiples of its size."""
 
-    rows: tuple[LayerRow, ...]
+    rows: tuple[Row, ...]
     anchors_px: Anchors | int | None  # per level and anchor (width, height); or a number per level
     depth: float = 1.0
     width: float = 1.0
-    most: int = 2**15  # limit of a row's channels before the width multiple
+    most: int = MOST_CHANNELS  # limit of a row's channels before the width multiple
 
     @property
     def key(self) -> tuple[int, int]:
         """(rows, output channels of the first row): distinguishes most models before they are built."""
         first = self.rows[0].scaled(self.depth, self.width, self.most)
-        return len(self.rows), getattr(first, "channels", 0)
+        return len(self.rows), first.channels or 0
 
     def build(self, num_classes: int, anchors_px: Anchors | None = None) -> Detector:
         """The model for this number of classes, with these anchors or else the table's own.
@@ -112,14 +112,14 @@ class Architecture:
             ConfigError: if rows or anchors are incompatible.
         """
         *rows, head = self.rows
-        if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
+        if not _is_head(head) or any(_is_head(row) for row in rows):
             raise ConfigError("model: the last row must be Detect, and no other row")
         anchors = self.anchors_px if anchors_px is None else anchors_px
-        head = replace(head, num_classes=num_classes)
-        if isinstance(head, DetectRow):
+        head = head.with_arguments(num_classes=num_classes)
+        if issubclass(head.block, Detect):
             assert anchors is not None, "a head with anchors has them in its table"
             count = anchors if isinstance(anchors, int) else _count_anchors(anchors, len(head.source))
-            head = replace(head, num_anchors=count)
+            head = head.with_arguments(num_anchors=count)
         try:
             scaled = [row.scaled(self.depth, self.width, self.most) for row in rows]
         except ValidationError as error:
@@ -128,7 +128,19 @@ class Architecture:
         return Detector([*scaled, head], None if isinstance(anchors, int) else anchors)
 
 
-def _absolute(row: LayerRow, index: int) -> tuple[int, ...]:
+def _is_head(row: Row) -> bool:
+    return issubclass(row.block, Head)
+
+
+def _needed_later(sources: Sequence[Sequence[int]]) -> set[int]:
+    """The rows whose outputs a row other than the next one takes."""
+    needed: set[int] = set()
+    for index, row in enumerate(sources):
+        needed.update(source for source in row if source != index - 1)
+    return needed
+
+
+def _absolute(row: Row, index: int) -> tuple[int, ...]:
     """Sources of row `index` as indices; -1 is the image, allowed for the first row only."""
     sources = tuple(source if source >= 0 else index + source for source in row.source)
     lowest = -1 if index == 0 else 0

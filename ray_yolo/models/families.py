@@ -118,10 +118,16 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
     """
     given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
-    fitting = {name: given[name] for name, tensor in own.items() if name in given and given[name].shape == tensor.shape
-               and not (keep_anchors and name.endswith(".anchors"))}
+    fitting: dict[str, Tensor] = {}
+    left_out: list[str] = []
+    for name, tensor in own.items():
+        is_kept = keep_anchors and name.endswith(".anchors")
+        if name in given and given[name].shape == tensor.shape and not is_kept:
+            fitting[name] = given[name]
+        else:
+            left_out.append(name)
     if not fitting:
         raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(given)} given ones; "
                               f"expected names such as {next(iter(own))}")
     detector.load_state_dict(fitting, strict=False)
-    return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting))
+    return Transfer(len(fitting), len(own), tuple(left_out))

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.models.blocks import Conv
+from ray_yolo.models.blocks import Channels, Conv, Count
 from ray_yolo.ops.boxes import BINS, corners, expected_boxes, flatten_levels, grid_cells, grid_points
 
 Anchors = Sequence[Sequence[Sequence[float]]]  # per level, per anchor: (width, height) in pixels
@@ -51,11 +51,11 @@ class Detect(Head):
 
     anchors: Tensor
 
-    def __init__(self, channels: Sequence[int], num_classes: int, num_anchors: int) -> None:
+    def __init__(self, inputs: Sequence[int], num_classes: Channels = 80, num_anchors: Count = 3) -> None:
         super().__init__(num_classes)
         self.num_anchors = num_anchors
-        self.m = nn.ModuleList(nn.Conv2d(c, num_anchors * (5 + num_classes), 1) for c in channels)
-        self.register_buffer("anchors", torch.zeros(len(channels), num_anchors, 2))
+        self.m = nn.ModuleList(nn.Conv2d(channels, num_anchors * (5 + num_classes), 1) for channels in inputs)
+        self.register_buffer("anchors", torch.zeros(len(inputs), num_anchors, 2))
 
     def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
         """Raw predictions (B, anchors, h, w, 5 + classes) per level: [tx, ty, tw, th, objectness, classes...].
@@ -85,9 +85,8 @@ def set_anchors(head: Detect, anchors_px: Anchors) -> None:
     areas = [sum(width * height for width, height in level) / len(level) for level in anchors_px]
     if (areas[-1] - areas[0]) * (head.strides[-1] - head.strides[0]) < 0:
         anchors_px = anchors_px[::-1]
-    in_cells = [[(width / stride, height / stride) for width, height in level]
-                for level, stride in zip(anchors_px, head.strides, strict=True)]
-    head.anchors.copy_(torch.tensor(in_cells))
+    strides = torch.tensor(head.strides)[:, None, None]  # (levels, 1, 1)
+    head.anchors.copy_(torch.tensor(anchors_px, dtype=torch.float64) / strides)
 
 
 def square_anchors(strides: Sequence[int], num_anchors: int) -> Anchors:
@@ -120,11 +119,12 @@ class AnchorFree(Head):
     bins = BINS
     box_bias = 1.0  # initial bias of the box branch
 
-    def __init__(self, channels: Sequence[int], num_classes: int) -> None:
+    def __init__(self, inputs: Sequence[int], num_classes: Channels = 80) -> None:
         super().__init__(num_classes)
-        boxes, scores = max(16, channels[0] // 4, 4 * self.bins), max(channels[0], min(num_classes, 100))
-        self.cv2 = nn.ModuleList(_branch(c, boxes, 4 * self.bins) for c in channels)
-        self.cv3 = nn.ModuleList(self._class_branch(c, scores, num_classes) for c in channels)
+        boxes = max(16, inputs[0] // 4, 4 * self.bins)  # hidden channels of the box branches
+        scores = max(inputs[0], min(num_classes, 100))  # and of the class branches
+        self.cv2 = nn.ModuleList(_branch(channels, boxes, 4 * self.bins) for channels in inputs)
+        self.cv3 = nn.ModuleList(self._class_branch(channels, scores, num_classes) for channels in inputs)
         if self.bins > 1:  # a constant that published files contain
             self.dfl = nn.Module()
             self.dfl.conv = nn.Conv2d(self.bins, 1, 1, bias=False).requires_grad_(False)
@@ -138,8 +138,9 @@ class AnchorFree(Head):
         """Set strides and the initial biases: a prior of 5 objects per 640-pixel image."""
         super().calibrate(strides, anchors_px)
         for box, score, stride in zip(self.cv2, self.cv3, strides, strict=True):
-            for branch, bias in ((box, self.box_bias), (score, math.log(5 / self.num_classes / (640 / stride) ** 2))):
-                nn.init.constant_(cast(Tensor, cast(nn.Sequential, branch)[-1].bias), bias)
+            cells = (640 / stride) ** 2
+            _set_last_bias(box, self.box_bias)
+            _set_last_bias(score, math.log(5 / self.num_classes / cells))
 
     def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         return _branch(inputs, hidden, outputs)
@@ -163,8 +164,8 @@ class EndToEnd(LightAnchorFree):
     bins = 1
     box_bias = 2.0  # boxes of 4 x 4 cells
 
-    def __init__(self, channels: Sequence[int], num_classes: int) -> None:
-        super().__init__(channels, num_classes)
+    def __init__(self, inputs: Sequence[int], num_classes: Channels = 80) -> None:
+        super().__init__(inputs, num_classes)
         self.one2one_cv2, self.one2one_cv3 = copy.deepcopy(self.cv2), copy.deepcopy(self.cv3)
         self.is_light = False
 
@@ -185,9 +186,17 @@ class EndToEnd(LightAnchorFree):
         del self.cv2, self.cv3
 
 
+def _set_last_bias(branch: nn.Module, value: float) -> None:
+    last = cast(nn.Sequential, branch)[-1]
+    nn.init.constant_(cast(Tensor, last.bias), value)
+
+
 def _join(boxes: nn.ModuleList, scores: nn.ModuleList, features: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The concatenated outputs of both branches of each level."""
-    return tuple(torch.cat((box(x), score(x)), 1) for box, score, x in zip(boxes, scores, features, strict=True))
+    levels = []
+    for box, score, x in zip(boxes, scores, features, strict=True):
+        levels.append(torch.cat((box(x), score(x)), 1))
+    return tuple(levels)
 
 
 def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

@@ -40,12 +40,16 @@ class AnchorFreeLoss:
 
     def measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
         """As `Criterion.measure`; `levels` are (B, 4 x bins + classes, h, w), those of one head after the other."""
-        count = len(levels) // len(self.rules)
+        levels_per_head = len(levels) // len(self.rules)
+        numerators, counts = [], []
         with torch.autocast(targets.device.type, enabled=False):
-            sums = [self._measure_head(levels[number * count : (number + 1) * count], targets.float(), image_size, rule)
-                    for number, rule in enumerate(self.rules)]
-        return LossSums(torch.stack([numerators for numerators, _ in sums], 1),
-                        torch.stack([weight.expand(3) for _, weight in sums], 1))
+            for number, rule in enumerate(self.rules):
+                first = number * levels_per_head
+                own = levels[first:first + levels_per_head]
+                sums, weight = self._measure_head(own, targets.float(), image_size, rule)
+                numerators.append(sums)
+                counts.append(weight.expand(3))
+        return LossSums(torch.stack(numerators, 1), torch.stack(counts, 1))
 
     def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
         """(3,) means of the three terms times gains, summed over heads."""
@@ -79,7 +83,8 @@ class AnchorFreeLoss:
         sides = sides.clamp(0, self.head.bins - 1 - 0.01)
         low = sides.floor()
         logs = distances.log_softmax(2)
-        below, above = (logs.gather(2, (low + step).long()[..., None])[..., 0] for step in (0, 1))
+        below = logs.gather(2, low.long()[..., None])[..., 0]
+        above = logs.gather(2, (low + 1).long()[..., None])[..., 0]
         return -((low + 1 - sides) * below + (sides - low) * above).mean(1)
 
 

@@ -1,256 +1,176 @@
-"""The rows of a model table: source, block, channels and repeats of each layer.
+"""A row of a model table: a block with its arguments, its input rows and its repeats.
 
-Channels and repeats in a table are those before the multiples of a model size. Rows are validated, immutable values.
+The signature of a block's `__init__` is the schema of its row:
+
+| parameter | meaning |
+|---|---|
+| `inputs: int` | channels of the first input row; filled in when the model is built |
+| `inputs: Sequence[int]` | channels of all input rows; of heads |
+| `outputs` | the number of channels that the row sets: the width multiple scales it |
+| `repeats` | repeats inside the block; the depth multiple scales them |
+| the others before `*` | the arguments of a row, checked against their annotations |
+
+A block with `outputs` and without `repeats` that is repeated becomes a sequence of blocks. Channels and repeats in a
+table are those before the multiples of a model size. Rows are immutable values.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from torch import nn
 
-from ray_yolo.models import blocks, heads
+from ray_yolo.core.errors import ConfigError
+from ray_yolo.models.blocks import Count
 
-# The bounds only protect from typing errors that would exhaust memory.
-Channels = Annotated[int, Field(ge=1, le=2**15)]
-Count = Annotated[int, Field(ge=1, le=1000)]
-Kernel = Annotated[int, Field(ge=1, le=127)]
-Padding = Annotated[int, Field(ge=0, le=127)]
-STRICT = ConfigDict(strict=True)
+FILLED_IN = ("inputs", "repeats")  # parameters that are not arguments of a row
+MOST_CHANNELS = 2**15
+STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class LayerRow:
-    """One layer. `source`: indices of input rows; negative ones count back from this row (-1: the row before)."""
+_schemas: dict[type[nn.Module], type[BaseModel]] = {}  # made once for each block
 
-    layer: ClassVar[type[nn.Module]]
-    source: tuple[int, ...] = (-1,)
+
+def parameters_of(block: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """The parameters of a block before `*`, by name and in order."""
+    parameters = inspect.signature(block, eval_str=True).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY}
+
+
+def schema_of(block: type[nn.Module]) -> type[BaseModel]:
+    """The arguments of a block's row: one field for each parameter that a table may set, in order."""
+    if block in _schemas:
+        return _schemas[block]
+    definitions: dict[str, Any] = {}
+    for name, parameter in parameters_of(block).items():
+        if name in FILLED_IN:
+            continue
+        required = parameter.default is parameter.empty
+        definitions[name] = (parameter.annotation, ... if required else parameter.default)
+    _schemas[block] = create_model(block.__name__, __config__=STRICT, **definitions)
+    return _schemas[block]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer of a table. `row` makes and checks it."""
+
+    block: type[nn.Module]
+    arguments: BaseModel  # an instance of `schema_of(block)`
+    source: tuple[int, ...] = (-1,)  # indices of input rows; negative ones count back from this row
+    repeats: int = 1
+
+    def __str__(self) -> str:
+        """`Conv(64, 3, 2)`, with repeats and sources that differ from their defaults."""
+        values = [str(value) for value in self._values().values()]
+        if self.repeats != 1:
+            values.append(f"repeats={self.repeats}")
+        if self.source != (-1,):
+            values.append(f"source={self.source}")
+        return f"{self.block.__name__}({', '.join(values)})"
 
     @property
-    def arguments(self) -> list[Any]:
-        """The positional arguments, in the order of a YAML row."""
-        return [getattr(self, entry.name) for entry in fields(self) if not entry.kw_only]
+    def channels(self) -> int | None:
+        """The number of channels that the row sets, or None if its inputs determine it."""
+        return getattr(self.arguments, "outputs", None)
 
     def build(self, channels: Sequence[int]) -> nn.Module:
-        """The layer for inputs with these numbers of channels."""
-        return self.layer(*self.arguments)
-
-    def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
-        """The row after the multiples of a model size."""
-        return self
-
-    def of_size(self, size: str) -> Self:
-        """The row with the blocks of a model size (a letter); most rows are equal in all sizes."""
-        return self
-
-
-@dataclass(frozen=True, config=STRICT)
-class WideRow(LayerRow):
-    """A row that sets the number of channels. Repeated, it is a sequence of blocks."""
-
-    channels: Channels
-    repeats: Count = field(default=1, kw_only=True)
-
-    def block(self, channels: int) -> nn.Module:
-        """One repeat for an input with this number of channels."""
-        return self.layer(channels, *self.arguments)
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        first, *others = [self.block(channels[0] if i == 0 else self.channels) for i in range(self.repeats)]
-        return nn.Sequential(first, *others) if others else first
-
-    def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
-        """Channels: min(channels, most) x width, rounded up to a multiple of 8.
-        Repeats above 1: max(round(repeats x depth), 1)."""
-        repeats = max(round(self.repeats * depth), 1) if self.repeats > 1 else 1
-        return replace(self, channels=math.ceil(min(self.channels, most) * width / 8) * 8, repeats=repeats)
-
-
-@dataclass(frozen=True, config=STRICT)
-class ConvRow(WideRow):
-    """Convolution; padding None: half the kernel."""
-
-    layer = blocks.Conv
-    kernel: Kernel = 1
-    stride: Kernel = 1
-    padding: Padding | None = None
-    groups: Channels = 1
-
-
-@dataclass(frozen=True, config=STRICT)
-class DWConvRow(WideRow):
-    """Depth-wise convolution: as many groups as input and output channels allow."""
-
-    kernel: Kernel = 1
-    stride: Kernel = 1
-
-    def block(self, channels: int) -> nn.Module:
-        return blocks.Conv(channels, self.channels, self.kernel, self.stride,
-                           groups=math.gcd(channels, self.channels))
-
-
-@dataclass(frozen=True, config=STRICT)
-class BottleneckRow(WideRow):
-    """Bottlenecks of half width inside."""
-
-    layer = blocks.Bottleneck
-    shortcut: bool = True
-
-
-@dataclass(frozen=True, config=STRICT)
-class NestedRow(WideRow):
-    """A row whose repeats are inside the block."""
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return self.layer(channels[0], self.channels, self.repeats, *self.arguments[1:])
-
-
-@dataclass(frozen=True, config=STRICT)
-class C3Row(NestedRow):
-    """Bottlenecks inside."""
-
-    layer = blocks.C3
-    shortcut: bool = True
-
-
-@dataclass(frozen=True, config=STRICT)
-class C2fRow(NestedRow):
-    """Bottlenecks inside."""
-
-    layer = blocks.C2f
-    shortcut: bool = False
-
-
-@dataclass(frozen=True, config=STRICT)
-class C3k2Row(NestedRow):
-    """Bottlenecks inside, C3 blocks (`c3k`), or bottlenecks with attention."""
-
-    layer = blocks.C3k2
-    c3k: bool = False
-    expansion: Annotated[float, Field(gt=0, le=100)] = 0.5
-    attention: bool = False
-
-    def of_size(self, size: str) -> Self:
-        """The large sizes have C3 blocks in all rows."""
-        return replace(self, c3k=self.c3k or size in ("m", "l", "x"))
-
-
-@dataclass(frozen=True, config=STRICT)
-class C2PSARow(NestedRow):
-    """Attention blocks inside."""
-
-    layer = blocks.C2PSA
-
-
-@dataclass(frozen=True, config=STRICT)
-class A2C2fRow(NestedRow):
-    """Pairs of attention blocks inside, each in `areas` areas of the picture; without `attention` C3 blocks."""
-
-    layer = blocks.A2C2f
-    attention: bool = True
-    areas: Annotated[int, Field(ge=-1, le=127)] = 1  # published tables have -1 without attention
-    scaled_residual: bool = False
-
-    def of_size(self, size: str) -> Self:
-        """The two largest sizes scale the residual."""
-        return replace(self, scaled_residual=self.scaled_residual or size in ("l", "x"))
-
-
-@dataclass(frozen=True, config=STRICT)
-class SPPRow(WideRow):
-    """Max-pools of these sizes side by side."""
-
-    layer = blocks.SPP
-    kernels: tuple[Kernel, ...] = (5, 9, 13)
-
-
-@dataclass(frozen=True, config=STRICT)
-class SPPFRow(WideRow):
-    """Max-pools of this size in a chain."""
-
-    layer = blocks.SPPF
-    kernel: Kernel = 5
-    pools: Count = 3
-    residual: bool = False
-
-
-@dataclass(frozen=True, config=STRICT)
-class UpsampleRow(LayerRow):
-    """Enlarges by `factor`; published tables contain `size`, always None."""
-
-    layer = nn.Upsample
-    size: None = None
-    factor: Kernel = 2
-    mode: Literal["nearest"] = "nearest"
-
-
-@dataclass(frozen=True, config=STRICT)
-class ConcatRow(LayerRow):
-    """Concatenates the channels of its sources."""
-
-    dimension: Literal[1] = 1
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return blocks.Concat()
-
-
-@dataclass(frozen=True, config=STRICT)
-class MaxPoolRow(LayerRow):
-    """Maximum over a square window."""
-
-    layer = nn.MaxPool2d
-    kernel: Kernel
-    stride: Kernel
-    padding: Padding = 0
-
-
-@dataclass(frozen=True, config=STRICT)
-class ZeroPadRow(LayerRow):
-    """Pads by (left, right, top, bottom) pixels."""
-
-    layer = nn.ZeroPad2d
-    padding: tuple[Padding, Padding, Padding, Padding]
-
-
-@dataclass(frozen=True, config=STRICT)
-class HeadRow(LayerRow):
-    """A head with one source per level."""
-
-    num_classes: Channels = 80
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return self.layer(channels, *self.arguments)
-
-
-@dataclass(frozen=True, config=STRICT)
-class AnchorFreeRow(HeadRow):
-    """The anchor-free head."""
-
-    layer = heads.AnchorFree
-
-
-@dataclass(frozen=True, config=STRICT)
-class LightAnchorFreeRow(HeadRow):
-    """The anchor-free head with depth-wise convolutions."""
-
-    layer = heads.LightAnchorFree
-
-
-@dataclass(frozen=True, config=STRICT)
-class EndToEndRow(HeadRow):
-    """The pair of anchor-free heads that needs no suppression."""
-
-    layer = heads.EndToEnd
-
-
-@dataclass(frozen=True, config=STRICT)
-class DetectRow(HeadRow):
-    """The anchor-based head."""
-
-    layer = heads.Detect
-    num_anchors: Count = 3
+        """The layer for input rows with these numbers of channels."""
+        parameters = parameters_of(self.block)
+        if "inputs" not in parameters:
+            return self.block(**self._values())
+        if parameters["inputs"].annotation is not int:
+            return self.block(channels, **self._values())
+        if "repeats" in parameters:
+            return self.block(channels[0], repeats=self.repeats, **self._values())
+        first = self.block(channels[0], **self._values())
+        if self.repeats == 1:
+            return first
+        others = [self.block(self.channels, **self._values()) for _ in range(self.repeats - 1)]
+        return nn.Sequential(first, *others)
+
+    def scaled(self, depth: float, width: float, most: int = MOST_CHANNELS) -> Row:
+        """The row after the multiples of a model size.
+
+        Channels: min(channels, most) x width, rounded up to a multiple of 8.
+        Repeats above 1: max(round(repeats x depth), 1).
+
+        Raises:
+            ValidationError: if that many channels or repeats are not allowed.
+        """
+        if self.channels is None:
+            return self
+        wide = math.ceil(min(self.channels, most) * width / 8) * 8
+        deep = max(round(self.repeats * depth), 1) if self.repeats > 1 else 1
+        return replace(self, arguments=_checked(self.block, {**self._values(), "outputs": wide}),
+                       repeats=_check_repeats(deep))
+
+    def of_size(self, size: str) -> Row:
+        """The row in a model of this size (a letter): `true_in_sizes` of the block names the arguments that the
+        authors' larger sizes switch on. Most rows are equal in all sizes."""
+        switched_on: dict[str, Any] = {}
+        for name, sizes in getattr(self.block, "true_in_sizes", {}).items():
+            if size in sizes:
+                switched_on[name] = True
+        return self.with_arguments(**switched_on) if switched_on else self
+
+    def with_arguments(self, **changes: Any) -> Row:
+        """The same row with other arguments.
+
+        Raises:
+            ValidationError: naming the argument that does not fit.
+        """
+        return replace(self, arguments=_checked(self.block, {**self._values(), **changes}))
+
+    def _values(self) -> dict[str, Any]:
+        return dict(self.arguments)
+
+
+def row(block: type[nn.Module], *positional: Any, source: Sequence[int] = (-1,), repeats: int = 1, **named: Any
+        ) -> Row:
+    """The row of a block, with its arguments by position or by name.
+
+    Raises:
+        ConfigError: naming the argument that does not fit the block, by its position and name.
+    """
+    names = list(schema_of(block).model_fields)
+    if len(positional) > len(names):
+        raise ConfigError(f"argument {len(names) + 1}: Unexpected: {block.__name__} has {len(names)}"
+                          + (f" ({', '.join(names)})" if names else ""))
+    values = dict(zip(names, positional, strict=False))
+    try:
+        sources = TypeAdapter(tuple[int, ...]).validate_python(tuple(source), strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"source: {error.errors()[0]['msg']}") from error
+    if repeats != 1 and "outputs" not in names:
+        raise ConfigError("cannot be repeated; set its number to 1")
+    try:
+        arguments = _checked(block, {**values, **named})
+    except ValidationError as error:
+        raise ConfigError(_first_error(error, names)) from error
+    try:
+        count = _check_repeats(repeats)
+    except ValidationError as error:
+        raise ConfigError(f"repeats: {error.errors()[0]['msg']}") from error
+    return Row(block, arguments, sources, count)
+
+
+def _checked(block: type[nn.Module], values: dict[str, Any]) -> BaseModel:
+    return schema_of(block).model_validate(values)
+
+
+def _check_repeats(repeats: int) -> int:
+    return TypeAdapter(Count).validate_python(repeats, strict=True)
+
+
+def _first_error(error: ValidationError, names: Sequence[str]) -> str:
+    """The first error, on one line: `argument 2 (kernel): ...`."""
+    detail = error.errors()[0]
+    name, *inner = [str(part) for part in detail["loc"]]
+    place = f"argument {names.index(name) + 1} ({name})" if name in names else name
+    return f"{'.'.join([place, *inner])}: {detail['msg']}"

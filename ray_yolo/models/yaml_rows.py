@@ -7,26 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 
 from ray_yolo.config.model_facts import family_of_table
 from ray_yolo.core.errors import ConfigError
-from ray_yolo.models import rows
+from ray_yolo.models import blocks, heads
 from ray_yolo.models.detector import Architecture
+from ray_yolo.models.rows import Row, row
 
 Where = Callable[..., str]
 Multiple = Annotated[float, Field(gt=0, le=100)]
-Scale = Annotated[tuple[Multiple, Multiple, rows.Channels], Field(strict=False)]  # depth, width, most channels
+Scale = Annotated[tuple[Multiple, Multiple, blocks.Channels], Field(strict=False)]  # depth, width, most channels
 
-MODULES: dict[str, type[rows.LayerRow]] = {
-    "Conv": rows.ConvRow, "DWConv": rows.DWConvRow, "Bottleneck": rows.BottleneckRow, "C3": rows.C3Row,
-    "C2f": rows.C2fRow, "C3k2": rows.C3k2Row, "C2PSA": rows.C2PSARow, "A2C2f": rows.A2C2fRow, "SPP": rows.SPPRow,
-    "SPPF": rows.SPPFRow, "Concat": rows.ConcatRow, "nn.Upsample": rows.UpsampleRow, "nn.MaxPool2d": rows.MaxPoolRow,
-    "nn.ZeroPad2d": rows.ZeroPadRow,
+BLOCKS: dict[str, type[nn.Module]] = {
+    **{block.__name__: block for block in (
+        blocks.Conv, blocks.DWConv, blocks.Bottleneck, blocks.C3, blocks.C2f, blocks.C3k2, blocks.C2PSA, blocks.A2C2f,
+        blocks.SPP, blocks.SPPF, blocks.Concat)},
+    **{f"nn.{block.__name__}": block for block in (blocks.Upsample, blocks.MaxPool2d, blocks.ZeroPad2d)},
 }
-HEADS: dict[str, type[rows.HeadRow]] = {
-    "yolov5": rows.DetectRow, "yolov8": rows.AnchorFreeRow, "yolo11": rows.LightAnchorFreeRow,
-    "yolo26": rows.EndToEndRow}
-"""The row of `Detect` by the family of the table."""
+HEADS: dict[str, type[heads.Head]] = {
+    "yolov5": heads.Detect, "yolov8": heads.AnchorFree, "yolo11": heads.LightAnchorFree, "yolo26": heads.EndToEnd}
+"""What `Detect` means, by the family of the table."""
 PLAIN_NAMES = {"None": None, "True": True, "False": False, "nearest": "nearest"}
 
 
@@ -75,15 +76,16 @@ def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "
     names: dict[str, object] = {**PLAIN_NAMES, "nc": file.nc}
     if file.anchors is not None:
         names["anchors"] = _look_up(file.anchors, PLAIN_NAMES, "anchors")
-    modules = {**MODULES, "Detect": HEADS[family_of_table(mapping)]}
-    table = [_read_row(entry, f"{where(part, index)}: {part}[{index}]", modules, names)
-             for part, entries in (("backbone", file.backbone), ("head", file.head))
-             for index, entry in enumerate(entries)]
+    head = HEADS[family_of_table(mapping)]
+    table: list[Row] = []
+    for part, entries in (("backbone", file.backbone), ("head", file.head)):
+        for index, entry in enumerate(entries):
+            table.append(_read_row(entry, f"{where(part, index)}: {part}[{index}]", head, names))
     anchors = [_pairs(level, where) for level in file.anchors] if isinstance(file.anchors, list) else file.anchors
     if not file.scales:
         return Architecture(tuple(table), anchors, file.depth_multiple, file.width_multiple)
     scale = file.scale or next(iter(file.scales))
-    return Architecture(tuple(row.of_size(scale) for row in table), anchors, *file.scales[scale])
+    return Architecture(tuple(each.of_size(scale) for each in table), anchors, *file.scales[scale])
 
 
 def _check_head(file: ModelFile, where: Where) -> None:
@@ -96,33 +98,33 @@ def _check_head(file: ModelFile, where: Where) -> None:
         raise ConfigError(f"{where('reg_max')}: reg_max: must be 1 with end2end: True, else 16")
 
 
-def _read_row(entry: object, where: str, modules: Mapping[str, type[rows.LayerRow]], names: Mapping[str, object]
-              ) -> rows.LayerRow:
-    """The typed row of one [from, number, module, args]."""
+def _read_row(entry: object, where: str, head: type[heads.Head], names: Mapping[str, object]) -> Row:
+    """The row of one [from, number, module, args]; `head` is what `Detect` means."""
     match entry:
         case [int() | list() as source, int() as number, str() as module, list() as args]:
             pass
         case _:
             raise ConfigError(f"{where}: a row is [from, number, module, args], but this one is {entry!r}")
-    if module not in modules:
-        near = difflib.get_close_matches(module, modules, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"{where}: module {module!r} is unknown; did you mean {near}? Known: {', '.join(modules)}")
-    where, row = f"{where} {module}", modules[module]
+    known = {**BLOCKS, "Detect": head}
+    if module not in known:
+        near = difflib.get_close_matches(module, known, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"{where}: module {module!r} is unknown; did you mean {near}? Known: {', '.join(known)}")
+    where = f"{where} {module}"
     values = [_look_up(value, names, where) for value in args]
-    if issubclass(row, rows.HeadRow):
-        keys = [key for key in ("nc", "anchors") if key in names]
-        if values != [names[key] for key in keys]:
-            raise ConfigError(f"{where}: its arguments are [{', '.join(keys)}], as given at the top of the file")
-        values = []
-    wide = issubclass(row, rows.WideRow)
-    if number != 1 and not wide:
-        raise ConfigError(f"{where}: cannot be repeated; set its number to 1")
-    build: Callable[..., rows.LayerRow] = row
+    if module == "Detect":
+        _check_head_arguments(values, names, where)
+        values = []  # the data set determines the number of classes, the anchors their number
     try:
-        return build(*values, source=tuple(source) if isinstance(source, list) else (source,),
-                     **({"repeats": number} if wide else {}))
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {_first(error)}") from error
+        return row(known[module], *values, source=source if isinstance(source, list) else [source], repeats=number)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_head_arguments(values: Sequence[object], names: Mapping[str, object], where: str) -> None:
+    """The arguments of Detect only repeat what the top of the file says."""
+    keys = [key for key in ("nc", "anchors") if key in names]
+    if list(values) != [names[key] for key in keys]:
+        raise ConfigError(f"{where}: its arguments are [{', '.join(keys)}], as given at the top of the file")
 
 
 def _look_up(value: object, names: Mapping[str, object], where: str) -> object:
@@ -147,5 +149,5 @@ def _pairs(level: Sequence[float], where: Where) -> list[tuple[float, float]]:
 def _first(error: ValidationError) -> str:
     """The first error, on one line."""
     detail = error.errors()[0]
-    path = [f"argument {part + 1}" if isinstance(part, int) else part for part in detail["loc"]]
-    return f"{'.'.join(path)}: {detail['msg']}"
+    path = ".".join(str(part) for part in detail["loc"])
+    return f"{path}: {detail['msg']}"

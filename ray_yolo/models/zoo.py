@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 
-from ray_yolo.models import rows
+from torch import nn
+
+from ray_yolo.models.blocks import (
+    C2PSA,
+    C3,
+    SPP,
+    SPPF,
+    A2C2f,
+    Bottleneck,
+    C2f,
+    C3k2,
+    Concat,
+    Conv,
+    MaxPool2d,
+    Upsample,
+    ZeroPad2d,
+)
 from ray_yolo.models.detector import Architecture
+from ray_yolo.models.heads import AnchorFree, Anchors, Detect, EndToEnd, Head, LightAnchorFree
+from ray_yolo.models.rows import MOST_CHANNELS, Row, row
 
 ANCHORS_PX = (  # fitted to COCO at 640 pixels; YOLOv3's and YOLOv5's
     ((10, 13), (16, 30), (33, 23)),
@@ -26,104 +43,109 @@ TINY_ANCHORS_PX = (
 )
 
 
-Block = Callable[..., rows.WideRow]
+Block = type[nn.Module]
 
 
-def _stages(block: Block, *stages: tuple[int, int]) -> Iterator[rows.LayerRow]:
+def _stages(block: Block, *stages: tuple[int, int]) -> Iterator[Row]:
     """A convolution of stride 2 and blocks for each (channels, repeats)."""
     for channels, repeats in stages:
-        yield rows.ConvRow(channels, kernel=3, stride=2)
-        yield block(channels, shortcut=True, repeats=repeats)
+        yield row(Conv, channels, kernel=3, stride=2)
+        yield row(block, channels, shortcut=True, repeats=repeats)
 
 
-def _yolov3(pooling: rows.LayerRow) -> tuple[rows.LayerRow, ...]:
+def _yolov3(pooling: Row) -> tuple[Row, ...]:
     """YOLOv3; `pooling` is row 12."""
     return (
-        rows.ConvRow(32, kernel=3),
-        *_stages(rows.BottleneckRow, (64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)),  # 6: P3, 8: P4
-        rows.BottleneckRow(1024, shortcut=False),
+        row(Conv, 32, kernel=3),
+        *_stages(Bottleneck, (64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)),  # 6: P3, 8: P4
+        row(Bottleneck, 1024, shortcut=False),
         pooling,
-        rows.ConvRow(1024, kernel=3),
-        rows.ConvRow(512),
-        rows.ConvRow(1024, kernel=3),  # 15: head, stride 32
-        rows.ConvRow(256, source=(-2,)),
-        rows.UpsampleRow(),
-        rows.ConcatRow(source=(-1, 8)),
-        rows.BottleneckRow(512, shortcut=False),
-        rows.BottleneckRow(512, shortcut=False),
-        rows.ConvRow(256),
-        rows.ConvRow(512, kernel=3),  # 22: head, stride 16
-        rows.ConvRow(128, source=(-2,)),
-        rows.UpsampleRow(),
-        rows.ConcatRow(source=(-1, 6)),
-        rows.BottleneckRow(256, shortcut=False),
-        rows.BottleneckRow(256, shortcut=False, repeats=2),  # 27: head, stride 8
-        rows.DetectRow(source=(27, 22, 15)),
+        row(Conv, 1024, kernel=3),
+        row(Conv, 512),
+        row(Conv, 1024, kernel=3),  # 15: head, stride 32
+        row(Conv, 256, source=(-2,)),
+        row(Upsample),
+        row(Concat, source=(-1, 8)),
+        row(Bottleneck, 512, shortcut=False),
+        row(Bottleneck, 512, shortcut=False),
+        row(Conv, 256),
+        row(Conv, 512, kernel=3),  # 22: head, stride 16
+        row(Conv, 128, source=(-2,)),
+        row(Upsample),
+        row(Concat, source=(-1, 6)),
+        row(Bottleneck, 256, shortcut=False),
+        row(Bottleneck, 256, shortcut=False, repeats=2),  # 27: head, stride 8
+        row(Detect, source=(27, 22, 15)),
     )
 
 
-TINY: tuple[rows.LayerRow, ...] = (
-    *chain.from_iterable((rows.ConvRow(channels, kernel=3), rows.MaxPoolRow(2, 2))
-                         for channels in (16, 32, 64, 128, 256)),  # 8: P4
-    rows.ConvRow(512, kernel=3),
-    rows.ZeroPadRow((0, 1, 0, 1)),
-    rows.MaxPoolRow(2, 1),
-    rows.ConvRow(1024, kernel=3),
-    rows.ConvRow(256),
-    rows.ConvRow(512, kernel=3),  # 15: head, stride 32
-    rows.ConvRow(128, source=(-2,)),
-    rows.UpsampleRow(),
-    rows.ConcatRow(source=(-1, 8)),
-    rows.ConvRow(256, kernel=3),  # 19: head, stride 16
-    rows.DetectRow(source=(19, 15)),
+TINY: tuple[Row, ...] = (
+    row(Conv, 16, kernel=3), row(MaxPool2d, 2, 2),
+    row(Conv, 32, kernel=3), row(MaxPool2d, 2, 2),
+    row(Conv, 64, kernel=3), row(MaxPool2d, 2, 2),
+    row(Conv, 128, kernel=3), row(MaxPool2d, 2, 2),
+    row(Conv, 256, kernel=3),  # 8: P4
+    row(MaxPool2d, 2, 2),
+    row(Conv, 512, kernel=3),
+    row(ZeroPad2d, (0, 1, 0, 1)),
+    row(MaxPool2d, 2, 1),
+    row(Conv, 1024, kernel=3),
+    row(Conv, 256),
+    row(Conv, 512, kernel=3),  # 15: head, stride 32
+    row(Conv, 128, source=(-2,)),
+    row(Upsample),
+    row(Concat, source=(-1, 8)),
+    row(Conv, 256, kernel=3),  # 19: head, stride 16
+    row(Detect, source=(19, 15)),
 )
 
 
 def _pyramid(
-    stem: rows.LayerRow,
+    stem: Row,
     block: Block,
     backbone: Sequence[tuple[int, int]],
-    head: type[rows.HeadRow],
+    head: type[Head],
     *,
     reduced: bool,
-) -> tuple[rows.LayerRow, ...]:
+) -> tuple[Row, ...]:
     """YOLOv5 and YOLOv8: a backbone, path aggregation from coarse to fine and back, a head on P3 and coarser levels.
 
     Args:
         backbone: (channels, repeats) of the stages from P2 on.
         reduced: with 1x1 convolutions before upsampling.
     """
-    table = [stem, *_stages(block, *backbone), rows.SPPFRow(backbone[-1][0])]
+    table = [stem, *_stages(block, *backbone), row(SPPF, backbone[-1][0])]
     widths = [channels for channels, _ in backbone[1:-1]]  # of P3 and coarser levels except the last
     joints = []
     for level, channels in reversed(list(enumerate(widths, 1))):  # joins a level of the backbone
         if reduced:
-            table.append(rows.ConvRow(channels))
+            table.append(row(Conv, channels))
         joints.append(len(table) - 1)
-        table += [rows.UpsampleRow(), rows.ConcatRow(source=(-1, 2 * level + 2)),
-                  block(channels, shortcut=False, repeats=3)]
+        table += [row(Upsample), row(Concat, source=(-1, 2 * level + 2)),
+                  row(block, channels, shortcut=False, repeats=3)]
     outputs = [len(table) - 1]
     for channels, coarser in zip(widths, [*widths[1:], backbone[-1][0]], strict=True):
-        table += [rows.ConvRow(channels, kernel=3, stride=2), rows.ConcatRow(source=(-1, joints.pop())),
-                  block(coarser, shortcut=False, repeats=3)]
+        table += [row(Conv, channels, kernel=3, stride=2), row(Concat, source=(-1, joints.pop())),
+                  row(block, coarser, shortcut=False, repeats=3)]
         outputs.append(len(table) - 1)
-    return (*table, head(source=tuple(outputs)))
+    return (*table, row(head, source=outputs))
 
 
-_STEM = rows.ConvRow(64, kernel=6, stride=2, padding=2)
+_STEM = row(Conv, 64, kernel=6, stride=2, padding=2)
 _P5 = ((128, 3), (256, 6), (512, 9), (1024, 3))
-_yolov5 = partial(_pyramid, _STEM, rows.C3Row, _P5, reduced=True)
-_yolov5_p6 = partial(_pyramid, _STEM, rows.C3Row, (*_P5[:-1], (768, 3), (1024, 3)), reduced=True)
-V5_SIZES = {"n": (0.33, 0.25), "s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.00, 1.00), "x": (1.33, 1.25)}
+_yolov5 = partial(_pyramid, _STEM, C3, _P5, reduced=True)
+_yolov5_p6 = partial(_pyramid, _STEM, C3, (*_P5[:-1], (768, 3), (1024, 3)), reduced=True)
+
+# (depth multiple, width multiple, most channels) by the letter of a size
+V5_SIZES = {"n": (0.33, 0.25, MOST_CHANNELS), "s": (0.33, 0.50, MOST_CHANNELS), "m": (0.67, 0.75, MOST_CHANNELS),
+            "l": (1.00, 1.00, MOST_CHANNELS), "x": (1.33, 1.25, MOST_CHANNELS)}
 V8_SIZES = {"n": (0.33, 0.25, 1024), "s": (0.33, 0.50, 1024), "m": (0.67, 0.75, 768), "l": (1.00, 1.00, 512),
             "x": (1.00, 1.25, 512)}
-
 V11_SIZES = {"n": (0.50, 0.25, 1024), "s": (0.50, 0.50, 1024), "m": (0.50, 1.00, 512), "l": (1.00, 1.00, 512),
              "x": (1.00, 1.50, 512)}  # of YOLO12 and YOLO26, too
 
 
-def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: tuple[int, int, int],
-          head: type[rows.HeadRow]) -> tuple[rows.LayerRow, ...]:
+def _neck(coarse: Row, fine: Row, last: Row, levels: tuple[int, int, int], head: type[Head]) -> tuple[Row, ...]:
     """Path aggregation from P5 to P3 and back, and the head, for YOLO11 and later.
 
     Args:
@@ -131,50 +153,80 @@ def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: 
         levels: rows of P3, P4 and P5 in the backbone.
     """
     p3, p4, p5 = levels
-    return (rows.UpsampleRow(), rows.ConcatRow(source=(-1, p4)), coarse,
-            rows.UpsampleRow(), rows.ConcatRow(source=(-1, p3)), fine,
-            rows.ConvRow(256, kernel=3, stride=2), rows.ConcatRow(source=(-1, p5 + 3)), coarse,
-            rows.ConvRow(512, kernel=3, stride=2), rows.ConcatRow(source=(-1, p5)), last,
-            head(source=(p5 + 6, p5 + 9, p5 + 12)))
+    return (
+        row(Upsample), row(Concat, source=(-1, p4)), coarse,
+        row(Upsample), row(Concat, source=(-1, p3)), fine,
+        row(Conv, 256, kernel=3, stride=2), row(Concat, source=(-1, p5 + 3)), coarse,
+        row(Conv, 512, kernel=3, stride=2), row(Concat, source=(-1, p5)), last,
+        row(head, source=(p5 + 6, p5 + 9, p5 + 12)),
+    )
 
 
 _STAGES_11 = (
-    rows.ConvRow(64, kernel=3, stride=2), rows.ConvRow(128, kernel=3, stride=2),
-    rows.C3k2Row(256, expansion=0.25, repeats=2), rows.ConvRow(256, kernel=3, stride=2),
-    rows.C3k2Row(512, expansion=0.25, repeats=2), rows.ConvRow(512, kernel=3, stride=2))  # 4: P3
-_MIDDLE, _DEEP = rows.C3k2Row(512, c3k=True, repeats=2), rows.C3k2Row(1024, c3k=True, repeats=2)
-_DOWN = rows.ConvRow(1024, kernel=3, stride=2)
+    row(Conv, 64, kernel=3, stride=2),
+    row(Conv, 128, kernel=3, stride=2),
+    row(C3k2, 256, expansion=0.25, repeats=2),
+    row(Conv, 256, kernel=3, stride=2),
+    row(C3k2, 512, expansion=0.25, repeats=2),  # 4: P3
+    row(Conv, 512, kernel=3, stride=2),
+)
+_MIDDLE = row(C3k2, 512, c3k=True, repeats=2)
+_DOWN = row(Conv, 1024, kernel=3, stride=2)
+_DEEP = row(C3k2, 1024, c3k=True, repeats=2)
 _ROWS_11 = (
-    *_STAGES_11, _MIDDLE, _DOWN, _DEEP, rows.SPPFRow(1024), rows.C2PSARow(1024, repeats=2),
-    *_neck(rows.C3k2Row(512, repeats=2), rows.C3k2Row(256, repeats=2), _DEEP, (4, 6, 10), rows.LightAnchorFreeRow))
+    *_STAGES_11,
+    _MIDDLE,  # 6: P4
+    _DOWN,
+    _DEEP,
+    row(SPPF, 1024),
+    row(C2PSA, 1024, repeats=2),  # 10: P5
+    *_neck(row(C3k2, 512, repeats=2), row(C3k2, 256, repeats=2), _DEEP, (4, 6, 10), LightAnchorFree),
+)
 _ROWS_12 = (  # area attention in place of convolutions on P4 and P5
-    *_STAGES_11, rows.A2C2fRow(512, areas=4, repeats=4), _DOWN, rows.A2C2fRow(1024, repeats=4),
-    *_neck(rows.A2C2fRow(512, attention=False, repeats=2), rows.A2C2fRow(256, attention=False, repeats=2), _DEEP,
-           (4, 6, 8), rows.LightAnchorFreeRow))
+    *_STAGES_11,
+    row(A2C2f, 512, areas=4, repeats=4),  # 6: P4
+    _DOWN,
+    row(A2C2f, 1024, repeats=4),  # 8: P5
+    *_neck(row(A2C2f, 512, attention=False, repeats=2), row(A2C2f, 256, attention=False, repeats=2), _DEEP, (4, 6, 8),
+           LightAnchorFree),
+)
 _ROWS_26 = (  # YOLO11 with C3 blocks in the neck, attention in its last block, and a pair of heads
-    *_STAGES_11, _MIDDLE, _DOWN, _DEEP, rows.SPPFRow(1024, residual=True), rows.C2PSARow(1024, repeats=2),
-    *_neck(_MIDDLE, rows.C3k2Row(256, c3k=True, repeats=2), rows.C3k2Row(1024, attention=True), (4, 6, 10),
-           rows.EndToEndRow))
+    *_STAGES_11,
+    _MIDDLE,  # 6: P4
+    _DOWN,
+    _DEEP,
+    row(SPPF, 1024, residual=True),
+    row(C2PSA, 1024, repeats=2),  # 10: P5
+    *_neck(_MIDDLE, row(C3k2, 256, c3k=True, repeats=2), row(C3k2, 1024, attention=True), (4, 6, 10), EndToEnd),
+)
 
 
-def _in_sizes(name: str, table: Sequence[rows.LayerRow], sizes: Mapping[str, tuple[float, float, int]]
-              ) -> dict[str, Architecture]:
-    """The anchor-free models of a table."""
-    return {f"{name}{size}": Architecture(tuple(row.of_size(size) for row in table), None, *by)
-            for size, by in sizes.items()}
+def _in_sizes(name: str, table: Sequence[Row], sizes: Mapping[str, tuple[float, float, int]],
+              anchors_px: Anchors | None = None, *, suffix: str = "") -> dict[str, Architecture]:
+    """The models of a table by name: `name`, the letter of the size, `suffix`."""
+    models = {}
+    for size, multiples in sizes.items():
+        rows = tuple(each.of_size(size) for each in table)
+        models[f"{name}{size}{suffix}"] = Architecture(rows, anchors_px, *multiples)
+    return models
 
 
 YOLOV3 = {
-    "yolov3": Architecture(_yolov3(rows.ConvRow(512)), ANCHORS_PX),
-    "yolov3-spp": Architecture(_yolov3(rows.SPPRow(512)), ANCHORS_PX),
+    "yolov3": Architecture(_yolov3(row(Conv, 512)), ANCHORS_PX),
+    "yolov3-spp": Architecture(_yolov3(row(SPP, 512)), ANCHORS_PX),
     "yolov3-tiny": Architecture(TINY, TINY_ANCHORS_PX),
 }
-YOLOV5 = {f"yolov5{size}": Architecture(_yolov5(rows.DetectRow), ANCHORS_PX, *by) for size, by in V5_SIZES.items()} | {
-    f"yolov5{size}6": Architecture(_yolov5_p6(rows.DetectRow), P6_ANCHORS_PX, *by) for size, by in V5_SIZES.items()}
-_V8_ROWS = _pyramid(rows.ConvRow(64, kernel=3, stride=2), rows.C2fRow, ((128, 3), (256, 6), (512, 6), (1024, 3)),
-                    rows.AnchorFreeRow, reduced=False)
-YOLOV8 = _in_sizes("yolov8", _V8_ROWS, V8_SIZES) | {
-    f"yolov5{size}{tail}": Architecture(table(rows.AnchorFreeRow), None, *by)
-    for tail, table in (("u", _yolov5), ("6u", _yolov5_p6)) for size, by in V5_SIZES.items()}
-YOLO11, YOLO12, YOLO26 = (_in_sizes(name, table, V11_SIZES) for name, table in (
-    ("yolo11", _ROWS_11), ("yolo12", _ROWS_12), ("yolo26", _ROWS_26)))
+YOLOV5 = {
+    **_in_sizes("yolov5", _yolov5(Detect), V5_SIZES, ANCHORS_PX),
+    **_in_sizes("yolov5", _yolov5_p6(Detect), V5_SIZES, P6_ANCHORS_PX, suffix="6"),
+}
+_V8_STAGES = ((128, 3), (256, 6), (512, 6), (1024, 3))
+_ROWS_8 = _pyramid(row(Conv, 64, kernel=3, stride=2), C2f, _V8_STAGES, AnchorFree, reduced=False)
+YOLOV8 = {  # and YOLOv5's tables with the head of YOLOv8
+    **_in_sizes("yolov8", _ROWS_8, V8_SIZES),
+    **_in_sizes("yolov5", _yolov5(AnchorFree), V5_SIZES, suffix="u"),
+    **_in_sizes("yolov5", _yolov5_p6(AnchorFree), V5_SIZES, suffix="6u"),
+}
+YOLO11 = _in_sizes("yolo11", _ROWS_11, V11_SIZES)
+YOLO12 = _in_sizes("yolo12", _ROWS_12, V11_SIZES)
+YOLO26 = _in_sizes("yolo26", _ROWS_26, V11_SIZES)

@@ -96,9 +96,12 @@ def grid_cells(level: Tensor) -> Tensor:
 
 def grid_points(levels: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Cell centres in the order levels, rows, columns: (N, 2) as (x, y) pixels, and their strides, (N, 1)."""
-    parts = [(grid_cells(level).flatten(0, 1), stride) for level, stride in zip(levels, strides, strict=True)]
-    return (torch.cat([(cells + 0.5) * stride for cells, stride in parts]),
-            torch.cat([torch.full_like(cells[:, :1], float(stride), dtype=torch.float32) for cells, stride in parts]))
+    points, strides_of_points = [], []
+    for level, stride in zip(levels, strides, strict=True):
+        cells = grid_cells(level).flatten(0, 1)
+        points.append((cells + 0.5) * stride)
+        strides_of_points.append(torch.full_like(cells[:, :1], float(stride), dtype=torch.float32))
+    return torch.cat(points), torch.cat(strides_of_points)
 
 
 def flatten_levels(levels: Sequence[Tensor], bins: int = BINS) -> tuple[Tensor, Tensor]:

@@ -80,15 +80,20 @@ class _Matches(NamedTuple):
 
 def coco_metrics(found: Detected, truth: Labelled) -> CocoMetrics:
     """The twelve COCO metrics of a dataset: IoU 0.50:0.05:0.95, four areas, 1, 10 and 100 detections per class."""
+    # A group is an image and a class. Labels are sorted by group, detections by group and falling score.
     num_images = 1 + max(int(found.images.max(initial=0)), int(truth.images.max(initial=0)))
     label_groups = truth.classes * num_images + truth.images
     order = label_groups.argsort(kind="stable")
-    truth, label_groups = Labelled._make(a[order] for a in truth), label_groups[order]
+    truth = Labelled._make(column[order] for column in truth)
+    label_groups = label_groups[order]
+
     groups = found.classes * num_images + found.images
     order = np.lexsort((-found.scores, groups))
     rank = _rank(groups[order])
-    order, rank = order[rank < LIMITS[-1]], rank[rank < LIMITS[-1]]
-    found, groups = Detected._make(a[order] for a in found), groups[order]
+    within_limit = rank < LIMITS[-1]
+    order, rank = order[within_limit], rank[within_limit]
+    found = Detected._make(column[order] for column in found)
+    groups = groups[order]
 
     ignored = truth.crowd[:, None] | _outside(truth.areas)
     matches = _match(_pairs(found, truth, groups, label_groups), groups, truth.crowd, ignored)
@@ -120,18 +125,19 @@ def _overlaps(a: Floats, b: Floats, crowd: Bools) -> Floats:
 
 
 def _pairs(found: Detected, truth: Labelled, groups: Ints, label_groups: Ints) -> _Pairs:
-    first = np.searchsorted(label_groups, groups)
-    counts = np.searchsorted(label_groups, groups, side="right") - first
+    first = np.searchsorted(label_groups, groups)  # of each detection: its group's first label
+    counts = np.searchsorted(label_groups, groups, side="right") - first  # and the number of its labels
+    with_labels = np.flatnonzero(counts)
     parts = []
-    for part in np.array_split(np.flatnonzero(counts), 1 + int(counts.sum()) // PAIRS_AT_ONCE):
+    for part in np.array_split(with_labels, 1 + int(counts.sum()) // PAIRS_AT_ONCE):
         rows = np.repeat(part, counts[part])
         labels = first[rows] + _rank(rows)
         overlaps = _overlaps(found.boxes[rows], truth.boxes[labels], truth.crowd[labels])
         near = overlaps >= THRESHOLDS[0]
         parts.append(_Pairs(rows[near], labels[near], overlaps[near]))
-    pairs = _Pairs._make(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    pairs = _Pairs._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.lexsort((pairs.labels, pairs.overlaps, pairs.rows))
-    return _Pairs._make(a[order] for a in pairs)
+    return _Pairs._make(column[order] for column in pairs)
 
 
 def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matches:
@@ -168,7 +174,7 @@ def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matche
 def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints, counting: Bools) -> CocoMetrics:
     classes = np.unique(true_classes)
     precision = np.full((len(classes), len(AREAS), len(THRESHOLDS)), np.nan)
-    recall = np.full((len(LIMITS), *precision.shape), np.nan)
+    recall = np.full((len(LIMITS), len(classes), len(AREAS), len(THRESHOLDS)), np.nan)
     inside = ~_outside(_box_areas(found.boxes))
     for index, number in enumerate(classes):
         low, high = np.searchsorted(found.classes, [number, number + 1])
@@ -185,9 +191,20 @@ def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints,
             for level, limit in enumerate(LIMITS):
                 right = counted[rank[matches.rows[part]] < limit].sum(axis=0)
                 recall[level, index, area] = right / num_labels[area]
-    return CocoMetrics(*map(_mean, (
-        precision[:, 0], precision[:, 0, 0], precision[:, 0, 5], *(precision[:, area] for area in (1, 2, 3)),
-        *recall[:, :, 0], *(recall[2, :, area] for area in (1, 2, 3)))))
+    return CocoMetrics(
+        ap=_mean(precision[:, 0]),
+        ap50=_mean(precision[:, 0, 0]),
+        ap75=_mean(precision[:, 0, 5]),
+        ap_small=_mean(precision[:, 1]),
+        ap_medium=_mean(precision[:, 2]),
+        ap_large=_mean(precision[:, 3]),
+        ar1=_mean(recall[0, :, 0]),
+        ar10=_mean(recall[1, :, 0]),
+        ar100=_mean(recall[2, :, 0]),
+        ar_small=_mean(recall[2, :, 1]),
+        ar_medium=_mean(recall[2, :, 2]),
+        ar_large=_mean(recall[2, :, 3]),
+    )
 
 
 def _precision(matched: Bools, counted: Bools, inside: Bools, position: Ints, num_labels: int) -> Floats:

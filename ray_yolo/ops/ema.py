@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ray_yolo.ops import torch_internals
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+class AveragedTensors(NamedTuple):
+    """The tensors of an average and of its model, in pairs."""
+
+    averages: list[Tensor]  # floating point: averaged
+    values: list[Tensor]
+    copies: list[Tensor]  # integers, as BatchNorm's counters: copied
+    counters: list[Tensor]
+
+    @classmethod
+    def of(cls, average: nn.Module, model: nn.Module) -> AveragedTensors:
+        """The pairs of two equal models."""
+        tensors = cls([], [], [], [])
+        for mine, theirs in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+            if mine.dtype.is_floating_point:
+                tensors.averages.append(mine)
+                tensors.values.append(theirs)
+            else:
+                tensors.copies.append(mine)
+                tensors.counters.append(theirs)
+        return tensors
 
 
 class Ema(Generic[Model]):
@@ -23,19 +45,17 @@ class Ema(Generic[Model]):
     def __init__(self, model: Model, limit: float, ramp: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.limit, self.ramp = limit, ramp
-        self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+        self._tensors: AveragedTensors | None = None  # listed once: a state dict of a large model takes milliseconds
 
     @torch.no_grad()
     def update(self, model: Model, step: int) -> None:
         """Update the average after the model's `step`-th optimiser step (counted from 1)."""
-        if self._pairs is None:
-            floating = [pair for pair in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
-                        if pair[0].dtype.is_floating_point]
-            self._pairs = [average for average, _ in floating], [value for _, value in floating]
-        torch_internals.lerp_(*self._pairs, 1 - ema_decay(step, self.limit, self.ramp))
-        for copied, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
-            if not copied.dtype.is_floating_point:
-                copied.copy_(buffer)
+        if self._tensors is None:
+            self._tensors = AveragedTensors.of(self.model, model)
+        averages, values, copies, counters = self._tensors
+        torch_internals.lerp_(averages, values, 1 - ema_decay(step, self.limit, self.ramp))
+        if copies:  # the kernel refuses empty lists
+            torch_internals.copy_(copies, counters)
 
 
 def ema_decay(step: int, limit: float, ramp: float) -> float:

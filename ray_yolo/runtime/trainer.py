@@ -29,6 +29,7 @@ from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
+from ray_yolo.runs.worker_lock import await_former_workers
 from ray_yolo.runtime.graceful_stop import graceful_signals
 from ray_yolo.runtime.preflight import (
     check_cluster,
@@ -87,6 +88,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     try:
         with StartupStatus(sys.stderr, quiet=quiet) as status:
             status.run_dir = run.folder if run else None
+            if run:
+                await_former_workers(run.folder, lambda text: status.print(f"warning: {text}"))
             status.phase("reading the data set")
             _, train, val = read_dataset(_read_by(config, run))
             config, workers_reason = with_workers(config, run, train)

@@ -41,13 +41,13 @@ def main(argv: list[str]) -> None:
             began = time.perf_counter()
             summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.ControlFlags)
             loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
-            parts.host.activity.finished(number, time.perf_counter() - began)
+            parts.context.activity.finished(number, time.perf_counter() - began)
 
     coordinator = start_here(Coordinator, 1)
     ray.get(coordinator.present.remote())
 
     def train_listed() -> dict[str, float]:
-        members = RendezvousClient(coordinator, 0, parts.host.activity, parts.host.device, 60.0, print,
+        members = RendezvousClient(coordinator, 0, parts.context.activity, parts.context.device, 60.0, print,
                                 lambda: False, alone=True)
         members.join(None)
         try:

@@ -276,8 +276,8 @@ def take_steps(parts: TrainComponents) -> float:
 
 
 def synchronize(parts: TrainComponents) -> None:
-    if parts.host.device.type == "cuda":
-        torch.cuda.synchronize(parts.host.device)
+    if parts.context.device.type == "cuda":
+        torch.cuda.synchronize(parts.context.device)
 
 
 def idle_share(parts: TrainComponents) -> float:

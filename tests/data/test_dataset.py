@@ -2,6 +2,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -17,6 +19,7 @@ import torch
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
+from ray_yolo.core.system import own_process
 from ray_yolo.data import dataset as dataset_module
 from ray_yolo.data.dataset import (
     GROUP_SIGNALS,
@@ -148,6 +151,37 @@ def test_a_loader_process_leaves_the_group_that_a_terminal_signals(
         assert loader.exitcode == -signal.SIGTERM
     finally:
         loader.kill()
+
+
+LOADING = """
+import os, signal
+from multiprocessing import forkserver, resource_tracker
+from torch.utils.data import DataLoader
+from ray_yolo.data.dataset import start_forkserver, worker_init
+
+if __name__ == "__main__":
+    start_forkserver()
+    batches = iter(DataLoader(list(range(8)), num_workers=2, persistent_workers=True, worker_init_fn=worker_init,
+                              multiprocessing_context="forkserver"))
+    next(batches)
+    print(forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid,
+          *(each.pid for each in batches._workers), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.long
+def test_a_killed_training_leaves_no_loader_and_no_fork_server(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(LOADING)
+    ended = subprocess.run([sys.executable, str(tmp_path / "training.py")], stdout=subprocess.PIPE, text=True,
+                           stderr=subprocess.DEVNULL, check=False, timeout=100)
+    assert ended.returncode == -signal.SIGKILL
+    processes = [own_process()._replace(pid=int(pid)) for pid in ended.stdout.split()]
+    assert len(processes) == 4
+    deadline = time.monotonic() + 12
+    while not all(process.has_ended for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_every_part_of_the_key_and_the_seed_matters(index: AnnotationIndex) -> None:

@@ -15,6 +15,7 @@ import torch
 import ray_yolo
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, FailureEvent
+from ray_yolo.core.system import own_process
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.worker import train_on_pool_worker
@@ -62,7 +63,7 @@ def test_few_own_frames_lie_between_fit_and_backward(tmp_path: Path, frames: lis
 def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker's function can be called in this process, without Ray and without lasting effects."""
     monkeypatch.setattr(worker, "from_payload", lambda spec: spec)
-    monkeypatch.setattr(worker, "note_sigterm", lambda: None)
+    monkeypatch.setattr(worker, "prepare_process", lambda: None)
     monkeypatch.setattr(worker, "undo_niceness", lambda: True)
     monkeypatch.setattr(worker.ray, "get_runtime_context",
                         lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []}))
@@ -77,7 +78,8 @@ def test_no_more_lie_between_the_function_of_a_worker_and_backward(tmp_path: Pat
     events: list[Event] = []
     recorder: Any = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
     payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1),
-               "recorder": recorder, "coordinator": None, "on_pool": True, "stored": None}
+               "recorder": recorder, "coordinator": None, "on_pool": True, "stored": None,
+               "driver": own_process()}
     with pytest.raises(ReachedError):
         train_on_pool_worker(payload, 1)
     assert isinstance(events[-1], FailureEvent)

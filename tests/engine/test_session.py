@@ -16,16 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import writer
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
+from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError, release_frames
 from ray_yolo.core.events import (
     CheckpointEvent,
     EndEvent,
@@ -41,12 +42,15 @@ from ray_yolo.core.events import (
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine import loop, session
-from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine import state as state_module
+from ray_yolo.engine.build import TrainSpec, WorkerContext, build
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.membership import Generation, Rendezvous
+from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.state import resume
+from ray_yolo.models.detector import Detector
 from tests.support import run_log
 from tests.support.jobs import TINY, make_spec
 from tests.support.workers import run_workers, wrap_model
@@ -1113,3 +1117,132 @@ def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
     after = made.components.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert sum(event.skipped for event in run_log.only(StepEvent, events)) == 10
+
+
+def diverging_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    loss, terms = FORWARD(*args)
+    return loss * float("nan"), terms * float("nan")
+
+
+FORWARD = loop.forward
+
+
+def living(least_numbers: int = 1000) -> list[int]:
+    """The models, and the tensors of at least `least_numbers` numbers, that this process holds."""
+    gc.unfreeze()  # a frozen object is not among those that can be listed
+    gc.collect()
+    kinds = [type(each) for each in gc.get_objects()]
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
+    return [kinds.count(Detector), sum(tensor.numel() >= least_numbers for tensor in tensors)]
+
+
+def train_one_after_another(collectives: Collectives, specs: list[TrainSpec]) -> list[list[int]]:
+    """What is alive after each of these trainings; every second one diverges."""
+    alive = []
+    for number, spec in enumerate(specs):
+        with pytest.MonkeyPatch.context() as patch:
+            if number % 2:
+                patch.setattr(loop, "forward", diverging_forward)
+            try:
+                train(collectives, spec, Placement(nosave=True))
+            except TrainingError as error:
+                assert number % 2
+                release_frames(error)
+        alive.append(living())
+    return alive
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_no_model_stays_after_ten_trainings_that_end_and_diverge(tmp_path: Path, num_workers: int) -> None:
+    specs = [make_spec(tmp_path / str(number), epochs=1 + 3 * (number % 2)) for number in range(10)]
+    for alive in run_workers(num_workers, train_one_after_another, specs):
+        assert [models for models, _ in alive] == [alive[0][0]] * 10
+        assert max(tensors for _, tensors in alive) <= alive[0][1]
+    if num_workers > 1:
+        assert alive[0][0] == 0  # here a process of its own, without models of other tests
+
+
+class SlowStore:
+    """Holds a checkpoint, of which each download takes longer than a collective may wait."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def download(self, run_dir: Path, step: int | None = None) -> list[str]:
+        time.sleep(self.seconds)
+        return []
+
+
+def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
+    """The step to resume from, and the longest time in which the activity did not move."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_module, "MEETING_SECONDS", 0.2)
+        module._set_group_timeout(1.0)
+        store: Any = SlowStore(2.0 + collectives.worker)
+        activity = Activity()
+        made = build(spec, WorkerContext(collectives=collectives, activity=activity, stored=store))
+        over, longest = threading.Event(), [0.0]
+
+        def watch() -> None:
+            while not over.wait(0.05):
+                longest[0] = max(longest[0], time.monotonic() - activity.since)
+
+        activity.enter("joining")
+        threading.Thread(target=watch, daemon=True).start()
+        state = resume(made, collectives, lambda text: None)
+        over.set()
+        return [state.progress.step, longest[0]]
+
+
+def test_a_download_may_take_longer_than_a_collective_and_a_phase(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, epochs=1)
+    train(Collectives(), spec, Placement())
+    for step, longest in run_workers(2, resume_slowly, spec):
+        assert step == 3
+        assert longest < 1.0
+
+
+def test_a_save_that_was_requested_for_an_abandoned_step_is_requested_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
+    made = session.Session(make_spec(tmp_path), WorkerContext(), Placement(save_seconds=60), lambda event: None,
+                           Rendezvous(Collectives()))
+    made.join()
+    assert not made._must_save()
+    now[0] += 61
+    assert [made._must_save() for _ in range(2)] == [True, False]  # once for each save
+    made.join()  # the step was abandoned before the save
+    assert [made._must_save() for _ in range(2)] == [True, False]
+    made._save()
+    now[0] += 59
+    assert not made._must_save()
+    made.close()
+
+
+def test_a_reader_of_the_best_epochs_detections_sees_them_whole_and_training_does_not_wait(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(tmp_path)
+    spec.run_dir.mkdir()
+    free, stored = threading.Event(), list[np.ndarray]()
+    store: Any = SimpleNamespace(put_file=lambda path: stored.append(np.load(path)) if free.wait(30) else None)
+    made = session.Session(spec, WorkerContext(stored=store), Placement(), lambda event: None,
+                           Rendezvous(Collectives()))
+    old, new = np.zeros((3, 8)), np.ones((5, 8))
+    np.save(spec.run_dir / session.DETECTIONS_FILE, old)
+    save = np.save
+
+    def save_half(file: Any, *arguments: Any, **options: Any) -> None:
+        save(file, *arguments, **options)
+        assert (np.load(spec.run_dir / session.DETECTIONS_FILE) == old).all()
+
+    monkeypatch.setattr(np, "save", save_half)
+    evaluation: Any = SimpleNamespace(detections=new)
+    made._keep_detections(evaluation)  # returns while the upload waits
+    assert not stored
+    free.set()
+    made._await_detections()
+    assert (stored[0] == new).all()
+    assert (np.load(spec.run_dir / session.DETECTIONS_FILE) == new).all()
+    assert not list(spec.run_dir.glob(".*"))

@@ -8,20 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.models.blocks import C3, Concat, Conv, MaxPool2d, Upsample
 from ray_yolo.models.detector import Architecture, Detector, fuse, gflops
-from ray_yolo.models.heads import Anchors
-from ray_yolo.models.rows import C3Row, ConcatRow, ConvRow, DetectRow, MaxPoolRow, UpsampleRow
+from ray_yolo.models.heads import Anchors, Detect
+from ray_yolo.models.rows import Row, row
 from ray_yolo.models.zoo import YOLOV5
 
 SMALL = Architecture(
     (
-        ConvRow(8, kernel=3, stride=2),
-        ConvRow(8, kernel=3, stride=2),
-        C3Row(16, repeats=3),
-        UpsampleRow(),
-        ConcatRow(source=(-1, 0)),
-        ConvRow(8),
-        DetectRow(source=(5, 2)),
+        row(Conv, 8, kernel=3, stride=2),
+        row(Conv, 8, kernel=3, stride=2),
+        row(C3, 16, repeats=3),
+        row(Upsample),
+        row(Concat, source=(-1, 0)),
+        row(Conv, 8),
+        row(Detect, source=(5, 2)),
     ),
     anchors_px=(((4, 4),), ((8, 8),)),
 )
@@ -88,13 +89,12 @@ def test_an_empty_batch_passes_and_its_gradients_are_zero() -> None:
 def test_multiples_scale_repeats_and_channels_up_to_eights(
     depth: float, width: float, channels: int, repeats: int
 ) -> None:
-    row = C3Row(16, repeats=3).scaled(depth, width)
-    assert row == C3Row(channels, repeats=repeats)
+    assert row(C3, 16, repeats=3).scaled(depth, width) == row(C3, channels, repeats=repeats)
 
 
 def test_single_rows_are_never_repeated_or_removed_by_the_depth() -> None:
-    assert ConvRow(8).scaled(3.0, 1.0).repeats == 1
-    assert C3Row(8, repeats=2).scaled(0.1, 1.0).repeats == 1
+    assert row(Conv, 8).scaled(3.0, 1.0).repeats == 1
+    assert row(C3, 8, repeats=2).scaled(0.1, 1.0).repeats == 1
 
 
 def test_a_number_of_anchors_makes_squares() -> None:
@@ -124,20 +124,21 @@ def test_anchors_that_do_not_fit_the_head_are_refused(anchors: Anchors, message:
 
 
 def test_rows_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"model row 2, ConcatRow.*\(8, 32, 32\) and \(4, 16, 16\)"):
-        Detector([ConvRow(8, stride=2), ConvRow(4, stride=2), ConcatRow(source=(0, 1)), DetectRow()])
-    with pytest.raises(ConfigError, match=r"model row 1, MaxPoolRow"):
-        Detector([ConvRow(8), MaxPoolRow(3, 1, 2), DetectRow()])
+    with pytest.raises(ConfigError, match=r"model row 2, Concat.*\(8, 32, 32\) and \(4, 16, 16\)"):
+        Detector([row(Conv, 8, stride=2), row(Conv, 4, stride=2), row(Concat, source=(0, 1)), row(Detect)])
+    with pytest.raises(ConfigError, match=r"model row 1, MaxPool2d"):
+        Detector([row(Conv, 8), row(MaxPool2d, 3, 1, 2), row(Detect)])
 
 
 @pytest.mark.parametrize("source", [(1,), (5,), (-2,), (-3,), ()])
 def test_a_row_takes_from_earlier_rows_only(source: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model row 1, .*not an earlier row"):
-        Detector([ConvRow(8), ConvRow(8, source=source), DetectRow()])
+        Detector([row(Conv, 8), row(Conv, 8, source=source), row(Detect)])
 
 
-@pytest.mark.parametrize("rows", [(ConvRow(8),), (DetectRow(), ConvRow(8)), (ConvRow(8), DetectRow(), DetectRow())])
-def test_the_head_is_the_last_row_and_the_only_one(rows: tuple[ConvRow | DetectRow, ...]) -> None:
+@pytest.mark.parametrize("rows", [
+    (row(Conv, 8),), (row(Detect), row(Conv, 8)), (row(Conv, 8), row(Detect), row(Detect))])
+def test_the_head_is_the_last_row_and_the_only_one(rows: tuple[Row, ...]) -> None:
     with pytest.raises(ConfigError, match="the last row must be Detect"):
         Architecture(rows, 3).build(2)
 

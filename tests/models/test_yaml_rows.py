@@ -111,11 +111,11 @@ def test_the_data_set_decides_the_number_of_classes() -> None:
     [
         ({"backbone": [[-1, 1, "Covn", [8]]]}, r"backbone\[0\]: module 'Covn' is unknown; did you mean Conv\?"),
         ({"backbone": [[-1, 1, "Conv", ["8"]]]}, r"backbone\[0\] Conv: argument '8' is not a number"),
-        ({"backbone": [[-1, 1, "Conv", [8.5]]]}, r"backbone\[0\] Conv: argument 1: .*integer"),
-        ({"backbone": [[-1, 1, "Conv", [True]]]}, r"backbone\[0\] Conv: argument 1: .*integer"),
-        ({"backbone": [[-1, 1, "Conv", [0]]]}, r"backbone\[0\] Conv: argument 1: .*greater"),
-        ({"backbone": [[-1, 1, "Conv", [10**30]]]}, r"backbone\[0\] Conv: argument 1: .*less"),
-        ({"backbone": [[-1, 1, "Conv", []]]}, r"backbone\[0\] Conv: channels: .*required"),
+        ({"backbone": [[-1, 1, "Conv", [8.5]]]}, r"backbone\[0\] Conv: argument 1 \(outputs\): .*integer"),
+        ({"backbone": [[-1, 1, "Conv", [True]]]}, r"backbone\[0\] Conv: argument 1 \(outputs\): .*integer"),
+        ({"backbone": [[-1, 1, "Conv", [0]]]}, r"backbone\[0\] Conv: argument 1 \(outputs\): .*greater"),
+        ({"backbone": [[-1, 1, "Conv", [10**30]]]}, r"backbone\[0\] Conv: argument 1 \(outputs\): .*less"),
+        ({"backbone": [[-1, 1, "Conv", []]]}, r"backbone\[0\] Conv: argument 1 \(outputs\): .*required"),
         ({"backbone": [[-1, 1, "Conv", [8, 3, 2, 1, 1, 9]]]}, r"backbone\[0\] Conv: argument 6: Unexpected"),
         ({"backbone": [[-1, 0, "Conv", [8]]]}, r"backbone\[0\] Conv: repeats: .*greater"),
         ({"backbone": [["-1", 1, "Conv", [8]]]}, r"backbone\[0\]: a row is \[from, number, module, args\]"),
@@ -123,7 +123,7 @@ def test_the_data_set_decides_the_number_of_classes() -> None:
         ({"backbone": ["Conv"]}, r"backbone\[0\]: a row is"),
         ({"backbone": [[[0.5], 1, "Conv", [8]]]}, r"backbone\[0\] Conv: source.*integer"),
         ({"backbone": [[-1, 2, "Concat", [1]]]}, r"backbone\[0\] Concat: cannot be repeated"),
-        ({"backbone": [[-1, 1, "Concat", [2]]]}, r"backbone\[0\] Concat: argument 1: .*1"),
+        ({"backbone": [[-1, 1, "Concat", [2]]]}, r"backbone\[0\] Concat: argument 1 \(dimension\): .*1"),
         ({"backbone": [[-1, 1, "nn.Upsample", ["None", 2, "bicubic"]]]}, r"Upsample: argument 'bicubic'"),
         ({"head": [[[1], 1, "Detect", [3]]]}, r"head\[0\] Detect: its arguments are \[nc, anchors\]"),
         ({"head": []}, "head: .*at least 1"),
@@ -147,7 +147,7 @@ def test_errors_are_one_line_and_name_the_place(changes: Mapping[str, object], m
 
 def test_rows_that_do_not_fit_together_are_named() -> None:
     rows = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [8, 3, 2]], [[-1, 0], 1, "Concat", [1]]]
-    with pytest.raises(ConfigError, match="model row 2, ConcatRow"):
+    with pytest.raises(ConfigError, match="model row 2, Concat"):
         read_architecture(small(backbone=rows)).build(2)
 
 

@@ -357,10 +357,14 @@ class Coordinator:
         return (f"training stalls: {waiting} of {view.size} workers wait for {slow.name}, {doing} for {seconds:.0f} s "
                 f"after step {heartbeat.step}")
 
-    def elect_saver(self) -> bool:
-        """Whether the caller is the first of its generation to call this; it saves the last finished step."""
-        first, self._saver_elected = self._number > self._saver_elected, self._number
-        return first
+    def elect_saver(self, generation: int) -> bool:
+        """Whether the caller is the first of its generation to call this; it saves the last finished step.
+
+        The number of the generation is the caller's, because a restarted coordinator may not know it yet.
+        """
+        is_first = generation > self._saver_elected
+        self._saver_elected = max(generation, self._saver_elected)
+        return is_first
 
     def find_hung_worker(self) -> HungWorker | None:
         """The worker that exceeds its limit most, once all workers have dumped their stacks."""

@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import most_workers
-from ray_yolo.core.errors import RayYoloError, ResourcesError
+from ray_yolo.core.errors import RayYoloError, ResourcesError, release_frames
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.build import TrainSpec
@@ -31,7 +31,7 @@ from ray_yolo.runtime.workers.failures import FailurePolicy, PoolFailurePolicy
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, JobStatus, PoolWorker
 from ray_yolo.runtime.workers.pool import Supervisor, WorkerPool
 from ray_yolo.runtime.workers.rendezvous import answer, start_here
-from ray_yolo.runtime.workers.worker import note_sigterm, received_sigterm, train_job
+from ray_yolo.runtime.workers.worker import prepare_process, received_sigterm, train_job
 
 _ACQUIRE_SECONDS = 0.1  # between two requests of an idle worker
 _STATUS_SECONDS = 0.5  # until a trial gets a reply if its job has no news
@@ -151,7 +151,7 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
     Raises:
         Exception: an error of a job that this process may have caused; a new process replaces this one.
     """
-    note_sigterm()
+    prepare_process()
     queue, uid = config["queue"], uuid.uuid4().hex
     worker = PoolWorker(number, ray.get_runtime_context().get_node_id(), own_process())
     while not (received_sigterm() or isinstance(reply := answer(queue.acquire.remote(uid, worker)), str)):
@@ -162,6 +162,7 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
         try:
             result = _train_assignment(queue, uid, worker, reply)
         except Exception as error:
+            release_frames(error)
             result = error
         gc.collect()  # loaders, their processes and DDP are in reference cycles
         torch.cuda.empty_cache()  # the next job may measure what is free; without a GPU this does nothing

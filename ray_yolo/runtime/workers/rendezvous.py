@@ -49,6 +49,7 @@ _HEARTBEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 0.2  # until the heartbeat that says that this worker must leave
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 60.0
+_DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class RendezvousClient(Rendezvous):
         self._must_regroup = self._all_draining = False
         self._notify, self._must_leave, self._device, self._alone = notify, must_leave, device, alone
         self._groups = 0  # formed so far
+        self._generation = 0  # number of the newest one
         self._current: tuple[Registration, Quorum] | None = None  # the generation, and the request for it
         self._preload = threading.Thread(target=import_compiler, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._send_heartbeats, name="ray_yolo heartbeat", daemon=True).start()
@@ -125,6 +127,7 @@ class RendezvousClient(Rendezvous):
         if not isinstance(reply, Quorum):
             return reply if isinstance(reply, Summary) else None
         self._groups, self._current = self._groups + 1, (request, reply)
+        self._generation = reply.number
         collectives = form_process_group(store, reply.address, reply.worker, reply.num_workers, self._timeout,
                                          self._device)
         return Generation(collectives, reply.source, reply.behind)
@@ -139,7 +142,7 @@ class RendezvousClient(Rendezvous):
 
     def elect_saver(self) -> bool:
         """Whether this worker saves the last finished step: the coordinator elects one worker of each generation."""
-        return cast(bool, answer(self._coordinator.elect_saver.remote()))
+        return cast(bool, answer(self._coordinator.elect_saver.remote(self._generation)))
 
     def finish(self, summary: Summary) -> None:
         """Report to the coordinator that training has ended."""
@@ -207,6 +210,14 @@ def drain_nodes(coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue], k
     for node in nodes - known:
         notify(cluster.leave_notice(node))
     return nodes, leaving
+
+
+def await_departure(coordinator: ActorHandle[Coordinator]) -> None:
+    """Wait until all living workers have left an ended training: each sends its last events before."""
+    deadline = time.monotonic() + _DEPARTURE_SECONDS
+    with contextlib.suppress(ray.exceptions.RayError):
+        while answer(coordinator.present.remote()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Summary, WorkerEvent
+from ray_yolo.core.system import own_process
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runtime import cluster
@@ -49,7 +50,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         coordinator = JobCoordinator(queue.queue, placement.min_workers)
     elif on_pool or torch_trainer.replaces_in_place(placement):
         coordinator = start_here(Coordinator, placement.min_workers)
-    payload = {"spec": worker.to_payload(spec), "placement": placement,
+    payload = {"spec": worker.to_payload(spec), "placement": placement, "driver": own_process(),
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
                "stored": run.remote.payload if run.remote else None}
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)

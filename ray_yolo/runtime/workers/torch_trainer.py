@@ -32,8 +32,8 @@ from ray_yolo.runtime.cluster import free, held_by, leave_notice, resources_of, 
 from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, error_line, run_gracefully, saved_step
-from ray_yolo.runtime.workers.rendezvous import answer, drain_nodes, own_address
-from ray_yolo.runtime.workers.worker import note_sigterm
+from ray_yolo.runtime.workers.rendezvous import answer, await_departure, drain_nodes, own_address
+from ray_yolo.runtime.workers.worker import prepare_process
 
 _POLL_SECONDS = 0.5
 _END_SECONDS = 0.5  # for Ray to end after training has: everything is saved, and a user waits at the prompt
@@ -46,14 +46,14 @@ class InPlaceConfig(TorchConfig):
     @property
     def backend_cls(self) -> Any:
         """Read by Ray."""
-        return in_place_backend(note_sigterm)
+        return in_place_backend(prepare_process)
 
 
 @dataclass
 class InterfaceConfig(TorchConfig):
     """Ray forms the process group, over the network interface whose address Ray lists for the node."""
 
-    note_sigterm: bool = False  # in each worker, which by default it ends at once
+    trains: bool = False  # each worker is prepared to train
 
     @property
     def backend_cls(self) -> Any:
@@ -62,8 +62,8 @@ class InterfaceConfig(TorchConfig):
 
         def on_start(backend: Any, worker_group: Any, config: TorchConfig) -> None:
             worker_group.execute(_use_interface)
-            if self.note_sigterm:
-                worker_group.execute(note_sigterm)
+            if self.trains:
+                worker_group.execute(prepare_process)
             backend_class.on_start(backend, worker_group, config)
 
         return type(backend_class.__name__, (backend_class,), {"on_start": on_start})
@@ -108,7 +108,7 @@ def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, 
     Each trainer has a new Ray run name: under a known name, Ray would continue from Ray's checkpoints, not from ours.
     The callback ends the run by raising. With `in_place`, only the lost worker is replaced; otherwise all restart.
     """
-    kind = InPlaceConfig if in_place else partial(InterfaceConfig, note_sigterm="recorder" in payload)
+    kind = InPlaceConfig if in_place else partial(InterfaceConfig, trains="recorder" in payload)
     return TorchTrainer(
         train_fn, train_loop_config=payload, scaling_config=ray.train.ScalingConfig(
             num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
@@ -160,7 +160,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
     Meanwhile workers leave draining nodes; without a coordinator, all workers stop after the current step.
 
     Ray's controller blocks until the resources of a lost worker are available again; training may end before that. If
-    Ray has not ended `patience` seconds later, the workers are killed.
+    Ray has not ended `patience` seconds after all workers have left, they are killed.
     """
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
@@ -169,6 +169,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
             draining = draining or _stop_on_draining_nodes(policy)
             continue
         if outcome := outcome_of(coordinator):
+            await_departure(coordinator)
             if not wait([result], patience).done:
                 free(held_by(policy.run_dir))
             return outcome

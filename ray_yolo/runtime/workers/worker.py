@@ -23,7 +23,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
-from ray_yolo.core.system import undo_niceness
+from ray_yolo.core.system import Process, undo_niceness
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
@@ -32,6 +32,7 @@ from ray_yolo.engine.session import run_session
 from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
+from ray_yolo.runs.worker_lock import hold_folder
 from ray_yolo.runtime.graceful_stop import poll_stop_request
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
@@ -67,13 +68,20 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
 
 def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
     """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
-    note_sigterm()
+    prepare_process()
     return train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
 
 
-def note_sigterm() -> None:
-    """Make this process record SIGTERM, which by default ends a Ray process at once. Main thread only."""
+def prepare_process() -> None:
+    """Prepare a process to train one or more jobs. Called once, before the first job, in the main thread.
+
+    The process then records SIGTERM, which by default ends a Ray process at once. What it has imported so far is no
+    longer scanned for garbage: collections, which each group and each job request, then take a tenth as long. A job
+    must not freeze again: the objects of earlier jobs that still await their collection would stay for ever.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: _sigterms.put(number))
+    gc.collect()
+    gc.freeze()
 
 
 def received_sigterm() -> bool:
@@ -89,7 +97,6 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
         worker: its number among the job's workers.
         must_leave: whether this worker has to leave after the current step.
     """
-    gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
     recorder: RecorderClient = payload["recorder"]
     recorder.wait(_RECORDER_SECONDS)
     placement: Placement = payload["placement"]
@@ -114,14 +121,24 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
             if payload["stored"]:
                 folder, stored = stack.enter_context(worker_copy(payload["stored"]))
                 spec = replace(spec, run_dir=folder)
+            else:  # in a bucket, the attempt number in each key keeps out a second driver
+                stack.enter_context(hold_folder(spec.run_dir))
             context = replace(
                 context, loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, activity=activity, stored=stored)
             torch.set_num_threads(context.threads)
-            stop_requested = poll_stop_request(recorder, worker, placement.max_workers)
-            return run_session(spec, context, placement, emit, members,
-                               # without a coordinator all stop, and restart from the step that they have saved
-                               lambda: stop_requested() or (coordinator is None and must_leave()))
+            poll_request = poll_stop_request(recorder, worker, placement.max_workers)
+            driver: Process = payload["driver"]
+
+            def stop_requested() -> bool:
+                if driver.has_ended:  # Ray takes a driver for alive that was killed but not reaped
+                    return True
+                # without a coordinator all stop, and restart from the step that they have saved
+                return poll_request() or (coordinator is None and must_leave())
+
+            summary = run_session(spec, context, placement, emit, members, stop_requested)
+            recorder.flush()  # before this worker leaves: the driver then kills those that have left
+            return summary
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver reports only the last line
         raise without_secrets(error) from None  # Ray writes it, and its cause, into its own logs

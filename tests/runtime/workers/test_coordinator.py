@@ -314,10 +314,16 @@ def test_present_workers_have_registered_and_not_left() -> None:
 
 def test_one_of_a_generation_rescues_its_last_step() -> None:
     desk = started()
-    assert [desk.coordinator.elect_saver() for _ in range(3)] == [True, False, False]
+    assert [desk.coordinator.elect_saver(1) for _ in range(3)] == [True, False, False]
     desk.register("abc", 5)
     desk.members("abc")
-    assert desk.coordinator.elect_saver()
+    assert desk.coordinator.elect_saver(2)
+    assert not desk.coordinator.elect_saver(1)
+
+
+def test_a_restarted_coordinator_elects_one_of_a_generation_that_it_does_not_know_yet() -> None:
+    coordinator = Coordinator(2, restarted=True)
+    assert [coordinator.elect_saver(7) for _ in range(2)] == [True, False]
 
 
 def test_a_worker_that_registers_after_the_end_gets_the_summary() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +19,8 @@ import pytest
 import ray
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.events import StartEvent
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.events import StartEvent, Summary
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.status import read_members
@@ -124,6 +127,47 @@ def test_a_pool_worker_that_gets_sigterm_leaves_its_job_after_a_step(monkeypatch
     place = PoolWorker(0, "node", own_process())
     assert pool_jobs._train_assignment(queue, "me", place, JobAssignment("job", 0, [payload])) == "left"
     assert reported.count(True) > 2
+
+
+class Model:
+    """What a job holds: in a reference cycle, as DDP is."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        MODELS.add(self)
+
+
+MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+def train_or_diverge(queue: Any, uid: str, place: PoolWorker, assignment: JobAssignment) -> Summary:
+    """Every second job fails, with an error that was raised from another one."""
+    model = Model()
+    try:
+        if assignment.number % 2:
+            raise ValueError(str(model))
+    except ValueError as error:
+        raise TrainingError("the loss is not finite") from error
+    return Summary(step=1, epoch=0, best_epoch=0, best_fitness=0.0, stopped_early=False, stopped=False,
+                   last_epoch=None)
+
+
+@pytest.mark.usefixtures("own_signal_handlers")
+def test_a_pool_worker_keeps_no_model_of_its_jobs_failed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(uid: str, place: PoolWorker) -> JobAssignment | str:
+        living.append(len(MODELS))
+        return JobAssignment("job", len(living), None) if len(living) <= 10 else "over"
+
+    living, results = list[int](), list[Any]()
+    queue = SimpleNamespace(acquire=SimpleNamespace(remote=acquire),
+                            ended=SimpleNamespace(remote=lambda *report: results.append(report[-1])))
+    monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
+    monkeypatch.setattr(pool_jobs, "_train_assignment", train_or_diverge)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    assert pool_jobs.pool_worker({"queue": queue}, 0)
+    gc.unfreeze()
+    assert sum(isinstance(result, TrainingError) for result in results) == 5
+    assert living == [0] * 11
 
 
 @pytest.mark.ray

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
-from ray_yolo.core.system import own_process
+from ray_yolo.core.system import Process, own_process
 from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
@@ -265,10 +266,11 @@ def test_a_worker_that_must_leave_says_so_before_its_next_heartbeat_is_due(monke
     beside.members.close()
 
 
+@pytest.mark.parametrize("driver", [own_process(), own_process()._replace(pid=2**22 + 1)])
 @pytest.mark.parametrize("sigterm", [False, True])
 @pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
-def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
-        monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any) -> None:
+def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step_as_does_the_drivers_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any, driver: Process) -> None:
     """They restart from the step that they have saved. With a coordinator this worker leaves alone."""
     received, stops = SimpleQueue[int](), list[bool]()
     if sigterm:
@@ -284,11 +286,12 @@ def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step(
                           ("poll_stop_request", lambda *_: lambda: False),
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
-    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "spec": None, "stored": None,
+    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "stored": None,
+               "spec": SimpleNamespace(run_dir=tmp_path), "driver": driver,
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     worker.train_job(payload, 1, Activity(), worker.received_sigterm)
-    assert stops == [sigterm and coordinator is None]
+    assert stops == [(sigterm and coordinator is None) or driver != own_process()]
 
 
 @pytest.mark.parametrize("sigterm", [False, True])

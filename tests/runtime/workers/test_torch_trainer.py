@@ -36,7 +36,7 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import rendezvous, torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
-from ray_yolo.runtime.workers.worker import note_sigterm
+from ray_yolo.runtime.workers.worker import prepare_process
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
 
@@ -75,7 +75,7 @@ def test_ray_replaces_in_place_and_forms_no_group() -> None:
         assert hook(backend(), None, None) is None  # the worker group is not touched
     executed: list[Any] = []
     backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
-    assert executed == [note_sigterm]  # in the main thread of each worker
+    assert executed == [prepare_process]  # in the main thread of each worker
 
 
 def policy_of(folder: Path) -> FailurePolicy:
@@ -89,8 +89,13 @@ class Coordinator:
         self.ended, self.lost, self.leaving = ended, [], set()
         self.outcome = SimpleNamespace(remote=lambda: self.ended)
         self.mark_lost = SimpleNamespace(remote=self.lose_some)
+        self.present, self.staying = SimpleNamespace(remote=self.count), 0  # one leaves at each call
         for module in (torch_trainer, rendezvous):
             monkeypatch.setattr(module, "answer", lambda answered: answered)
+
+    def count(self) -> int:
+        self.staying = max(0, self.staying - 1)
+        return self.staying
 
     def lose_some(self, workers: list[int]) -> list[int]:
         self.lost += workers
@@ -161,6 +166,18 @@ def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
     assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path), 0.3) is ENDED
     assert freed == ["ab"]
     assert 0.3 <= time.monotonic() - began < 5
+    trainer.free.set()
+
+
+def test_workers_are_killed_only_after_they_have_sent_their_last_events(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the coordinator after that; Ray's controller may take longer to end than a user should wait."""
+    freed, coordinator, trainer = list[int](), Coordinator(monkeypatch, ENDED), Trainer()
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(torch_trainer, "free", lambda groups: freed.append(coordinator.staying))
+    coordinator.staying = 3
+    assert torch_trainer._fit(trainer, coordinator, policy_of(tmp_path), 0.1) is ENDED
+    assert freed == [0]
     trainer.free.set()
 
 
@@ -261,7 +278,7 @@ def test_only_a_training_notes_sigterm(
                                           ray.train.UserCallback())
     config = trainer.backend_config
     config.backend_cls().on_start(SimpleNamespace(execute=executed.append), config)
-    assert (note_sigterm in executed) is bool(payload)
+    assert (prepare_process in executed) is bool(payload)
 
 
 def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:

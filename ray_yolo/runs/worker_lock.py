@@ -1,0 +1,65 @@
+"""The lock that the workers of a run share while they train, so that no second training starts in its folder.
+
+The driver's own lock (`runs/folders.py`) becomes free when the driver is killed. Its workers may train on for a while:
+until the end of a step, or for longer where nothing reports the driver's end to Ray.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.system import Process, own_process
+from ray_yolo.storage.lease import try_lock
+
+WORKERS_LOCK = ".workers"
+"""File in a run folder. Each worker that has locked it has added a line: its node, space of process ids and id."""
+
+WAIT_SECONDS = 30.0  # for the workers of a killed driver to save the current step and end
+_POLL_SECONDS = 0.1
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Context in which this process trains in a run folder. Storage that fails is reported by what needs it."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context((folder / WORKERS_LOCK).open("a"))
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits only for the instant in which another process tries the lock
+            file.write("\t".join(map(str, own_process())) + "\n")
+            file.flush()
+        yield
+
+
+def await_former_workers(folder: Path, notify: Callable[[str], None], wait_seconds: float = WAIT_SECONDS) -> None:
+    """Wait until no worker of an earlier driver trains in a run folder, whose driver's lock the caller holds.
+
+    Raises:
+        InputError: if one still trains after `wait_seconds`.
+    """
+    path = folder / WORKERS_LOCK
+    if not path.exists():
+        return
+    deadline, has_notified = time.monotonic() + wait_seconds, False
+    with path.open("r+") as file:
+        while not try_lock(file):
+            if time.monotonic() > deadline:
+                raise InputError(f"{folder} is still being trained by workers of a driver that has ended "
+                                 f"({_processes_in(path)}); end them, then run the same command again")
+            if not has_notified:
+                notify(f"workers of an earlier driver still train this run ({_processes_in(path)}): waiting at most "
+                       f"{wait_seconds:g} s for their end")
+                has_notified = True
+            time.sleep(_POLL_SECONDS)
+        file.truncate(0)
+
+
+def _processes_in(path: Path) -> str:
+    """The processes that a lock file lists, without those that are known to have ended."""
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    processes = [Process(node, space, int(pid)) for node, space, pid in lines]
+    return ", ".join(f"process {each.pid} on {each.node}" for each in processes if not each.has_ended)
