@@ -26,7 +26,7 @@ def number_of_runs(explored: float, slots: int) -> int:
     return min(max(round(explored / TRAININGS_PER_RUN), slots // 2, 1), MOST_RUNS)
 
 
-class Plan(NamedTuple):
+class ConfirmationPlan(NamedTuple):
     """How many trials are confirmed, and on how many fresh seeds each of them and the default train."""
 
     finalists: int
@@ -34,11 +34,11 @@ class Plan(NamedTuple):
     default_seeds: int
 
 
-def plan_confirmation(runs: int) -> Plan:
+def plan_confirmation(runs: int) -> ConfirmationPlan:
     """The plan for a number of runs: as many for each finalist as for the default, which has one already."""
     finalists = min(MOST_FINALISTS, max(1, runs // RUNS_PER_FINALIST))
     seeds = max(1, (runs + 1) // (finalists + 1))
-    return Plan(finalists, seeds, runs - finalists * seeds)
+    return ConfirmationPlan(finalists, seeds, runs - finalists * seeds)
 
 
 class Comparison(NamedTuple):

@@ -32,7 +32,7 @@ class Proposal(NamedTuple):
     parents: tuple[int, ...] = ()
 
 
-class Results(NamedTuple):
+class CountedResults(NamedTuple):
     """What a proposal may use: the results counted by then, and the trainings that run."""
 
     rows: Sequence[TrialRow]
@@ -41,7 +41,7 @@ class Results(NamedTuple):
     levels: int  # rungs, with the whole training
 
 
-def next_proposal(space: Space, seed: int, number: int, results: Results) -> Proposal:
+def next_proposal(space: Space, seed: int, number: int, results: CountedResults) -> Proposal:
     """The proposal of trial `number`."""
     if space.algorithm != "gp":
         genes, parents = propose(space, seed, number, results.rows)
@@ -72,7 +72,8 @@ def fit_process(observations: Sequence[Observation], levels: int) -> Surrogate |
     return fit_surrogate(observations, levels) if successes > 1 else None
 
 
-def choose_by_process(process: Surrogate, genes: Sequence[Gene], results: Results, rng: np.random.Generator) -> Genes:
+def choose_by_process(process: Surrogate, genes: Sequence[Gene], results: CountedResults, rng: np.random.Generator
+                      ) -> Genes:
     """The genes from which the process expects the most improvement, near the best trials by its expectation."""
     places = np.unique([encode(genes, row.genes) for row in results.rows if row.fitness is not None], axis=0)
     best_first = np.argsort(-process.predict(places)[0], kind="stable")

@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
 from ray_yolo.tune.claim import Claim
-from ray_yolo.tune.confirmation import Plan, compare_finalists, number_of_runs, plan_confirmation
+from ray_yolo.tune.confirmation import ConfirmationPlan, compare_finalists, number_of_runs, plan_confirmation
 from ray_yolo.tune.evolution import Genes, Space, grid_size
 from ray_yolo.tune.ledger_events import (
     Chosen,
@@ -44,7 +44,7 @@ from ray_yolo.tune.ledger_events import (
     Scheduled,
     Why,
 )
-from ray_yolo.tune.proposals import Results, fit_process, next_proposal
+from ray_yolo.tune.proposals import CountedResults, fit_process, next_proposal
 from ray_yolo.tune.surrogate import Observation, Surrogate, encode
 from ray_yolo.tune.timeline import Timeline
 from ray_yolo.tune.trials import overlay
@@ -91,7 +91,7 @@ class _Closing:
 
     timeline: Timeline
     closed: Closed
-    plan: Plan
+    plan: ConfirmationPlan
     process: Surrogate | None = None  # of the exploration's trainings
     finalists: tuple[int, ...] | None = None
     tasks: deque[tuple[int, int]] | None = None  # (trial, seed) still to be scheduled
@@ -336,7 +336,7 @@ class Schedule:
         timeline, number = self._explored, len(self.genes)
         running = [Observation(self._place(event.trial), self._rungs.index(event.until), None)
                    for event in timeline.running.values()]
-        results = Results(timeline.rows(self.genes), self._observations(timeline), running, len(self._rungs))
+        results = CountedResults(timeline.rows(self.genes), self._observations(timeline), running, len(self._rungs))
         proposal = next_proposal(self._space, self._seed, number, results)
         genes = self._checked_genes(number, proposal.genes)
         self._emit(Proposed(trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))

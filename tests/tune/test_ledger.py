@@ -193,8 +193,9 @@ class TestAddresses:
         for line in counted:
             outcome = known[address(RESOLVED, ledger.trials[line.trial].genes, line.seed), line.epochs]
             assert (outcome.fitness, outcome.weights) == (line.fitness, line.weights)
-        for seed, name in ((3, "trial0"), (4, "trial0-seed4")):
-            key = address(RESOLVED, ledger.trials[0].genes, seed), RUNGS[-1]
+        (finalist,) = (line.trial for line in counted if line.seed == 4)
+        for seed, name in ((3, f"trial{finalist}"), (4, f"trial{finalist}-seed4")):
+            key = address(RESOLVED, ledger.trials[finalist].genes, seed), RUNGS[-1]
             folders = [folder for other, folder, _ in elsewhere if other == key]
             assert folders == [tmp_path / "one" / "trials" / name]
 
@@ -313,8 +314,8 @@ class TestIdentity:
                         search=SEARCH.model_copy(update={"random_share": 0.5}))
 
     @pytest.mark.parametrize(("change", "message"), [
-        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 5}, "written by a later ray_yolo"),
-        ({"version": 3}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
+        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 6}, "written by a later ray_yolo"),
+        ({"version": 4}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
     def test_what_is_no_ledger_of_this_version_is_refused(self, path, change, message):
         run_sweep(path, 1)
         with pytest.raises(InputError, match=message):
