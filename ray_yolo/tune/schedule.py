@@ -6,7 +6,8 @@ free first makes the next decision: it continues a paused trial to its next rung
 counts when its virtual time has come. Every line of the ledger therefore follows from space, seed, slots and outcomes,
 and executions at different speeds write equal ledgers.
 
-Trials pause at each rung, and the best third continues. The end takes a fork of virtual time, in two stages:
+Trials pause at each rung, and one in four continues, the best that is paused. The end takes a fork of virtual time, in
+two stages:
 
 1. The best paused trials train to their ends, in the time that one of the first rung needs.
 2. The best trials and the default train on fresh seeds, and the claim follows.
@@ -121,6 +122,7 @@ class Schedule:
         self._closing: _Closing | None = None
         self.genes: list[Genes] = []
         """Genes of each trial."""
+        self._places: list[tuple[float, ...]] = []  # of the genes in the unit cube
         self._owners: dict[tuple[Any, ...], int] = {}  # the first trial with these genes
         self._known: dict[tuple[int, int, int], Outcome] = {}  # by owner, seed and epochs
         self._handed: set[tuple[int, int, int]] = set()  # tasks, by the same
@@ -334,13 +336,14 @@ class Schedule:
     def _propose(self) -> None:
         """Propose a trial, and train it to the first rung."""
         timeline, number = self._explored, len(self.genes)
-        running = [Observation(self._place(event.trial), self._rungs.index(event.until), None)
+        running = [Observation(self._places[event.trial], self._rungs.index(event.until), None)
                    for event in timeline.running.values()]
         results = CountedResults(timeline.rows(self.genes), self._observations(timeline), running, len(self._rungs))
         proposal = next_proposal(self._space, self._seed, number, results)
         genes = self._checked_genes(number, proposal.genes)
         self._emit(Proposed(trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))
         self.genes.append(dict(genes))
+        self._places.append(encode(self._space.genes, genes))
         self._owners.setdefault(_key(genes), number)
         self._schedule(timeline, number, self._seed, self._rungs[0], "new")
 
@@ -437,7 +440,7 @@ class Schedule:
         control = self._fitness(0, self._seed)
         if control is not None:
             default = [control, *default]
-        places = {trial: self._place(trial) for trial in (0, *finalists)}
+        places = {trial: self._places[trial] for trial in (0, *finalists)}
         comparisons = compare_finalists(runs, default, closing.process, places)
         chosen, claim = comparisons[0] if comparisons else (0, Claim(better=False))
         self._emit(Chosen(trial=chosen))
@@ -459,15 +462,12 @@ class Schedule:
         """The trials by the fitness that the process expects of a whole training, best first."""
         if not trials or process is None:
             return list(trials)
-        expected, _ = process.predict(np.array([self._place(trial) for trial in trials]))
+        expected, _ = process.predict(np.array([self._places[trial] for trial in trials]))
         return [trials[index] for index in np.argsort(-expected, kind="stable")]
-
-    def _place(self, trial: int) -> tuple[float, ...]:
-        return encode(self._space.genes, self.genes[trial])
 
     def _observations(self, timeline: Timeline) -> list[Observation]:
         """All counted results."""
-        return [Observation(self._place(trial), self._rungs.index(epochs), fitness)
+        return [Observation(self._places[trial], self._rungs.index(epochs), fitness)
                 for trial, epochs, fitness in timeline.counted]
 
     def _process(self, timeline: Timeline) -> Surrogate | None:
