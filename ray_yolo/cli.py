@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import select
 import signal
@@ -22,11 +23,13 @@ from pydantic import BaseModel
 import ray_yolo
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, ValConfig
 from ray_yolo.config.flags import Command, Parsed, parse
+from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.settings import config_fields, describe
-from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError, TrackingError
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.system import SPINS
+from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -71,7 +74,8 @@ VAL = Command(
     description="Validate trained weights. The numbers do not depend on the number of workers.",
     model=ValConfig,
     paths=(
-        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "coco",
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "allow_names",
+        "labels_with_confidence", "keep_difficult", "coco",
         "save_txt", "save_conf", "save_json",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
@@ -139,7 +143,7 @@ EXAMPLES = (
     ("ray_yolo val --weights runs/train/exp/weights/best.pt --coco",
      "validate the best weights, also with COCO's metrics"),
     ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
-     "detect in a folder of pictures; the results are in runs/predict/exp"),
+     "detect in a folder of pictures; the results are in runs/detect/exp"),
     ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space ladder --trials 50",
      "search the settings with 50 trials"),
 )
@@ -153,27 +157,38 @@ parse_serve = partial(parse, SERVE)
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model."""
     parsed = parse_train(argv)
+    if not parsed.config.placement.resume:
+        check_model_name(parsed.config.recipe.model)
     from ray_yolo.runtime import trainer
 
-    return _act(parsed, trainer.fit, trainer.dry_run, _train_note)
+    config, origins, is_dry_run = parsed
+    if not is_dry_run:
+        trainer.fit(config)
+        return 0
+    planned = trainer.dry_run(config)
+    lines = [*_plan_of_workers(planned.config), *planned.notes]
+    print("\n".join([describe(config, origins, planned.config), *(f"# {line}" for line in lines)]))
+    return 0
 
 
-def _train_note(config: RunConfig) -> str:
+def _plan_of_workers(config: RunConfig) -> list[str]:
+    """The settings of a step, and where it would be trained, as far as they are known."""
     if config.placement.num_workers == "auto":
-        return "# the cluster decides the number of workers and the batch size"
+        return ["the cluster decides the number of workers and the batch size"]
     from ray_yolo.sinks import report
 
-    settings = f"# {report.settings_line(config.recipe)}\n# "
+    settings = report.settings_line(config.recipe)
     if config.placement.num_workers == 0:
-        return f"{settings}in this process, without Ray"
+        return [settings, "in this process, without Ray"]
     from ray_yolo.runtime.workers.pool import workers_line
 
-    return f"{settings}{workers_line(config.placement)}"
+    return [settings, workers_line(config.placement).removeprefix("# ")]
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
     """Search for a better recipe by many trainings."""
     parsed = parse_tune(argv)
+    check_model_name(parsed.config.recipe.model)
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
 
@@ -218,17 +233,34 @@ def serve(argv: Sequence[str] | None = None) -> int:
 
 
 def checks(argv: Sequence[str] | None = None) -> int:
-    """Show versions, devices, cluster and storage on one page, for a bug report. Returns 4 if a check fails."""
+    """Show versions, devices, cluster and storage, or a data set, on one page. Returns 4 if a check fails, and 2 if a
+    training would refuse the data set."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.checks", description=(
-        "Versions, devices, cluster and storage on one page, for a bug report."))
+        "Versions, devices, cluster and storage on one page, for a bug report. With --data: what a training would read "
+        "from a data set, without training."))
+    parser.add_argument("--data", default="", metavar="YAML|DIR", help=(
+        "data set to read: prints what each split holds, and files, images and labels that are not used or not as "
+        "expected; writes images with their boxes, labels.jpg, into a new folder of runs/checks"))
     parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
     parser.add_argument("--storage-path", default="", metavar="DIR|ADDRESS", help="storage; '': the current folder")
     options = parser.parse_args(argv)
+    if options.data:
+        return _check_data(options.data, options.storage_path)
     from ray_yolo.runtime.checks import describe as describe_all
 
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
     print("\n".join(lines))
     return ResourcesError.exit_code if wrong else 0
+
+
+def _check_data(data: str, storage_path: str) -> int:
+    from ray_yolo.runtime.dataset_check import PROJECT, check_dataset
+
+    lines, problems = check_dataset(data, Placement(storage_path=storage_path, project=PROJECT))
+    print("\n".join(lines))
+    for problem in problems:
+        print(redact(f"a training refuses this: {printable(problem)}"), file=sys.stderr)
+    return InputError.exit_code if problems else 0
 
 
 def sync(argv: Sequence[str] | None = None) -> int:
@@ -239,6 +271,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
     from ray_yolo.sinks.mlflow_client import own_uri, tracking_uri
+    from ray_yolo.sinks.mlflow_errors import explain
     from ray_yolo.sinks.mlflow_run import synchronise
     from ray_yolo.sinks.tensorboard import complete
 
@@ -247,7 +280,13 @@ def sync(argv: Sequence[str] | None = None) -> int:
     uri = tracking_uri(requested, Path.cwd())
     if uri is None:
         parser.error("--mlflow-uri off: no server to deliver to; give one")
-    print(f"run {synchronise(run_dir, uri)} at {redact(uri)}")
+    try:
+        run_id = synchronise(run_dir, uri)
+    except RayYoloError:
+        raise
+    except Exception as error:  # MLflow, and the libraries below it, raise many kinds
+        raise TrackingError(explain(error, uri)) from error
+    print(f"run {run_id} at {redact(uri)}")
     complete(run_dir)
     return 0
 
@@ -291,6 +330,8 @@ def status(argv: Sequence[str] | None = None) -> int:
         lines, can_train = describe_cluster(options.address)
         print("\n".join(lines))
         return 0 if can_train else ResourcesError.exit_code
+    if not is_address(options.run_dir):
+        _require_log(Path(options.run_dir))
     from ray_yolo.tune.console import describe_sweep
 
     print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
@@ -332,6 +373,8 @@ def run(main: Callable[[], int]) -> int:
     | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **QUIET_RAY, **os.environ})
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that its encoding lacks would end the command
+        sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
     status = _status(main)
     try:
@@ -386,6 +429,12 @@ def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[
     if note:
         print(note(resolved))
     return 0
+
+
+def _require_log(folder: Path) -> None:
+    """Refuse a folder that is not one of a run or sweep, before the imports of its description, which take seconds."""
+    if not any((folder / name).is_file() for name in (EVENTS_FILE, LEDGER_FILE)):
+        raise InputError(f"{folder}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
 
 
 def _folder(run: str, *, whole: bool = True) -> Path:

@@ -57,6 +57,9 @@ ELSEWHERE = {
     "--exist-ok": "test_flag_effects.py::test_a_finished_name_is_started_over_only_with_exist_ok",
     "--strict": "test_flag_effects.py::test_a_label_that_has_to_be_left_out_is_refused_only_with_strict",
     "--allow-empty": "test_flag_effects.py::test_a_split_without_a_box_is_refused_unless_that_is_meant",
+    "--labels-with-confidence": "data/test_label_options.py::test_rows_with_a_confidence_are_labels_if_asked_for",
+    "--keep-difficult": "data/test_label_options.py::test_difficult_objects_are_labels_if_asked_for",
+    "--keep-repeats": "data/test_label_options.py::test_repeated_lines_of_a_training_list_are_kept",
     "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
     "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",
     "--wait-for-resources":  # starts Ray

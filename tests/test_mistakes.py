@@ -121,9 +121,20 @@ DATASETS = [
     ("data/images", "data/images: holds no YAML file", "give the path of a data-set YAML"),
     ("empty", "empty: holds no YAML file", "give the path of a data-set YAML"),
     ("two", "two: holds several YAML files (a.yaml, b.yaml)", "give the path of one"),
-    ("text.txt", "text.txt:1", "the file must consist of `key: value` lines"),
-    ("photo.pt", "photo.pt:1: not UTF-8", "give a YAML file"),
-    ("archive.pt", "archive.pt:1: not UTF-8", "give a YAML file"),
+    ("text.txt", "text.txt: is a text file", "write a YAML file with `train: text.txt`"),
+    ("photo.pt", "photo.pt: is a file of weights", "give it with --weights photo.pt"),
+    ("photo.jpg", "photo.jpg:1: not UTF-8", "give a YAML file"),
+    ("set.zip", "set.zip: is an archive", "unpack it, and give its folder or the YAML file in it"),
+    ("coco.json", "coco.json: is a JSON file", "`val: {annotations: coco.json, images: FOLDER}`"),
+    ("obj.data", "obj.data: is Darknet's description, not YAML", "`val: data/val.txt`, `names: [cat, dog]`"),
+    ("valid.yaml", "valid.yaml:3: valid: is not read", "write `val:` instead"),
+    ("capital.yaml", "capital.yaml:2: Train: is not read", "write `train:` instead"),
+    ("classes.yaml", "classes.yaml:4: classes: is not read", "write `names:` instead"),
+    ("windows.yaml", "windows.yaml:2: train: 'images\\\\train' does not exist", "write 'images/train', which exists"),
+    ("drive.yaml", "drive.yaml:2: train: 'images/train' does not exist", "`\\` does not separate folders"),
+    ("escape.yaml", "escape.yaml:2: train: 'images\\train' does not exist", "starts an escape: write 'images/train'"),
+    ("escaped.yaml", "escaped.yaml:2: not YAML: found unknown escape character", "use single quotes"),
+    ("zipped.yaml", "zipped.yaml:2: train: 'set.zip' is an archive", "unpack it"),
     ("list.yaml", "list.yaml:1", "the file must consist of `key: value` lines"),
     ("tabs.yaml", "tabs.yaml:2: not YAML", "indent with spaces, not tabs"),
     ("no_train.yaml", "no_train.yaml: there is no `train` split", "add a line such as `train: images/train`"),
@@ -154,6 +165,12 @@ FILES = [
     ("train --data DATA --weights page.pt", "page.pt: is a page of HTML or XML", "download it again"),
     ("train --data DATA --weights photo.pt", "photo.pt: is a JPEG picture", "download it again"),
     ("train --data DATA --weights empty.pt", "empty.pt: was not written by torch.save", "download it again"),
+    ("train --data DATA --weights yolov3.weights", "yolov3.weights: is Darknet's file of weights", "give the .pt file"),
+    ("train --data DATA --weights w/run", "w/run: is the folder of a run", "give its weights: w/run/weights/best.pt"),
+    ("val --weights best.onnx", "best.onnx: is an exported ONNX model", "give best.pt"),
+    ("predict --weights best.onnx --source IMAGES", "best.onnx: is an exported ONNX model", "give best.pt"),
+    ("predict --weights last.engine --source IMAGES", "last.engine: is a TensorRT engine", "give the .pt file"),
+    ("serve --weights best.onnx", "best.onnx: is an exported ONNX model", "give best.pt"),
     ("train --data DATA --weights text.txt", "text.txt: was not written by torch.save", "download it again"),
     ("train --data DATA --weights archive.pt", "archive.pt: not a readable weights file", "download it again"),
     ("train --data DATA --weights torn.pt", "torn.pt: not a readable weights file", "download it again"),
@@ -177,7 +194,6 @@ FILES = [
     ("val --weights page.pt", "page.pt: is a page of HTML or XML", "download it again"),
     ("val --weights BEST --data DATA --split test", "data/data.yaml: there is no `test` split", "add a line such as"),
     ("val --weights BEST --data DATA --classes 9", "classes: 9 is none of the classes", "0 dark, 1 bright"),
-    ("val --weights BEST --data three.yaml", "three.yaml: has 3 classes", "was trained on 2 (dark, bright)"),
     ("predict --weights nowhere.pt --source IMAGES", "nowhere.pt: no such weights file", "give a .pt file of a run"),
     ("predict --weights BEST --source nowhere", "source: no images and no videos in nowhere", "looked for .avi"),
     ("predict --weights BEST --source 'nothing/*.jpg'", "source: no images and no videos in nothing/*.jpg",
@@ -234,6 +250,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "empty_folder.yaml": "path: .\ntrain: empty\nval: empty\nnames: [a, b]\n",
             "two/a.yaml": splits, "two/b.yaml": splits, "coco.json": '{"images": [',
             "broken_coco.yaml": "train: coco.json\nval: coco.json\nnames: [a, b]\n",
+            "set.zip": "PK", "obj.names": "cat\ndog\n",
+            "obj.data": "classes= 2\ntrain  = data/train.txt\nvalid = data/val.txt\nnames = obj.names\nbackup = b/\n",
+            "valid.yaml": "path: data\ntrain: images/train\nvalid: images/val\nnames: [a, b]\n",
+            "capital.yaml": "path: data\nTrain: images/train\nval: images/val\nnames: [a, b]\n",
+            "classes.yaml": f"path: data\n{splits}classes: [a, b]\n",
+            "windows.yaml": "path: data\ntrain: images\\train\nval: images/val\nnames: [a, b]\n",
+            "drive.yaml": f"path: C:\\sets\n{splits}names: [a, b]\n",
+            "escape.yaml": 'path: data\ntrain: "images\\train"\nval: images/val\nnames: [a, b]\n',
+            "escaped.yaml": 'path: data\ntrain: "images\\qtrain"\nval: images/val\nnames: [a, b]\n',
+            "zipped.yaml": "path: .\ntrain: set.zip\nval: data/images/val\nnames: [a, b]\n",
+            "best.onnx": "onnx", "best.pt": "", "last.engine": "engine", "yolov3.weights": "darknet",
             "three.yaml": f"path: data\n{splits}names: [x, y, z]\n", "good.yaml": "lr0: [0.001, 0.1]\n",
             "bad_key.yaml": "lr: [0.001, 0.1]\n", "reversed.yaml": "lr0: [0.1, 0.001]\n"}.items():
         (folder / name).write_text(text)
@@ -294,6 +321,17 @@ def test_a_mistake_in_files(check: Check, line: str, what: str, advice: str) -> 
 @pytest.mark.parametrize(("line", "what", "advice"), SLOW)
 def test_a_mistake_that_takes_imports_to_see(check: Check, line: str, what: str, advice: str) -> None:
     check(line, what, advice)
+
+
+def test_weights_of_other_classes_are_refused_with_both_lists(
+        folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(folder / "cache"))
+    status = run(lambda: cli.val(["--weights", KNOWN["BEST"], "--data", "three.yaml"]))
+    lines = capsys.readouterr().err.splitlines()
+    assert status == 2
+    assert lines[0].startswith(f"DatasetError: three.yaml: has 3 classes, but {KNOWN['BEST']} has 2")
+    assert [line.split() for line in lines[2:5]] == [["0", "x", "dark"], ["1", "y", "bright"], ["2", "z", "-"]]
 
 
 def test_a_command_that_does_not_exist_names_those_that_do(

@@ -21,8 +21,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """What the trainer was called with; a stand-in for the runtime, which needs Ray."""
     seen: list[RunConfig] = []
     stand_ins = {
-        "trainer": SimpleNamespace(fit=seen.append, dry_run=lambda config: config.model_copy(
-            update={"recipe": resolve(config.recipe, 2, gpu=False)})),
+        "trainer": SimpleNamespace(fit=seen.append, dry_run=lambda config: SimpleNamespace(
+            config=config.model_copy(update={"recipe": resolve(config.recipe, 2, gpu=False)}), notes=("a note",))),
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"ray_yolo.runtime.{name}", module)
@@ -45,7 +45,7 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
     output = capsys.readouterr().out
     assert output == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "
                     "step), precision fp32, learning rate 0.01 (SGD)\n# Ray: 2 workers of Ray Train, placed by PACK; "
-                    "each has its share of a node's CPUs, 0 GPU\n")
+                    "each has its share of a node's CPUs, 0 GPU\n# a note\n")
     assert "\nbatch_size: 32                            # default; decided at the start\n" in output
     assert calls == []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -27,6 +27,16 @@ from ray_yolo.core.errors import CheckpointError
 _MODEL_CODE = re.compile(r"(models|utils|ultralytics|yolov5|torch\.nn|numpy|pathlib|argparse|datetime)\.|"
                          r"builtins\.(getattr|object)$")
 _MODEL_KEYS = ("ema", "model", "model_state_dict", "state_dict")  # keys of the weights, in order of preference
+_EXPORTED = {
+    ".onnx": "an exported ONNX model", ".torchscript": "an exported TorchScript model", ".engine": "a TensorRT engine",
+    ".tflite": "a TensorFlow Lite model", ".pb": "a TensorFlow model",
+    ".h5": "a Keras model", ".keras": "a Keras model",
+    ".mlmodel": "a Core ML model", ".mlpackage": "a Core ML model", ".xml": "an OpenVINO model",
+    ".bin": "a binary file, as of OpenVINO or ncnn", ".param": "an ncnn model",
+    ".weights": "Darknet's file of weights",
+    ".cfg": "Darknet's description of a model", ".yaml": "a YAML file", ".yml": "a YAML file",
+}
+"""Suffix of a file that programs give or take as a model -> what it is. None of them is read."""
 _MOST_MODULES, _LONGEST_NAME = 20_000, 300
 _reading = Lock()  # torch's list of allowed names is global to the process
 
@@ -66,7 +76,14 @@ def read_weights(path: Path) -> Weights:
         CheckpointError: if it is missing, damaged, or another kind of file; the message states what to do.
     """
     if not os.path.isfile(path):
+        best = path / "weights" / "best.pt"
+        if best.is_file():
+            raise CheckpointError(f"{path}: is the folder of a run; give its weights: {best}")
         raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")
+    if kind := _EXPORTED.get(path.suffix.lower()):
+        sibling = path.with_suffix(".pt")
+        advice = f"give {sibling}" if sibling.is_file() else "give the .pt file that it was made from"
+        raise CheckpointError(f"{path}: is {kind}, which has no weights that can be read here; {advice}")
     if path.suffix == ".safetensors":
         return Weights(_checked(_read_safetensors(path), path))
     check_file(path)
@@ -80,6 +97,13 @@ def read_weights(path: Path) -> Weights:
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
             return Weights(_checked(tensors, path), _class_names(model) if isinstance(model, StubClass) else ())
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
+
+
+def class_names(weights: Weights, num_classes: int) -> tuple[str, ...]:
+    """The class names of a file; `class0`, `class1`, ... if it has none, or another number of them."""
+    if len(weights.names) == num_classes:
+        return weights.names
+    return tuple(f"class{number}" for number in range(num_classes))
 
 
 def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
@@ -131,12 +155,14 @@ def _tensors_of(model: StubClass, path: Path) -> dict[str, Tensor]:
 
 
 def _class_names(model: StubClass) -> tuple[str, ...]:
-    """The class names of a model: a list, or a dict by number in newer files."""
+    """The class names of a model: a list, or a dict by number in newer files. Numbers among them become text."""
     names = model.attributes.get("names")
     if isinstance(names, dict):
-        names = [names.get(number) for number in range(len(names))]
-    plain = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
-    return tuple(names) if plain and names else ()
+        names = [names.get(number, names.get(str(number))) for number in range(len(names))]
+    if not isinstance(names, (list, tuple)):
+        return ()
+    plain = all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names)
+    return tuple(str(name) for name in names) if plain else ()
 
 
 def _checked(tensors: Mapping[Any, object], path: Path) -> dict[str, Tensor]:

@@ -63,6 +63,12 @@ class ValConfig(LabelFiles):
     """Treat every label and every detection as class 0."""
     allow_empty: bool = False
     """Validate even if the split has no boxes."""
+    labels_with_confidence: bool = False
+    """YOLO rows may end with a confidence, which is not used. Also if the weights were trained so."""
+    keep_difficult: bool = False
+    """Use VOC objects that are marked difficult. Also if the weights were trained so."""
+    allow_names: bool = False
+    """Accept weights with other class names, equal in number: names that match go together, the others by order."""
     coco: bool = False
     """Also compute the twelve metrics of the COCO protocol."""
     classes: Classes = None
@@ -151,6 +157,10 @@ class ServeConfig(DetectConfig):
     """GPUs per copy, which may be a fraction; 0: run on CPUs."""
     cpus_per_replica: int = Field(1, ge=1)
     """CPUs per copy."""
+    host: str = "127.0.0.1"
+    """Address on which each node listens; 0.0.0.0: all of its addresses."""
+    port: int = Field(8000, ge=1, le=65535)
+    """Port on which each node listens."""
     max_waiting: int = Field(200, ge=1)
     """Queue limit in images; requests beyond it get status 503 at once."""
     max_bytes: int = Field(20_000_000, ge=1)

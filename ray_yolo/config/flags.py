@@ -15,16 +15,20 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from pydantic import BaseModel
 
 from ray_yolo import __version__
+from ray_yolo.config.model_facts import facts_of
+from ray_yolo.config.named_recipes import RECIPES, named_recipe
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import (
+    DEFAULT,
     TRANSPARENT,
     ConfigField,
     SourcedValue,
     canonical,
     config_fields,
-    did_you_mean,
     read_config_file,
     resolve_config,
 )
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError, InputError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -58,7 +62,7 @@ SEVERAL = ("imgsz", "freeze", "changes", "classes")
 """Flags that take one or more values."""
 
 FILES = {
-    "--config": "YAML file of settings by path, e.g. optimizer: {lr0: 0.02}",
+    "--config": "YAML file of settings by path",
     "--hyp": "the same for the recipe only, overrides --config; YOLOv5's hyp files work unchanged",
 }
 """Flags that name a file of settings; later ones override earlier ones."""
@@ -95,8 +99,9 @@ class Command(NamedTuple, Generic[Model]):
     def flags(self) -> dict[str, str]:
         """Flag -> the config path that it sets, or the flag itself if it sets none."""
         set_by = {flag: path for path in self.paths for flag in flag_name(path)}
+        options = (*OPTIONS, "--recipe") if has_recipe(self.model) else OPTIONS
         return set_by | {flag: path for flag, (path, _) in self.switches.items()} | {
-            flag: flag for flag in (*self.unsupported, *OPTIONS)}
+            flag: flag for flag in (*self.unsupported, *options)}
 
 
 class Parsed(NamedTuple, Generic[Model]):
@@ -107,6 +112,11 @@ class Parsed(NamedTuple, Generic[Model]):
     dry_run: bool
 
 
+def has_recipe(model: type[BaseModel]) -> bool:
+    """Whether a configuration contains a recipe."""
+    return "epochs" in config_fields(model)
+
+
 def flag_name(path: str) -> tuple[str, ...]:
     """Flags of a field: its own name with hyphens (top-level fields only), then YOLOv5's spellings."""
     own = () if "." in path else (f"--{path.replace('_', '-')}",)
@@ -114,7 +124,7 @@ def flag_name(path: str) -> tuple[str, ...]:
 
 
 def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
-    """Configuration of a command line: defaults <- --config <- --hyp <- flags <- --set, validated once.
+    """Configuration of a command line: defaults <- --recipe <- --config <- --hyp <- flags <- --set, validated once.
 
     Raises:
         InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
@@ -127,10 +137,15 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     if unknown:
         raise InputError(_explain_unknown(unknown, command))
     given: dict[str, SourcedValue] = {}
+    assignments = dict(map(_read_assignment, options.set))
     for flag in FILES:
         if path := getattr(options, flag.strip("-")):
             given |= _allowed(read_config_file(path), flag, config_fields(command.model))
-    given |= options.given | dict(map(_read_assignment, options.set))
+    given |= options.given | assignments
+    if name := getattr(options, "recipe", None):
+        model = given.get("model", SourcedValue(Recipe.model_fields["model"].default, DEFAULT))
+        facts = facts_of(str(model.value))
+        given = named_recipe(name, has_anchors=facts is None or facts.has_anchors) | given
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
 
@@ -156,17 +171,11 @@ def _allowed(
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     """The argparse parser of a command; it collects values as text in `given` of its namespace."""
     parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
-                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]",
+                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, text in FILES.items():
-        parser.add_argument(flag, metavar="FILE", help=text)
-    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
-                        help="one setting, overrides all others")
-    parser.add_argument("--dry-run", action="store_true",
-                        help="run all checks that need no cluster, print every setting with its origin, and stop")
-    parser.add_argument("--version", action="version", version=f"ray_yolo {__version__}")
     fields = config_fields(command.model)
-    flagged = {path: fields[path] for path in command.paths}
+    paths = sorted(command.paths, key=lambda path: not fields[path].info.is_required())  # required ones first
+    flagged = {path: fields[path] for path in paths}
     groups: dict[str, argparse._ArgumentGroup] = {}
     for path, field in flagged.items():
         title = field.keys[0] if field.keys[0] in TRANSPARENT else "settings"
@@ -177,7 +186,25 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     nested = [f"{path:<30}{_help(field)}" for path, field in fields.items() if "." in path and path not in flagged]
     if nested:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
+    _add_options(parser.add_argument_group("options of every command"), trains=has_recipe(command.model))
     return parser
+
+
+def _add_options(group: argparse._ArgumentGroup, *, trains: bool) -> None:
+    """The flags that are no fields. Those about recipes are hidden where there is no recipe."""
+    for flag, text in FILES.items():
+        is_usable = trains or flag != "--hyp"
+        example = ", e.g. optimizer: {lr0: 0.02}" if trains and flag == "--config" else ""
+        group.add_argument(flag, metavar="FILE", help=f"{text}{example}" if is_usable else argparse.SUPPRESS)
+    if trains:
+        group.add_argument("--recipe", metavar="NAME", help="a named recipe of YOLOv5, which files and flags override: "
+                           f"{', '.join(RECIPES)}")
+    group.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
+                       help="one setting, overrides all others")
+    group.add_argument("--dry-run", action="store_true",
+                       help="run all checks that need no cluster, print every setting with its origin, and stop")
+    group.add_argument("--version", action="version", version=f"ray_yolo {__version__}")
+    group.add_argument("-h", "--help", action="help", help="show this help message and exit")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 
@@ -19,7 +20,13 @@ GRID = 32  # image sides are multiples of it and of the model's largest stride
 _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releases"
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
+_CLOSE_MOSAIC = 10  # of the anchor-free families
 _SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
+
+
+_OTHER_TASKS = {"seg": "segmentation", "cls": "classification", "pose": "pose estimation",
+                "obb": "detection of rotated boxes", "world": "open-vocabulary detection",
+                "worldv2": "open-vocabulary detection"}
 
 
 class ModelFacts(NamedTuple):
@@ -29,6 +36,12 @@ class ModelFacts(NamedTuple):
     grid: int = GRID
     gains: Mapping[str, float] = MappingProxyType({})  # loss gains that differ from the recipe's defaults
     releases: str = ""  # page of the published weights
+    close_mosaic: int = 0  # final epochs without mosaic, as its authors train it
+
+    @property
+    def has_anchors(self) -> bool:
+        """Whether its head predicts boxes relative to anchors."""
+        return not self.gains
 
 
 class Plugin(NamedTuple):
@@ -43,12 +56,12 @@ class Plugin(NamedTuple):
 _PATTERNS = {
     "yolov5{}": ModelFacts("yolov5", releases=_YOLOV5),
     "yolov5{}6": ModelFacts("yolov5", 64, releases=_YOLOV5),
-    "yolov8{}": ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolov5{}u": ModelFacts("yolov8", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolov5{}6u": ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS),
-    "yolo11{}": ModelFacts("yolo11", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolo12{}": ModelFacts("yolo12", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
-    "yolo26{}": ModelFacts("yolo26", gains=_NO_ANCHORS, releases=_ULTRALYTICS),
+    "yolov8{}": ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolov5{}u": ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolov5{}6u": ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolo11{}": ModelFacts("yolo11", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolo12{}": ModelFacts("yolo12", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolo26{}": ModelFacts("yolo26", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
 }
 MODELS = {pattern.format(size): facts for pattern, facts in _PATTERNS.items() for size in "nsmlx"} | dict.fromkeys(
     ("yolov3", "yolov3-spp", "yolov3-tiny"), ModelFacts("yolov3", releases=_YOLOV3))
@@ -68,7 +81,9 @@ def facts_of(model: str) -> ModelFacts | None:
         family = family_of_table(read_model_file(model))
     except InputError:
         return None  # the preflight check reports it
-    return ModelFacts(family) if family == "yolov5" else ModelFacts(family, gains=_NO_ANCHORS)
+    if family == "yolov5":
+        return ModelFacts(family)
+    return ModelFacts(family, gains=_NO_ANCHORS, close_mosaic=_CLOSE_MOSAIC)
 
 
 def read_model_file(path: str | Path) -> dict[str, Any]:
@@ -93,6 +108,29 @@ def family_of_table(table: Mapping[str, Any]) -> str:
     rows = [row for part in ("backbone", "head") if isinstance(table.get(part), list) for row in table[part]]
     light = any(isinstance(row, list) and len(row) > 2 and row[2] in ("C3k2", "A2C2f") for row in rows)
     return "yolo11" if light else "yolov8"
+
+
+def check_model_name(model: str) -> None:
+    """Refuse a model that is neither known nor a YAML file. A YAML file is not read.
+
+    Raises:
+        ConfigError: with the nearest known name.
+    """
+    if model.endswith((".yaml", ".yml")) or model in MODELS or plugin_of(model):
+        return
+    known = [*MODELS, *(name for each in plugins() for name in each.models)]
+    stem = model.rpartition("/")[2].partition(".")[0]
+    if model.endswith((".pt", ".safetensors")):
+        name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
+        raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
+    detector, dash, task = model.rpartition("-")
+    if dash and task in _OTHER_TASKS:
+        near = f"; {_OTHER_TASKS[task]} is not supported, only detection"
+        near += f": {detector}" if detector in known else ""
+    else:
+        near = did_you_mean(model, {name: name for name in known})
+    listed = " Known: " if near.endswith("?") else "; known: "
+    raise ConfigError(f"model: {model!r} is unknown{near}{listed}{', '.join(known)}, or a YAML file")
 
 
 def plugin_of(model: str) -> Plugin | None:

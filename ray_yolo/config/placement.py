@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, field_validator
 
+from ray_yolo.config.addresses import corrected_store, corrected_tracking_uri
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 from ray_yolo.core.events import ResourcesEvent
@@ -101,6 +102,20 @@ class Placement(ConfigModel):
         low, high = value if isinstance(value, tuple) else (value, value)
         if low < 0 or high > 4096 or low > high or (isinstance(value, tuple) and low < 1):
             raise ValueError("must be 0 (no Ray), a number up to 4096, a range such as 2-8, or auto")
+        return value
+
+    @field_validator("storage_path", "project", "resume")
+    @classmethod
+    def _store_address(cls, value: str) -> str:
+        if address := corrected_store(value):
+            raise ValueError(f"is no address and no usual folder; write {address}, or ./{value} for a folder")
+        return value
+
+    @field_validator("mlflow_uri")
+    @classmethod
+    def _server_address(cls, value: str) -> str:
+        if uri := corrected_tracking_uri(value):
+            raise ValueError(f"has no scheme; write {uri}")
         return value
 
     @field_validator("name", "registered_name")

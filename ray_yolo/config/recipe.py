@@ -1,7 +1,7 @@
 """The recipe: all settings that determine the trained weights, validated once, then frozen.
 
-Search spaces may name only its fields. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module
-imports neither torch nor ray.
+Search spaces may name only its fields. Some defaults are those of the model's family. The others are YOLOv5's
+(scratch-low) where YOLOv5 has the setting. This module imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pydantic import (
 from ray_yolo.config import sections
 from ray_yolo.config.model_facts import GRID, facts_of, off_grid
 from ray_yolo.config.sections import SECTIONS, ConfigModel
-from ray_yolo.config.settings import canonical, did_you_mean
+from ray_yolo.config.settings import canonical
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 
 CHANGEABLE = tuple(path for section, model in SECTIONS.items() for name in model.model_fields
@@ -80,6 +81,7 @@ def _checked(name: str, value: object) -> tuple[str, Any]:
 MAX_LAYERS = 1000
 AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
+MICROBATCH, LEAST_MICROBATCH = 16, 4  # images that BatchNorm averages over by default, and at least
 QUAD = 4  # images that --quad merges into one
 
 
@@ -106,7 +108,8 @@ class Recipe(ConfigModel):
     memory of the smallest GPU (16 without GPUs)."""
     microbatch: int | None = Field(None, ge=1, le=2**17)
     """Images per forward pass, with one set of BatchNorm statistics and one loss mean; never split over workers.
-    Default: the largest divisor of batch_size that gives every worker one at the first start."""
+    Default: the largest divisor of batch_size up to 16. It is smaller, but at least 4, if a step would otherwise have
+    fewer microbatches than there are workers at the first start."""
     imgsz: int = Field(640, ge=2 * GRID, le=8192)
     """Long side of the network input in pixels; a multiple of 32, or of 64 for P6 models."""
     seed: int = Field(0, ge=0, lt=2**32)
@@ -146,6 +149,14 @@ class Recipe(ConfigModel):
     """Refuse a dataset if any image or label has to be left out."""
     allow_empty: bool = False
     """Train even if a split has no boxes."""
+    labels_with_confidence: bool = False
+    """YOLO rows may end with a confidence (pseudo-labels), which is not used; else such rows are left out."""
+    keep_difficult: bool = False
+    """Use VOC objects that are marked difficult; else they are left out, as YOLOv5's converter does."""
+    keep_repeats: bool = False
+    """Train on an image as often as the list file of the training split has it (oversampling); else once."""
+    allow_names: bool = False
+    """Start from weights with other class names, equal in number: names that match go together, the others by order."""
     changes: Annotated[
         tuple[Change, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
@@ -160,12 +171,19 @@ class Recipe(ConfigModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _gains_of_the_family(cls, tree: object) -> object:
-        """Use the loss gains of the model's family as defaults."""
-        if not isinstance(tree, dict) or not isinstance(loss := tree.get("loss", {}), dict):
+    def _defaults_of_the_family(cls, tree: object) -> object:
+        """Use the loss gains and `close_mosaic` of the model's family as defaults."""
+        if not isinstance(tree, dict):
             return tree
         facts = facts_of(str(tree.get("model", "")))
-        return {**tree, "loss": {**facts.gains, **loss}} if facts and facts.gains else tree
+        if facts is None:
+            return tree
+        defaults: dict[str, dict[str, Any]] = {"loss": dict(facts.gains)}
+        if facts.close_mosaic:
+            defaults["augment"] = {"close_mosaic": facts.close_mosaic}
+        sections = {name: {**values, **tree.get(name, {})} for name, values in defaults.items()
+                    if values and isinstance(tree.get(name, {}), dict)}
+        return {**tree, **sections}
 
     @field_validator("batch_size")
     @classmethod
@@ -234,39 +252,63 @@ def recipe_digest(recipe: Recipe) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, num_images: int | None = None,
+def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False,
             images_per_worker: int = BATCH_PER_WORKER) -> Recipe:
     """The recipe with all open settings resolved for a first start.
 
     | setting | value |
     |---|---|
     | batch_size | 16 x num_workers; under AutoBatch images_per_worker or microbatch, x num_workers |
-    | microbatch | largest divisor of batch_size with which each worker has one, even in a batch of num_images |
-    | | (under sync_bn: batch_size) |
+    | microbatch | `default_microbatch`; under AutoBatch images_per_worker; under sync_bn batch_size |
     | precision | bf16 on GPUs or with `bf16`, else fp32 |
     | threads | 1 with exact |
 
     Args:
         bf16: whether the workers' CPUs multiply bf16 in hardware.
-        num_images: of the training set; None if it is not known yet.
         images_per_worker: result of AutoBatch under `batch_size: -1`.
 
     Raises:
         ConfigError: if a full step has fewer microbatches than there are workers.
     """
-    batch = recipe.batch_size or BATCH_PER_WORKER * num_workers
-    if batch == AUTO_BATCH:  # only a microbatch is in memory at once
-        batch = (recipe.microbatch or images_per_worker) * num_workers
-    micro = batch if recipe.sync_bn else recipe.microbatch
-    if micro is None:
-        room = min(batch, num_images or batch) // num_workers
-        least = QUAD if recipe.quad else 1
-        micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
+    batch, micro = recipe.batch_size, recipe.microbatch
+    if batch is None:
+        batch = BATCH_PER_WORKER * num_workers
+    elif batch == AUTO_BATCH:  # only a microbatch is in memory at once
+        micro = micro or images_per_worker
+        batch = micro * num_workers
+    if recipe.sync_bn:
+        micro = batch
+    elif micro is None:
+        micro = default_microbatch(batch, num_workers, recipe.optimizer.nominal_batch, QUAD if recipe.quad else 1)
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu or bf16 else "fp32")
     resolved = recipe.model_copy(update={"batch_size": batch, "microbatch": micro, "precision": precision,
                                          "threads": recipe.threads or int(recipe.exact)})
     check_workers(resolved, num_workers)
     return resolved
+
+
+def default_microbatch(batch_size: int, num_workers: int = 1, nominal_batch: int = 64, multiple_of: int = 1) -> int:
+    """The microbatch of a batch size, the same for every number of workers that it suffices for.
+
+    The candidates are the divisors of the batch size from 4 on. The first one with which each worker has a microbatch
+    in a full step is taken: those up to 16 from the largest on, then those above 16 from the smallest on (a batch of 17
+    images has no others). If there is none, the smallest candidate is taken, and `check_workers` refuses the workers.
+
+    Args:
+        nominal_batch: images of a full step, as in `accumulate_batches`.
+        multiple_of: the microbatch is a multiple of it.
+    """
+    least = min(LEAST_MICROBATCH, batch_size)
+    candidates = [number for number in divisors(batch_size) if number >= least and number % multiple_of == 0]
+    if not candidates:  # the recipe refuses such a batch
+        return batch_size
+    usual = [number for number in candidates if number <= MICROBATCH]
+    large = [number for number in candidates if number > MICROBATCH]
+    step_images = accumulated(batch_size, nominal_batch) * batch_size
+    for number in [*reversed(usual), *large]:
+        if step_images // number >= num_workers:
+            return number
+    return candidates[0]
 
 
 def check_workers(recipe: Recipe, num_workers: int) -> None:
@@ -301,7 +343,12 @@ def resolved_batch(recipe: Recipe) -> tuple[int, int]:
 
 def accumulate_batches(recipe: Recipe) -> int:
     """Batches per optimiser step after warm-up: max(round(nominal_batch / batch_size), 1)."""
-    return max(round(recipe.optimizer.nominal_batch / resolved_batch(recipe)[0]), 1)
+    return accumulated(resolved_batch(recipe)[0], recipe.optimizer.nominal_batch)
+
+
+def accumulated(batch_size: int, nominal_batch: int) -> int:
+    """Batches of a full step: max(round(nominal_batch / batch_size), 1)."""
+    return max(round(nominal_batch / batch_size), 1)
 
 
 def warmup_batches(recipe: Recipe, batches_per_epoch: int) -> int:

@@ -119,7 +119,7 @@ class AugmentConfig(ConfigModel):
     copy_paste: float = Field(0.0, ge=0.0, le=1.0)
     """Share of a mosaic's polygons that are mirrored and pasted."""
     close_mosaic: int = Field(0, ge=0)
-    """Number of final epochs without mosaic and mixup."""
+    """Number of final epochs without mosaic and mixup; 10 for anchor-free models, as their authors train them."""
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -5,7 +5,6 @@ Input is text; the configuration model parses it once, for files and flags alike
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import re
@@ -19,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ray_yolo.config.sections import SECTIONS
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_text_yaml, to_yaml
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.core.redact import redact
@@ -122,13 +122,6 @@ def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
     last_words = {path.rpartition(".")[2]: path for path in reversed(fields)}
     word = key.rpartition(".")[2] if key.rpartition(".")[2] in last_words else key
     return f"unknown setting {key!r}{did_you_mean(word, last_words | {path: path for path in fields})}"
-
-
-def did_you_mean(word: str, spellings: dict[str, str]) -> str:
-    """'; did you mean X?' with the value of the nearest spelling, or '' if none is near."""
-    near = difflib.get_close_matches(word[:100], spellings, n=9)  # of equally near ones lr0, not lrf
-    near = sorted(near, key=lambda each: (-difflib.SequenceMatcher(None, each, word[:100]).ratio(), each))
-    return f"; did you mean {spellings[near[0]]}?" if near else ""
 
 
 class SourcedValue(NamedTuple):

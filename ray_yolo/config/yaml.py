@@ -118,7 +118,10 @@ def _syntax_message(path: Path, text: str, error: yaml.YAMLError) -> str:
     lines = text.splitlines()
     tab = mark.line < len(lines) and lines[mark.line].lstrip(" ").startswith("\t")
     advice = "; indent with spaces, not tabs" if tab else ""
-    return f"{path}:{mark.line + 1}: not YAML: {getattr(error, 'problem', None)}{advice}"
+    problem = str(getattr(error, "problem", None))
+    if "escape character" in problem:
+        advice = "; in double quotes, a backslash starts an escape: write `/`, or use single quotes"
+    return f"{path}:{mark.line + 1}: not YAML: {problem}{advice}"
 
 
 class _Reader:

@@ -37,6 +37,10 @@ class StorageError(InputError):
     """The storage of the runs cannot be read or written."""
 
 
+class TrackingError(RayYoloError):
+    """An MLflow server does not answer or refuses (exit 3). The run folder is complete; run the command again."""
+
+
 class TrainingError(RayYoloError):
     """Training failed (exit 3): the loss stays non-finite, checkpoints cannot be written, and so on."""
 

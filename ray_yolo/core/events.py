@@ -70,6 +70,10 @@ class RunEvent(Event):
     num_parameters: int
     command: str
     provenance: dict[str, Any] = {}
+    tracking: dict[str, str] = {}
+    """The experiment and parent run that MLflow's environment variables named at the start; see `mlflow_plan`."""
+    notes: tuple[str, ...] = ()
+    """For the user at the start: what follows the placement, and what comes from the initial weights."""
 
 
 class SplitCounts(Frozen):
@@ -87,6 +91,18 @@ class SplitCounts(Frozen):
     """Label paths that were searched."""
     digest: str = ""
     """`AnnotationIndex.digest` of the labels; '' in older logs."""
+    clipped: int = 0
+    """Boxes that reached out of their image; 0 in older logs."""
+    specks: int = 0
+    """Boxes with a side under one pixel; 0 in older logs."""
+    orphans: int = 0
+    """Label files without an image."""
+    unread: int = 0
+    """Pictures in formats that are not read."""
+    twins: int = 0
+    """Images that have the same content as a training image."""
+    notes: tuple[str, ...] = ()
+    """One line each about these files, and about how the values of images are read."""
 
 
 class DatasetEvent(Event):

@@ -57,9 +57,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, data: bytes | str, *, durable: bool = True) -> None:
-    """Write bytes, or text as UTF-8, to `path`; a reader sees either the old file or the new one."""
+    """Write bytes, or text as UTF-8, to `path`; a reader sees either the old file or the new one.
+
+    Characters that UTF-8 lacks, as in file names of other encodings, become escapes.
+    """
     with replacing(path, durable=durable) as temporary:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        temporary.write_bytes(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
 
 
 def sync(path: Path) -> None:

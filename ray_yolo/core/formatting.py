@@ -27,3 +27,11 @@ def format_size(num_bytes: float) -> str:
             value = num_bytes / factor
             return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def encodable(text: str) -> str:
+    """The text with an escape such as \\udcff in place of each character that UTF-8 lacks.
+
+    Python represents the bytes of file names that are not UTF-8 by such characters.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -6,12 +6,16 @@ Boxes are xyxy float32 in pixels of the image they belong to; sizes are (height,
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ray_yolo.core.events import Frozen
+
+PixelKind = Literal["integer", "float"]
+"""Type of the values of an image with more than 8 bits per channel."""
 
 
 class Annotation(NamedTuple):
@@ -32,6 +36,26 @@ class Finding:
     what: str
     dropped: bool
     image: bool = False  # a whole image was left out, not a row
+    row: bool = False  # if so: a row too, the last one of the image
+
+
+class PixelValues(NamedTuple):
+    """The lowest and highest finite value of images with more than 8 bits."""
+
+    kind: PixelKind
+    low: float
+    high: float
+    num_images: int = 1
+
+
+class OtherFiles(NamedTuple):
+    """Files of a split's folders whose names do not match by the layout's rule."""
+
+    labels: tuple[str, ...] = ()  # label files without an image
+    images: tuple[str, ...] = ()  # in formats that are not read
+    matched: tuple[tuple[str, str], ...] = ()  # (image, its label file), found under another spelling or folder
+    shared: tuple[str, ...] = ()  # images that share their label file with another image
+    exports: tuple[str, ...] = ()  # label files of tools in formats that are not read, with the tool
 
 
 class DatasetSnapshot(NamedTuple):
@@ -60,6 +84,12 @@ class AnnotationIndex:
     num_without_file: int = 0  # images without a label file
     looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
     snapshot: DatasetSnapshot | None = None  # that `paths` belong to
+    num_clipped: int = 0  # boxes of the files that reached out of their image
+    # Of images with more than 8 bits, by kind: (black, white), which every reader of the split uses
+    pixel_range: Mapping[PixelKind, tuple[float, float]] = field(default_factory=dict)
+    pixel_values: tuple[PixelValues, ...] = ()  # of the same images
+    other_files: OtherFiles = field(default_factory=OtherFiles)
+    twins: tuple[tuple[str, str], ...] = ()  # (path, path of a training image with the same content)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -77,10 +107,13 @@ class AnnotationIndex:
 
     @property
     def digest(self) -> str:
-        """Identity of the labels: 16 hex digits of SHA-256 over class names, image sizes, classes and boxes."""
+        """Identity of the labels: 16 hex digits of SHA-256 over class names, image sizes, classes and boxes, and over
+        the range of the pixels if there is one."""
         digest = hashlib.sha256("\0".join(self.names).encode())
         for array in (self.sizes, self.offsets, self.classes, self.boxes):
             digest.update(np.ascontiguousarray(array).tobytes())
+        if self.pixel_range:  # else the digest is that of older versions
+            digest.update(repr(sorted(self.pixel_range.items())).encode())
         return digest.hexdigest()[:16]
 
 

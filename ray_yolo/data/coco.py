@@ -1,22 +1,24 @@
 """COCO annotation files (`instances_*.json`, Roboflow's `_annotations.coco.json`). Equal boxes give the same labels as
-in YOLO text files.
+in YOLO text files. Numbers count by their value, in whatever JSON type they are written.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
+from ray_yolo.data.exports import ADVICE, tool_of
 from ray_yolo.data.labels import (
     NO_OUTLINE,
     Box,
@@ -24,17 +26,29 @@ from ray_yolo.data.labels import (
     LabelRow,
     UnreadableLabelsError,
     cut_box,
+    edge_remarks,
     labels_of,
     read_rows,
+    remarks_on,
 )
+from ray_yolo.data.other_files import resolve_names
+from ray_yolo.data.remarks import Kind
+from ray_yolo.data.values import find_class, identity, number, size_conflict, truth
+
+_TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
+_TOLERANCE = 0.1  # this share of the side, whichever is more
+_SAME_AREA = 0.02  # relative difference of two areas that are equal
+_LISTED = 200  # characters of a list of names in a message
+_Id = int | str
 
 
 class CocoFile:
     """One annotation file: the paths of its images, and the labels of each.
 
-    Categories map to the description's classes by name, else in the order of their ids. A category without annotations
-    (Roboflow's supercategory) may be unknown. Images are in `folder`, by default in one of the usual ones;
-    `findings` has the annotations of unknown images, which are left out.
+    Categories map to the description's classes by name. If none of the names matches, they map in the order of their
+    ids, with a finding. A category without annotations (Roboflow's supercategory) may be unknown. Images are in
+    `folder`, by default in one of the usual ones. `findings` has the annotations of unknown images, which are left out.
+    `respelled` has the path of each image whose `file_name` is spelled otherwise.
 
     Raises:
         DatasetError: if the file is not a COCO annotation file, or its categories do not match the description.
@@ -43,26 +57,39 @@ class CocoFile:
     def __init__(self, file: Path, root: Path, names: tuple[str, ...], folder: Path | None = None) -> None:
         self.file = file
         content = _read(file)
-        self._classes = _match(content, names, file)
+        self._classes, self.findings = _match(content, names, file)
+        self._category_ids = _own_category_ids(content, self._classes)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
-        paths = [os.path.normpath(folder / name) for name in file_names]
-        self._images = dict(zip(paths, content["images"], strict=True))
-        self.paths = list(self._images)  # every listed image, whether or not it exists on disk
-        path_of: dict[object, str] = {}
+        paths = [_path_of(folder, name) for name in file_names]
+        self.respelled = resolve_names(str(folder), dict(zip(file_names, paths, strict=True)))
+        paths = [self.respelled.get(name, path) for name, path in zip(file_names, paths, strict=True)]
+        self._images: dict[str, list[dict[str, Any]]] = defaultdict(list)  # the entries of each path, mostly one
         for path, image in zip(paths, content["images"], strict=True):
-            if path_of.setdefault(_field(image, "id", file), path) != path:
-                raise DatasetError(f"{file}: {path_of[image['id']]} and {path} have the same id {short(image['id'])}; "
-                                   "give each image its own id")
+            self._images[path].append(image)
+        self.paths = list(self._images)  # every listed image, whether or not it exists on disk
+        path_of = self._paths_of_ids()
+        self.findings += [Finding(path, f"is listed {len(images)} times by {file.name}; its annotations are joined",
+                                  dropped=False) for path, images in self._images.items() if len(images) > 1]
         self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}
-        self.findings: list[Finding] = []
         for row in content["annotations"]:
-            number = row.get("image_id")
-            if isinstance(number, (int, float, str)) and number in path_of:
-                self._rows[path_of[number]].append(row)
+            owner = path_of.get(identity(row.get("image_id")))
+            if owner is not None:
+                self._rows[owner].append(row)
             else:
-                what = f"has the image_id {short(number)}, which no image of the file has; the row is left out"
+                what = (f"has the image_id {short(row.get('image_id'))}, which no image of the file has; the row is "
+                        "left out")
                 self.findings.append(Finding(self._place(row), what, dropped=True))
+
+    def _paths_of_ids(self) -> dict[_Id | None, str]:
+        found: dict[_Id | None, str] = {}
+        for path, images in self._images.items():
+            for image in images:
+                own_id = _id(image, self.file)
+                if found.setdefault(own_id, path) != path:
+                    raise DatasetError(f"{self.file}: {found[own_id]} and {path} have the same id "
+                                       f"{short(image['id'])}; give each image its own id")
+        return found
 
     def part(self, paths: list[str]) -> CocoFile:
         """The same file with a subset of its images."""
@@ -74,7 +101,7 @@ class CocoFile:
 
     def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
         """The file's own ids of one of `paths` and of each class."""
-        return self._images[path]["id"], {kind: number for number, kind in reversed(self._classes.items())}
+        return self._images[path][0]["id"], self._category_ids
 
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of one of `paths`, an image of upright `size`. Crowds are not training labels.
@@ -82,27 +109,57 @@ class CocoFile:
         Raises:
             UnreadableLabelsError: if the size differs from the one in the file.
         """
-        image = self._images[path]
-        listed = (image.get("height", size[0]), image.get("width", size[1]))
-        if listed != size:
-            raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
-                                              f"{short(listed[1])} x {short(listed[0])}")
-        (rows, findings), (crowds, more) = (
-            read_rows([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd],
-                      lambda row: self._row(row, size)) for is_crowd in (False, True))
-        return ImageLabels(labels_of(rows), [*findings, *more], np.array([row.area for row in rows]),
-                           np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6))
+        for image in self._images[path]:
+            stated = size_conflict(size, image.get("width"), image.get("height"))
+            if stated:
+                raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
+                                                  f"{stated}")
+        crowded = [row for row in self._rows[path] if truth(row.get("iscrowd"))]
+        single = [row for row in self._rows[path] if not truth(row.get("iscrowd"))]
+        rows, findings = read_rows(single, lambda row: self._row(row, size))
+        crowds, crowd_findings = read_rows(crowded, lambda row: self._row(row, size))
+        return ImageLabels(labels_of(rows), [*findings, *crowd_findings], np.array([row.area for row in rows]),
+                           np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6),
+                           remarks=remarks_on(rows, "COCO"))
 
     def _row(self, row: dict[str, Any], size: tuple[int, int]) -> LabelRow:
-        place, category = self._place(row), row.get("category_id")
-        if not isinstance(category, (int, float, str)) or category not in self._classes:
-            raise UnreadableLabelsError(place, f"has the category_id {short(category)}, which the file's categories do "
-                                               "not list")
-        kind, box = self._classes[category], _box(row, size, place)
-        return LabelRow(place, (kind, *box), kind, box, _outline(row, size), _area(row, box))
+        place, category = self._place(row), identity(row.get("category_id"))
+        if category is None or category not in self._classes:
+            raise UnreadableLabelsError(place, f"has the category_id {short(row.get('category_id'))}, which the file's "
+                                               "categories do not list")
+        if truth(row.get("iscrowd")) is None:
+            raise UnreadableLabelsError(place, f"has the iscrowd {short(row.get('iscrowd'))}, which is neither 0 nor 1")
+        kind, bbox = self._classes[category], _bbox(row, place)
+        box = _box(bbox, row, size, place)
+        outline, of_outline = _outline(row, bbox, box, size)
+        remarks = {*of_outline, *edge_remarks(bbox.corners, size, "COCO"),
+                   *_contradictions(bbox, number(row.get("area")))}
+        return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(sorted(remarks)))
 
     def _place(self, row: dict[str, Any]) -> str:
         return f"{self.file}: annotation {str(row.get('id'))[:80]}"
+
+
+class _Bbox(NamedTuple):
+    """The four numbers of a bbox."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def corners(self) -> Box:
+        return self.x, self.y, self.x + self.width, self.y + self.height
+
+    @property
+    def area(self) -> float:
+        return self.width * self.height
+
+    @property
+    def has_corner_order(self) -> bool:
+        """Whether the numbers could be corners: x1, y1, x2, y2."""
+        return self.width > self.x and self.height > self.y
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -112,6 +169,8 @@ def _read(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
+    if tool := tool_of(content):
+        raise DatasetError(f"{file}: is a file of {tool}, which is not read; {ADVICE}")
     for key in ("images", "annotations", "categories"):
         rows = content.get(key) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -119,34 +178,109 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _field(row: dict[str, Any], key: str, file: Path) -> Any:
-    if not isinstance(row.get(key), (int, str)):
-        raise DatasetError(f"{file}: an entry has no {key}: {str(row)[:80]}")
-    return row[key]
+def _id(row: dict[str, Any], file: Path) -> _Id:
+    found = identity(row.get("id"))
+    if found is None:
+        raise DatasetError(f"{file}: an entry has no id: {str(row)[:80]}")
+    return found
 
 
 def _file_name(image: dict[str, Any], file: Path) -> str:
-    name = str(_field(image, "file_name", file))
+    name = image.get("file_name")
+    if isinstance(name, bool) or not isinstance(name, (int, str)):
+        raise DatasetError(f"{file}: an entry has no file_name: {str(image)[:80]}")
     with suppress(UnicodeEncodeError):  # half a surrogate pair
-        if b"\0" not in os.fsencode(name):
-            return name
-    raise DatasetError(f"{file}: an entry has the file_name {name[:80]!r}, which no file can have")
+        if b"\0" not in os.fsencode(str(name)):
+            return str(name)
+    raise DatasetError(f"{file}: an entry has the file_name {str(name)[:80]!r}, which no file can have")
 
 
-def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> dict[object, int]:
-    """The class of each category id, without categories that are neither a class nor used by an annotation."""
-    rows: list[dict[str, Any]] = content["categories"]
-    if len(rows) > len(names):
-        used = [row.get("category_id") for row in content["annotations"]]
-        rows = [row for row in rows if str(row.get("name")) in names or row.get("id") in used]
-    named = {_field(row, "id", file): str(row.get("name")) for row in rows}
-    if set(named.values()) <= set(names):
-        return {number: names.index(name) for number, name in named.items()}
-    if len(named) == len(names):
-        ordered = sorted(named, key=lambda number: (isinstance(number, str), number))
-        return {number: kind for kind, number in enumerate(ordered)}
-    raise DatasetError(f"{file}: its {len(named)} categories ({', '.join(named.values())[:200]}) do not match "
-                       f"the {len(names)} classes of the description; correct `names`")
+def _path_of(folder: Path, name: str) -> str:
+    """The path of an image. Backslashes are Windows' slashes if there is no file with such a name."""
+    path = os.path.normpath(folder / name)
+    return os.path.normpath(folder / name.replace("\\", "/")) if "\\" in name and not os.path.isfile(path) else path
+
+
+def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple[dict[_Id, int], list[Finding]]:
+    """The class of each category id, and a finding if no name matches.
+
+    Categories that are neither a class nor used by an annotation have none.
+    """
+    used = {identity(row.get("category_id")) for row in content["annotations"]}
+    rows = _categories(content, used, file)
+    found = {own_id: find_class(row.get("name"), names) for own_id, row in rows.items()}
+    classes = {own_id: kind for own_id, kind in found.items() if kind is not None}
+    _refuse_repeats(classes, rows, names, file)
+    if all(kind is not None or own_id not in used for own_id, kind in found.items()) and (
+            classes or len(rows) > len(names)):
+        return classes, []
+    candidates = list(rows) if len(rows) <= len(names) else [own_id for own_id in rows if own_id in used]
+    if classes or len(candidates) != len(names):
+        raise DatasetError(f"{file}: its {len(rows)} categories do not match the {len(names)} classes of the "
+                           f"description. Categories: {_listed(_text(row) for row in rows.values())}. Classes: "
+                           f"{_listed(names)}. Not a class: "
+                           f"{_listed(_text(rows[own_id]) for own_id in candidates if found[own_id] is None)}; correct "
+                           "`names` or the file")
+    by_order = {own_id: kind for kind, own_id in enumerate(sorted(candidates, key=_order))}
+    _refuse_same_names([rows[own_id] for own_id in candidates], file)
+    mapping = [f"{_text(rows[own_id])} is {names[kind]}" for own_id, kind in by_order.items()]
+    return by_order, [Finding(str(file), "has categories with other names than the description, which are mapped in "
+                                         f"the order of their ids: {_listed(mapping)}", dropped=False)]
+
+
+def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> dict[_Id, dict[str, Any]]:
+    """The categories by id, without Roboflow's first one, which has the data set's name and no annotations."""
+    rows: dict[_Id, dict[str, Any]] = {}
+    for row in content["categories"]:
+        own_id = _id(row, file)
+        if own_id in rows:
+            raise DatasetError(f"{file}: {_text(rows[own_id])} and {_text(row)} are categories with the same id; give "
+                               "each category its own id")
+        rows[own_id] = row
+    return {own_id: row for own_id, row in rows.items() if row.get("supercategory") != "none" or own_id in used
+            or not _has_name_of_another(row, rows)}
+
+
+def _has_name_of_another(row: dict[str, Any], rows: dict[_Id, dict[str, Any]]) -> bool:
+    return any(other is not row and other.get("name") == row.get("name") for other in rows.values())
+
+
+def _refuse_repeats(classes: dict[_Id, int], rows: dict[_Id, dict[str, Any]], names: Sequence[str], file: Path) -> None:
+    """Refuse two categories of one class: their objects cannot be told apart."""
+    first: dict[int, _Id] = {}
+    for own_id, kind in classes.items():
+        if first.setdefault(kind, own_id) != own_id:
+            raise DatasetError(f"{file}: {_text(rows[first[kind]])} and {_text(rows[own_id])} are two categories of "
+                               f"the class {names[kind]!r}; give each category its own name")
+
+
+def _refuse_same_names(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    seen: set[str] = set()
+    for row in rows:
+        name = row.get("name")
+        if isinstance(name, str) and name in seen:
+            raise DatasetError(f"{file}: two categories have the name {short(name)}; give each category its own name")
+        if isinstance(name, str):
+            seen.add(name)
+
+
+def _own_category_ids(content: dict[str, Any], classes: dict[_Id, int]) -> dict[int, object]:
+    """The id of each class as the file writes it."""
+    written = {identity(row.get("id")): row.get("id") for row in content["categories"]}
+    return {kind: written[own_id] for own_id, kind in classes.items()}
+
+
+def _order(own_id: _Id) -> tuple[bool, _Id]:
+    return isinstance(own_id, str), own_id
+
+
+def _text(category: dict[str, Any]) -> str:
+    return f"{str(category.get('id'))[:20]}: {str(category.get('name', '(no name)'))[:40]}"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    text = ", ".join(parts)
+    return text if len(text) <= _LISTED else f"{text[:_LISTED]}..."
 
 
 def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
@@ -155,36 +289,108 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     bases = (file.parent, file.parent.parent, root)
     folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
     for folder in folders:
-        if any(os.path.isfile(folder / name) for name in file_names[:100]):
+        if any(os.path.isfile(_path_of(folder, name)) for name in file_names[:100]):
+            return folder
+    for folder in folders:
+        if resolve_names(str(folder), {name: _path_of(folder, name) for name in file_names[:100]}):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 
 
-def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> Box:
-    """xyxy, clipped to the image."""
+def _bbox(row: dict[str, Any], place: str) -> _Bbox:
     bbox = row.get("bbox")
-    with suppress(TypeError, ValueError, OverflowError):
-        if isinstance(bbox, list):
-            x, y, width, height = map(float, bbox)
-            return cut_box((x, y, x + width, y + height), size)
-    raise UnreadableLabelsError(place, f"has no usable bbox: {str(bbox)[:80]}")
+    sides = [number(side) for side in bbox] if isinstance(bbox, list) else []
+    known = [side for side in sides if side is not None]
+    if len(sides) != 4 or len(known) != 4:
+        raise UnreadableLabelsError(place, f"has no usable bbox: {str(bbox)[:80]}")
+    return _Bbox(*known)
 
 
-def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The outline of an object in one part; empty for several parts, run lengths, or none."""
-    parts = row.get("segmentation")
-    if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list) and len(parts[0]) >= 6:
-        with suppress(TypeError, ValueError, OverflowError):
-            outline = np.array(parts[0], np.float64).reshape(-1, 2)
-            if np.isfinite(outline).all():
-                return outline.clip(0, (size[1], size[0])).astype(np.float32)
-    return NO_OUTLINE
+def _box(bbox: _Bbox, row: dict[str, Any], size: tuple[int, int], place: str) -> Box:
+    """xyxy, clipped to the image."""
+    try:
+        return cut_box(bbox.corners, size)
+    except ValueError:
+        raise UnreadableLabelsError(place, f"has no usable bbox: {str(row.get('bbox'))[:80]}") from None
+
+
+def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, tuple[Kind, ...]]:
+    """The outline of an object in one part, with remarks on the segmentation.
+
+    Empty for several parts, run lengths, or none, and if the segmentation disagrees with the bbox.
+    """
+    segmentation = row.get("segmentation")
+    if isinstance(segmentation, dict):
+        return NO_OUTLINE, _remarks_on_mask(segmentation, size)
+    parts = _parts(segmentation)
+    rings = [ring for ring in map(_ring, parts) if ring is not None]
+    if not rings:
+        return NO_OUTLINE, (Kind("bad outline", "COCO"),) if parts else ()
+    points = np.concatenate(rings)
+    (left, above), (right, below) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+    around: Box = (left, above, right, below)
+    if not _agree(cut_box(around, size), box):
+        as_corners: Box = (bbox.x, bbox.y, bbox.width, bbox.height)
+        fits_corners = bbox.has_corner_order and _agree(around, as_corners)
+        return NO_OUTLINE, (Kind("other outline", "COCO"), *((Kind("corners", "COCO"),) if fits_corners else ()))
+    if len(parts) > 1:
+        return NO_OUTLINE, ()
+    return rings[0].clip(0, (size[1], size[0])).astype(np.float32), ()
+
+
+def _remarks_on_mask(mask: dict[str, Any], size: tuple[int, int]) -> tuple[Kind, ...]:
+    """Run lengths are not used, but their size is a statement about the image."""
+    sides = mask.get("size")
+    if isinstance(sides, list) and len(sides) == 2 and size_conflict(size, sides[1], sides[0]):
+        return (Kind("other outline", "COCO"),)
+    return ()
+
+
+def _parts(segmentation: object) -> list[Any]:
+    """The parts of a segmentation that are not empty. A list of numbers is one part."""
+    if not isinstance(segmentation, list):
+        return []
+    if segmentation and not any(isinstance(part, (list, dict)) for part in segmentation):
+        return [segmentation]
+    return [part for part in segmentation if part != []]
+
+
+def _ring(part: object) -> np.ndarray | None:
+    """The points (k, 2) of a part, k >= 3; None if it is no outline."""
+    if not isinstance(part, list) or len(part) < 6 or len(part) % 2:
+        return None
+    try:
+        ring = np.array(part, np.float64)  # much faster than `number` of each
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return ring.reshape(-1, 2) if ring.ndim == 1 and np.isfinite(ring).all() else None
+
+
+def _agree(one: Box, other: Box) -> bool:
+    """Whether two boxes are equal, but for two pixels or a tenth of the second one's side."""
+    across = max(_TOLERANCE_PX, _TOLERANCE * (other[2] - other[0]))
+    down = max(_TOLERANCE_PX, _TOLERANCE * (other[3] - other[1]))
+    return all(abs(a - b) <= tolerance for a, b, tolerance in zip(one, other, (across, down) * 2, strict=True))
+
+
+def _contradictions(bbox: _Bbox, area: float | None) -> tuple[Kind, ...]:
+    """Remarks on the order of a bbox's numbers, and on an area that disagrees with them."""
+    remarks = [Kind("corner order", "COCO")] if bbox.has_corner_order else []
+    if area is None or area <= 0:
+        return tuple(remarks)
+    of_corners = (bbox.width - bbox.x) * (bbox.height - bbox.y)
+    if bbox.has_corner_order and _same_area(of_corners, area) and not _same_area(bbox.area, area):
+        remarks.append(Kind("corners", "COCO"))
+    if area > (bbox.width + _TOLERANCE_PX) * (bbox.height + _TOLERANCE_PX) * (1 + _TOLERANCE):
+        remarks.append(Kind("area", "COCO"))
+    return tuple(remarks)
+
+
+def _same_area(one: float, other: float) -> bool:
+    return abs(one - other) <= _SAME_AREA * other
 
 
 def _area(row: dict[str, Any], box: Box) -> float:
     """The object's area in the file, else that of its box."""
-    with suppress(TypeError, ValueError, OverflowError):
-        area = float(row.get("area", math.nan))
-        if math.isfinite(area) and area >= 0:
-            return area
-    return (box[2] - box[0]) * (box[3] - box[1])
+    area = number(row.get("area"))
+    return area if area is not None and area >= 0 else (box[2] - box[0]) * (box[3] - box[1])

@@ -21,8 +21,11 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+from ray_yolo.config.addresses import corrected_store
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import DatasetSnapshot, Finding
+from ray_yolo.data.dataset_hints import KEYS, explain_file, is_archive, other_spelling, path_hint
 from ray_yolo.data.remote import address_parts, snapshot
 from ray_yolo.data.sources import matching
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
@@ -51,6 +54,7 @@ class DatasetDescription:
     findings: tuple[Finding, ...] = ()  # about the description itself
     image_folders: Mapping[str, str] = field(default_factory=dict)
     snapshot: DatasetSnapshot | None = None  # of a data set in a store
+    keypoints: tuple[int, int] | None = None  # `kpt_shape`: their number and their dimensions in each YOLO row
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -84,11 +88,13 @@ def read_description(source: str | Path) -> DatasetDescription:
     if str(source) and os.path.isdir(path):
         path = _description_in(path)
     if not os.path.isfile(path):
-        from ray_yolo.config.settings import did_you_mean
-
+        if address := corrected_store(str(source)):
+            raise DatasetError(f"{source}: no such file; for an object store, write {address}")
         near = did_you_mean(str(source), {name: name for name in BUILT_IN})
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
                            f"({', '.join(BUILT_IN)}){near or '; give the path of a data-set YAML'}")
+    if wrong_kind := explain_file(path):
+        raise DatasetError(f"{path}: {wrong_kind}")
     content = load_text_yaml(path)
     return describe(content.data, path, content.where)
 
@@ -113,6 +119,7 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
         DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
     """
     where = where or (lambda *_: str(path))
+    _refuse_other_spellings(content, where)
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
     root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
@@ -123,7 +130,15 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
                            "add lines such as `train: images/train`")
     findings = (*_download_code(content, where), *_duplicates(names, where("names")))
     return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders,
-                              snapshot=None, **splits)
+                              snapshot=None, keypoints=_keypoints(content, where("kpt_shape")), **splits)
+
+
+def _refuse_other_spellings(content: Mapping[str, Any], where: Where) -> None:
+    """Refuse a key such as `valid` or `Train`, where the key that is read is missing."""
+    for key in KEYS:
+        given = other_spelling(content, key)
+        if given is not None:
+            raise DatasetError(f"{where(given)}: {given}: is not read; write `{key}:` instead")
 
 
 def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
@@ -167,6 +182,16 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
     return tuple(str(name).strip() for name in value)
 
 
+def _keypoints(content: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+    value = content.get("kpt_shape")
+    if value is None:
+        return None
+    numbers = [_number(each) for each in value] if isinstance(value, list) else []
+    if len(numbers) != 2 or numbers[0] < 1 or numbers[1] not in (2, 3):
+        raise DatasetError(f"{where}: kpt_shape: must be [number of keypoints, 2 or 3], not {short(value)}")
+    return numbers[0], numbers[1]
+
+
 def _count(value: object, where: str) -> int | None:
     if value is None:
         return None
@@ -208,13 +233,17 @@ def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where:
     """The path of an entry: below `root`, else the same without Roboflow's leading `../`."""
     plain = re.sub(r"^(\.\./)+", "", entry)
     tried = list(dict.fromkeys(os.path.normpath(root / os.path.expanduser(text)) for text in (entry, plain)))
+    if is_archive(entry) and any(os.path.isfile(candidate) for candidate in tried):
+        raise DatasetError(f"{where(key)}: {key}: {entry!r} is an archive; unpack it, and give its folder of images")
     for candidate in tried:
         if os.path.exists(candidate) or (glob.has_magic(candidate) and matching(candidate)):
             return candidate
     if key == "test":  # many descriptions name a test split without files; using it is the error
         return tried[0]
+    hint = path_hint(entry, lambda text: os.path.exists(root / text))
+    folder_hint = path_hint(str(content.get("path") or "")) or "; correct the entry or `path`"
     raise DatasetError(f"{where(key)}: {key}: {entry!r} does not exist; looked for {' and '.join(tried)}"
-                       f"{_download_hint(content)}; correct the entry or `path`")
+                       f"{_download_hint(content)}{hint or folder_hint}")
 
 
 def _download_hint(content: Mapping[str, Any]) -> str:

@@ -79,6 +79,7 @@ class ImageStore:
     def __init__(self, index: AnnotationIndex, imgsz: int, mode: Mode = "none", directory: Path | None = None, *,
                  smooth: bool = False) -> None:
         self.paths = index.paths
+        self.pixel_range = index.pixel_range
         self.sizes = loaded_sizes(index.sizes, imgsz)
         self.file: Path | None = None
         self._smooth = smooth
@@ -87,7 +88,8 @@ class ImageStore:
         self._starts = np.concatenate([[0], np.cumsum(self.sizes.prod(axis=1) * 3)])
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
-            key = content_key(self.paths, FORMAT, imgsz, smooth, index.sizes.tolist())
+            pixel_range = sorted(self.pixel_range.items())
+            key = content_key(self.paths, FORMAT, imgsz, smooth, index.sizes.tolist(), pixel_range)
             self.file = folder / f"{key}.rgb"
             self._mapped = self._build(self.file)
 
@@ -128,7 +130,7 @@ class ImageStore:
         # shift the image against its labels. Validation decodes in full, as prediction does.
         reduction = next((part for part in (8, 4, 2) if not self._smooth
                           and (original >= part * target).all() and not (original % part).any()), 1)
-        picture = read_image(self.paths[image], reduction)
+        picture = read_image(self.paths[image], reduction, self.pixel_range)
         if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")
         return resized(picture, tuple(target.tolist()), smooth=self._smooth)

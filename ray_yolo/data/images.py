@@ -5,26 +5,54 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.structures import PixelValues
+from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels, values_of
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
 
-SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})
+
+
+def _pillow_has(name: str) -> bool:
+    return name in {*features.modules, *features.codecs} and bool(features.check(name))
+
+
+# Pillow may be built without these two.
+_AVIF_SUFFIXES, _AVIF_FORMATS = ((".avif",), ("AVIF",)) if _pillow_has("avif") else ((), ())
+_JPEG2000_SUFFIXES, _JPEG2000_FORMATS = ((".j2k", ".jp2"), ("JPEG2000",)) if _pillow_has("jpg_2000") else ((), ())
+SUFFIXES = frozenset({
+    ".bmp", ".dng", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pfm", ".pgm", ".png", ".pnm",
+    ".ppm", ".tif", ".tiff", ".webp", *_AVIF_SUFFIXES, *_JPEG2000_SUFFIXES})
+"""Suffixes of the files that are read, in lower case."""
+UNREAD_SUFFIXES = frozenset({
+    ".arw", ".avif", ".cr2", ".cr3", ".dcm", ".dicom", ".exr", ".hdr", ".heic", ".heif", ".ico", ".j2k", ".jp2", ".jpx",
+    ".jxl", ".jxr", ".nef", ".nii", ".orf", ".pcx", ".psd", ".raf", ".raw", ".rw2", ".svg", ".svs", ".tga", ".xcf"
+}) - SUFFIXES
+"""Suffixes of pictures that no installed library reads safely and upright."""
 MIN_SIDE_PX = 10
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 # OpenCV's flags for a half, quarter and eighth; combined with RGB they do not mean grey.
 _REDUCED = {1: 0, 2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
             8: cv2.IMREAD_REDUCED_GRAYSCALE_8}
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
-# The formats that Pillow may detect, for any suffix. Cameras do not write others, and EPS would start a program.
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-_JPEG, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+# The formats that Pillow may detect, for any suffix. EPS would start a program.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", *_AVIF_FORMATS, *_JPEG2000_FORMATS)
+_UNREAD = {  # place and bytes that identify files of other formats
+    (4, b"ftyphei"): "HEIC", (4, b"ftypmif1"): "HEIF", (4, b"ftypavif"): "AVIF", (128, b"DICM"): "DICOM",
+    (0, b"v/1\x01"): "OpenEXR", (0, b"#?RADIANCE"): "Radiance HDR", (0, b"8BPS"): "Photoshop",
+    (0, b"\xff\x0a"): "JPEG XL", (0, b"\0\0\0\x0cJXL "): "JPEG XL", (0, b"\0\0\0\x0cjP"): "JPEG 2000",
+    (0, b"%PDF"): "PDF", (0, b"<svg"): "SVG", (0, b"<?xml"): "XML", (0, b"<!DOCTYPE"): "HTML",
+    (0, b"version https://git-lfs"): "of a pointer of Git LFS (run `git lfs pull`)"}
+_JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
+_PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that identify a format
+_OPENCV_ONLY = (b"II*\0", b"MM\0*", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
 _FILLED = 128  # grey of missing JPEG data
 _MORE = bytes(range(1, 255)) * 4
 # Errors of Pillow for damaged files, except decompression bombs.
@@ -35,41 +63,69 @@ class UnreadableImageError(DatasetError):
     """An unusable image file; the message is the reason without the path."""
 
 
-def read_image(path: str | bytes, reduction: int = 1) -> np.ndarray:
-    """The upright image, (height, width, 3) uint8 RGB; grey is repeated, alpha dropped, 16 bits cut to 8.
+class ImageFacts(NamedTuple):
+    """The findings of the check of a usable image."""
+
+    size: tuple[int, int]  # (height, width) of the upright image
+    values: PixelValues | None = None  # of more than 8 bits
+    notes: tuple[str, ...] = ()  # about its contents
+
+
+def read_image(path: str | bytes, reduction: int = 1, pixel_range: PixelRange = OWN_RANGE) -> np.ndarray:
+    """The upright image, (height, width, 3) uint8 RGB; grey is repeated, alpha dropped, the first frame read.
 
     Args:
         path: of the file, or its content.
         reduction: 2, 4 or 8 decodes a JPEG faster, with its sides divided by it; 1: full size.
+        pixel_range: of images with more than 8 bits; without it, each has its own range (see `pixels.to_levels`).
 
     Raises:
         UnreadableImageError: if the file is not an image, is damaged or ends early.
     """
+    return to_levels(_read_values(path, reduction), pixel_range)
+
+
+def _read_values(path: str | bytes, reduction: int = 1) -> np.ndarray:
+    """`read_image` with the file's own values, of any type."""
     content = np.frombuffer(path, np.uint8) if isinstance(path, bytes) else np.fromfile(path, np.uint8)
-    if content.size and (image := _decode(path, content, reduction)) is not None:
-        return image
-    raise UnreadableImageError("is damaged or cut off")
+    image = None
+    if content.size:
+        image = _decode(content, reduction)
+    if content.size and image is None:
+        image = _decode_with_pillow(path)
+    if content.size and image is None:  # OpenCV reads a TIFF of 64-bit floats only without conversions
+        image = _channels_reversed(_imdecode(content, cv2.IMREAD_UNCHANGED))
+    if image is None:
+        raise UnreadableImageError("is damaged or cut off")
+    return image
 
 
-def _decode(path: str | bytes, content: np.ndarray, reduction: int) -> np.ndarray | None:
-    if _is_pfm(path):  # floats, which the plain decoder would truncate to black
-        floats = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-        if floats is None:
-            return None
-        grey = np.nan_to_num(floats * 255.0, nan=0.0, posinf=255.0, neginf=0.0).clip(0, 255).astype(np.uint8)
-        return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB if grey.ndim == 2 else cv2.COLOR_BGR2RGB)
-    flags = cv2.IMREAD_COLOR_RGB
+def _decode(content: np.ndarray, reduction: int) -> np.ndarray | None:
     if content[:2].tobytes() == _JPEG:  # OpenCV would decode others in full and resize them
-        flags |= _REDUCED[reduction]
+        return _imdecode(content, cv2.IMREAD_COLOR_RGB | _REDUCED[reduction])
+    if content[4:10].tobytes() == _AVIF:  # OpenCV would not turn it
+        return None
+    image = _imdecode(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH)
+    if image is None or image.dtype == np.uint8:
+        return image
+    # Decoded again: OpenCV 5.0 swaps the channels of 16-bit TIFFs wrongly.
+    return _channels_reversed(_imdecode(content, cv2.IMREAD_COLOR_BGR | cv2.IMREAD_ANYDEPTH))
+
+
+def _imdecode(content: np.ndarray, flags: int) -> np.ndarray | None:
     try:
-        image = cv2.imdecode(content, flags)
+        return cv2.imdecode(content, flags)
     except cv2.error:
-        image = None
-    return image if image is not None else _decode_with_pillow(path)
+        return None
 
 
-def _is_pfm(path: str | bytes) -> bool:
-    return isinstance(path, str) and path.lower().endswith(".pfm")
+def _channels_reversed(image: np.ndarray | None) -> np.ndarray | None:
+    """OpenCV's grey, BGR or BGRA as RGB; None for other numbers of channels."""
+    if image is None:
+        return None
+    if image.ndim == 2 or image.shape[2] == 1:
+        return three_channels(image)
+    return np.ascontiguousarray(image[..., 2::-1]) if image.shape[2] in (3, 4) else None
 
 
 def _content(path: str | bytes) -> bytes:
@@ -77,20 +133,37 @@ def _content(path: str | bytes) -> bytes:
 
 
 def _open(path: str | bytes) -> Image.Image:
-    return Image.open(io.BytesIO(path) if isinstance(path, bytes) else path, formats=_FORMATS)
+    return Image.open(io.BytesIO(path) if isinstance(path, bytes) else path, formats=FORMATS)
 
 
 def _decode_with_pillow(path: str | bytes) -> np.ndarray | None:
     """Fallback for rare formats (32-bit TIFF) that OpenCV does not support."""
     try:
         with _open(path) as file:
-            return np.array(ImageOps.exif_transpose(file).convert("RGB"))
+            return values_of_picture(file)
     except (*_DAMAGE, Image.DecompressionBombError):
         return None
 
 
+def values_of_picture(picture: Image.Image) -> np.ndarray:
+    """The upright RGB values (height, width, 3) of a Pillow image: uint8, or the type of a deeper grey image."""
+    upright = ImageOps.exif_transpose(picture)
+    if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):  # Pillow would clip them to 8 bits
+        return three_channels(np.array(upright))
+    return np.array(upright.convert("RGB"))
+
+
 def check_image(path: str | bytes) -> tuple[int, int]:
     """(height, width) of the upright image in a file, or in its content, after a check of the data.
+
+    Raises:
+        UnreadableImageError: with the reason.
+    """
+    return inspect_image(path).size
+
+
+def inspect_image(path: str | bytes) -> ImageFacts:
+    """The facts about the image in a file, or in its content, after a check of the data.
 
     A JPEG is decoded at an eighth of its size, formats other than JPEG and PNG in full.
 
@@ -99,21 +172,44 @@ def check_image(path: str | bytes) -> tuple[int, int]:
     """
     if (len(path) if isinstance(path, bytes) else Path(path).stat().st_size) == 0:
         raise UnreadableImageError("is empty (0 bytes)")
-    height, width, complete = _header(path)
+    header = _header(path)
+    if header is None:  # Pillow does not know this type of TIFF or PFM
+        return _facts(_read_values(path), frames=1)
+    height, width = header.size
     if height * width > MAX_PIXELS:
         raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
-    if min(height, width) < MIN_SIDE_PX:
-        raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
-    if complete:
-        return height, width
+    _check_sides(height, width)
+    if header.complete:
+        return ImageFacts(header.size, notes=_frame_notes(header.frames))
     content = _content(path)
     if content.startswith(_JPEG) and (small := _eighth(content)) is not None:
         if _is_truncated(content, small):
             raise UnreadableImageError("is grey from some point on: its data end before the image does")
-        return height, width
+        return ImageFacts(header.size)
     if _decode_with_pillow(path) is None:  # only Pillow refuses truncated images in every version
         raise UnreadableImageError("is damaged or cut off")
-    return read_image(path).shape[:2]
+    return _facts(_read_values(path), header.frames)
+
+
+def _check_sides(height: int, width: int) -> None:
+    if min(height, width) < MIN_SIDE_PX:
+        raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
+
+
+def _facts(pixels: np.ndarray, frames: int) -> ImageFacts:
+    height, width = pixels.shape[:2]
+    _check_sides(height, width)
+    values, notes = values_of(pixels), _frame_notes(frames)
+    if pixels.dtype.kind == "f":
+        if values is None:
+            raise UnreadableImageError("has no pixel with a finite value")
+        if strange := int((~np.isfinite(pixels)).any(axis=2).sum()):
+            notes = (*notes, f"has {strange} pixels that are NaN or infinite; NaN is read as black")
+    return ImageFacts((height, width), values, notes)
+
+
+def _frame_notes(frames: int) -> tuple[str, ...]:
+    return (f"has {frames} frames or pages; only the first one is read",) if frames > 1 else ()
 
 
 def _eighth(content: bytes) -> np.ndarray | None:
@@ -138,20 +234,39 @@ def _is_truncated(content: bytes, small: np.ndarray) -> bool:
     return extended is None or not np.array_equal(small, extended)
 
 
-def _header(path: str | bytes) -> tuple[int, int, bool]:
-    """(height, width, known to be complete) from the file's header."""
+class _Header(NamedTuple):
+    size: tuple[int, int]
+    complete: bool  # known without decoding, and levels
+    frames: int = 1
+
+
+def _header(path: str | bytes) -> _Header | None:
+    """The facts in a file's header; None for a file that only OpenCV may decode."""
     try:
         with _open(path) as file:
             (width, height), kind = file.size, file.format
+            frames = 1 if kind in ("JPEG", "MPO") else getattr(file, "n_frames", 1)  # MPO: previews
             if kind == "PNG":  # reading EXIF would decode it, so a file with EXIF is left to the decoder
-                complete = width * height <= MAX_PIXELS and b"eXIf" not in _content(path)
+                content = _content(path)
+                is_deep = content[_PNG_DEPTH] > 8
+                complete = width * height <= MAX_PIXELS and b"eXIf" not in content and not is_deep
                 file.verify()
-                return height, width, complete
+                return _Header((height, width), complete, frames)
             turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except _DAMAGE as error:
-        if _is_pfm(path):
-            return *read_image(path).shape[:2], True
-        raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
-    return *((width, height) if turned else (height, width)), False
+        head = _content(path)[:_HEAD]
+        if head.startswith(_OPENCV_ONLY):
+            return None
+        for (place, sign), name in _UNREAD.items():
+            if head.startswith(sign, place):
+                raise UnreadableImageError(f"has the format {name}, which is not read; use JPEG or PNG") from None
+        if isinstance(error, SyntaxError):  # Pillow's for PNG files with wrong checksums
+            raise UnreadableImageError("is damaged: the checksum (CRC) of a part of this PNG file is wrong") from None
+        if isinstance(error, UnidentifiedImageError):
+            raise UnreadableImageError("is not an image that can be read") from None
+        if isinstance(error, SyntaxError):  # Pillow's for PNG files with wrong checksums
+            raise UnreadableImageError("is damaged: the checksum (CRC) of a part of this PNG file is wrong") from None
+        raise UnreadableImageError(f"is damaged or cut off ({error})") from None
+    return _Header((width, height) if turned else (height, width), complete=False, frames=frames)

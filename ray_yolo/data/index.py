@@ -13,6 +13,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from ray_yolo.config.class_names import SINGLE_CLASS
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
 from ray_yolo.core.structures import AnnotationIndex, Finding
@@ -20,46 +21,60 @@ from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.data.images import UnreadableImageError, check_image
+from ray_yolo.data.images import ImageFacts, UnreadableImageError, inspect_image
 from ray_yolo.data.label_files import LabelSources
-from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, box_areas
+from ray_yolo.data.labels import (
+    DEFAULT_OPTIONS,
+    NO_LABELS,
+    ImageLabels,
+    LabelOptions,
+    UnreadableLabelsError,
+    box_areas,
+)
+from ray_yolo.data.notes import notes, unused_notes
+from ray_yolo.data.pixels import join_values, range_of
+from ray_yolo.data.remarks import SPECK_PX, combine, conclude, count_of
 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images per task of a reader
 _LISTED = 10  # findings that an error lists
-_Checked = tuple[tuple[int, int] | None, ImageLabels]  # upright (height, width), None if the image is left out
+_Checked = tuple[ImageFacts | None, ImageLabels]  # None if the image is left out
 
 
-def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False
-               ) -> AnnotationIndex:
+def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
+               options: LabelOptions = DEFAULT_OPTIONS) -> AnnotationIndex:
     """Every usable image of a split, sorted by path, with its labels and the findings of the check.
 
     Args:
         split: train, val or test.
         single_cls: set every label to class 0, named "item".
         strict: refuse the data set if any image or label is unusable.
+        options: the user's decisions about labels.
 
     Raises:
         DatasetError: for a split without a usable image, or (strict) with an unusable image or label.
     """
-    sources = LabelSources(description, split)
+    sources = LabelSources(description, split, options)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
-    key = index_cache.content_key(files, index_cache.FORMAT, description.names)
+    key = index_cache.content_key(files, index_cache.FORMAT, description.names, description.keypoints, options)
     index = index_cache.load(key, sources.paths, description.names)
     if index is None:
         index = build_index(sources.paths, _check_all(sources), description.names)
         index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
-                    snapshot=description.snapshot)
+                    snapshot=description.snapshot, other_files=sources.other_files,
+                    pixel_range=range_of(index.pixel_values))
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
         raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "
                            "files or drop --strict")
+    if strict and (unused := unused_notes(index)):
+        raise DatasetError(f"{description.file}: {split}: {'; '.join(unused)}; move these files away or drop --strict")
     if not len(index):
         raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
     if not single_cls:
         return index
-    return replace(index, classes=np.zeros_like(index.classes), names=("item",),
+    return replace(index, classes=np.zeros_like(index.classes), names=(SINGLE_CLASS,),
                    crowds=index.crowds * (np.arange(7) != 1))
 
 
@@ -123,12 +138,12 @@ def _check_part(sources: LabelSources) -> list[_Checked]:
 def _check(sources: LabelSources, path: str) -> _Checked:
     findings: Sequence[Finding] = ()
     try:
-        size = check_image(path)
-        image = sources.read_labels(path, size)
-        findings = image.findings
+        facts = inspect_image(path)
+        image = sources.read_labels(path, facts.size)
+        findings = [*image.findings, *(Finding(path, note, dropped=False) for note in facts.notes)]
         if len(image.labels.classes) or not any(finding.dropped for finding in findings):
-            return size, image
-        problem = Finding(path, "no row of its labels is usable, so its contents are unknown", dropped=True)
+            return facts, image._replace(findings=findings)
+        return None, ImageLabels(findings=_with_image(findings))
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
@@ -138,39 +153,51 @@ def _check(sources: LabelSources, path: str) -> _Checked:
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 
+def _with_image(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings about the rows of an image; the last row that was left out takes the image with it."""
+    last = max(number for number, finding in enumerate(findings) if finding.dropped)
+    why = f"{findings[last].what}; its image is left out, because no row of its labels is usable"
+    return (*findings[:last], replace(findings[last], what=why, image=True, row=True), *findings[last + 1:])
+
+
 def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[str, ...]) -> AnnotationIndex:
     """The flat arrays of all usable images, in the given order."""
-    used = [(path, size) for path, (size, _) in zip(paths, checked, strict=True) if size]
-    images = [image for size, image in checked if size]
+    used = [(path, facts) for path, (facts, _) in zip(paths, checked, strict=True) if facts]
+    images = [image for facts, image in checked if facts]
     labels, crowds, areas = [image.labels for image in images], [image.crowds for image in images], None
+    remarks = combine(remark for image in images for remark in image.remarks)
     if any(image.areas is not None for image in images):  # of the files, else of the boxes
         areas = np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas
                                 for image in images])
     return AnnotationIndex(
         paths=tuple(path for path, _ in used),
-        sizes=np.array([size for _, size in used], np.int32).reshape(-1, 2),
+        sizes=np.array([facts.size for _, facts in used], np.int32).reshape(-1, 2),
         offsets=np.concatenate([[0], np.cumsum([len(each.classes) for each in labels])]).astype(np.int64),
         classes=np.concatenate([NO_LABELS.classes, *(each.classes for each in labels)]),
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
-        findings=tuple(finding for _, image in checked for finding in image.findings),
+        findings=(*conclude(remarks), *(finding for _, image in checked for finding in image.findings)),
         areas=areas,
         crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
                                                    for number, each in enumerate(crowds) if len(each))]),
-        num_without_file=sum(not image.has_file for image in images))
+        num_without_file=sum(not image.has_file for image in images), num_clipped=count_of(remarks, "clipped"),
+        pixel_values=join_values(facts.values for _, facts in used if facts.values))
 
 
 def survey(index: AnnotationIndex) -> SplitCounts:
     """The statistics of a split, and its searched label paths."""
-    dropped = [finding.image for finding in index.findings if finding.dropped]
+    dropped = [finding for finding in index.findings if finding.dropped]
     without_boxes = int((np.diff(index.offsets) == 0).sum())
+    short_sides = (index.boxes[:, 2:] - index.boxes[:, :2]).min(axis=1, initial=np.inf)
     return SplitCounts(
-        images=len(index), boxes=len(index.classes), images_left_out=sum(dropped),
-        rows_left_out=len(dropped) - sum(dropped),
+        images=len(index), boxes=len(index.classes), images_left_out=sum(finding.image for finding in dropped),
+        rows_left_out=sum(finding.row or not finding.image for finding in dropped),
         per_class=tuple(np.bincount(index.classes, minlength=len(index.names)).tolist()),
         empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for,
-        digest=index.digest)
+        digest=index.digest, clipped=index.num_clipped, specks=int((short_sides < SPECK_PX).sum()),
+        orphans=len(index.other_files.labels), unread=len(index.other_files.images), twins=len(index.twins),
+        notes=notes(index))
 
 
 def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:
@@ -183,9 +210,10 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
         return
     dropped = [finding for finding in index.findings if finding.dropped]
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
+    others = "".join(f"; {note}" for note in notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
-                       f"{first_paths(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if this is "
-                       "intended")
+                       f"{first_paths(index.looked_for)}{reasons}{others}; correct the paths, or add --allow-empty if "
+                       "this is intended")
 
 
 def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescription) -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from ray_yolo.core.files import replacing
-from ray_yolo.core.structures import AnnotationIndex, Finding
+from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 3  # raise it when label parsing or the file layout changes
+FORMAT = 5  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +80,8 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
         "points": np.concatenate([np.zeros((0, 2), np.float32), *(outline for _, outline in outlined)]),
         "findings": np.frombuffer(json.dumps([astuple(finding) for finding in index.findings]).encode(), np.uint8),
         "crowds": index.crowds, "without_file": np.array(index.num_without_file),
+        "clipped": np.array(index.num_clipped),
+        "pixel_values": np.frombuffer(json.dumps(index.pixel_values).encode(), np.uint8),
         **({} if index.areas is None else {"areas": index.areas}),
     }
     try:
@@ -104,7 +106,8 @@ def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIn
         return AnnotationIndex(
             tuple(paths[number] for number in arrays["kept"].tolist()), arrays["sizes"], arrays["offsets"],
             arrays["classes"], arrays["boxes"], names, polygons, findings, arrays.get("areas"), arrays["crowds"],
-            int(arrays["without_file"]))
+            int(arrays["without_file"]), num_clipped=int(arrays["clipped"]),
+            pixel_values=tuple(PixelValues(*row) for row in json.loads(arrays["pixel_values"].tobytes())))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         return None
 

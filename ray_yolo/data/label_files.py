@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from copy import copy
 from pathlib import Path
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.core.structures import Finding
+from ray_yolo.core.structures import Finding, OtherFiles
 from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.images import SUFFIXES
-from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
+from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
+from ray_yolo.data.notes import counted
+from ray_yolo.data.other_files import find_other_files
+from ray_yolo.data.remarks import Kind, Remark
 from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
@@ -27,38 +31,60 @@ class LabelSources:
     listed images. Every other image has a YOLO text file, a VOC file, or no labels.
 
     Attributes:
-        paths: absolute paths in sorted order, each once.
+        paths: absolute paths in sorted order, each once unless the options keep repeats.
         findings: about whole files.
+        other_files: label files and pictures that the split does not use, or only under another spelling.
 
     Raises:
         DatasetError: if the split is not described, a source cannot be read, or there are no images.
     """
 
-    def __init__(self, description: DatasetDescription, split: str) -> None:
-        self._names = description.names
+    def __init__(self, description: DatasetDescription, split: str, options: LabelOptions = DEFAULT_OPTIONS) -> None:
+        self._rules = LabelRules(description.names, description.keypoints, options)
         self._coco: dict[str, CocoFile] = {}
         self.findings: list[Finding] = []
-        images: set[str] = set()
+        images: Counter[str] = Counter()  # how often each image counts
+        roots: list[str] = []
+        unread: list[str] = []
         for source in description.split(split):
-            if files := _coco_files(Path(source), split):
-                for file in files:
+            if coco_files := _coco_files(Path(source), split):
+                for file in coco_files:
                     folder = description.image_folders.get(source)
                     coco = CocoFile(file, description.root, description.names, Path(folder) if folder else None)
                     self._coco.update(dict.fromkeys(coco.paths, coco))
                     self.findings += coco.findings
+                    if coco.respelled:
+                        pairs = [f"{name} is {path}" for name, path in coco.respelled.items()]
+                        self.findings.append(Finding(str(file), f"has images whose files are spelled otherwise: "
+                                                                f"{counted(pairs, 'image')}", dropped=False))
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
-            images.update(os.path.normpath(path) for path in files_of(source, description.root)
-                          if is_list or suffix(path) in SUFFIXES)
-        self.paths = sorted(images | set(self._coco))
+            files = [os.path.normpath(path) for path in files_of(source, description.root)]
+            found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
+            if is_list and options.keep_repeats and split == "train":
+                images |= found
+                continue
+            if is_list:
+                self.findings += _repeated_lines(found, source, split)
+            images |= Counter(found.keys())
+            if os.path.isdir(source):
+                roots.append(os.path.normpath(source))
+                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
+        with_own_labels = sorted(images.keys() - self._coco.keys())
+        images |= Counter(self._coco.keys())
+        self.paths = sorted(images.elements())
         if not self.paths:
+            others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
-                               f"(looked for {', '.join(sorted(SUFFIXES))}); correct the path")
+                               f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
+        self.other_files = find_other_files(with_own_labels, roots, unread)
+        self._matched = dict(self.other_files.matched)
 
     def part(self, paths: list[str]) -> LabelSources:
         """A subset of the images with the data to read them, small enough to send to a process."""
         chosen = copy(self)
-        chosen.paths, chosen.findings = paths, []
+        chosen.paths, chosen.findings, chosen.other_files = paths, [], OtherFiles()
+        chosen._matched = {path: self._matched[path] for path in paths if path in self._matched}
         files = {path: self._coco[path] for path in paths if path in self._coco}
         parts = {file: file.part([path for path in files if files[path] is file]) for file in set(files.values())}
         chosen._coco = {path: parts[file] for path, file in files.items()}
@@ -68,6 +94,8 @@ class LabelSources:
         """The files that determine an image's labels, whether or not they exist."""
         if path in self._coco:
             return [str(self._coco[path].file)]
+        if path in self._matched:
+            return [label_path(path), self._matched[path]]
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
 
@@ -96,12 +124,16 @@ class LabelSources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        text = label_path(path)
-        if (content := _content(text)) is not None:
-            return ImageLabels(*parse_labels(content, size, self._names, text))
-        xml = voc.annotation_path(path)
-        if xml and (content := _content(str(xml))) is not None:
-            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
+        for file in self.label_files(path):
+            content = _content(file)
+            if content is None:
+                continue
+            if suffix(file) == ".xml":
+                return voc.parse_voc(content, size, self._rules, file)
+            labels = parse_labels(content, size, self._rules, file)
+            unread = voc.annotation_path(path)
+            remarks = [Remark(Kind("two files"), str(unread))] if unread else []
+            return labels._replace(remarks=(*labels.remarks, *remarks))
         return ImageLabels(has_file=False)
 
 
@@ -112,6 +144,18 @@ def _coco_files(source: Path, split: str) -> list[Path]:
     if not os.path.isdir(source):
         return []
     return sorted([*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")])
+
+
+def _repeated_lines(counts: Counter[str], source: str, split: str) -> list[Finding]:
+    """A finding about the images that a list file has more than once."""
+    repeated = [path for path, count in counts.items() if count > 1]
+    if not repeated:
+        return []
+    remedy = " (--keep-repeats counts every line)" if split == "train" else ""
+    lines = sum(counts.values())
+    return [Finding(source, f"has {lines - len(counts)} of {lines} lines that repeat an earlier one, of "
+                            f"{len(repeated)} images, the first {repeated[0]}; each image counts once{remedy}",
+                    dropped=False)]
 
 
 def _content(file: str) -> bytes | None:

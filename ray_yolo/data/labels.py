@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ray_yolo.core.structures import Finding
+from ray_yolo.data.remarks import CLIPPED_PX, SPECK_PX, Format, Kind, Remark, combine
 
 Item = TypeVar("Item")
 Box = tuple[float, float, float, float]  # xyxy in pixels
@@ -43,6 +44,25 @@ class UnreadableLabelsError(Exception):
         self.finding = Finding(where, what, dropped=True)
 
 
+class LabelOptions(NamedTuple):
+    """What a user decides about labels whose files leave it open."""
+
+    with_confidence: bool = False  # YOLO rows may end with a confidence, which is not used
+    keep_difficult: bool = False  # VOC objects marked difficult are labels too
+    keep_repeats: bool = False  # an image counts as often as a list file of the training split has it
+
+
+DEFAULT_OPTIONS = LabelOptions()
+
+
+class LabelRules(NamedTuple):
+    """How the label files of a data set are read."""
+
+    names: tuple[str, ...]
+    keypoints: tuple[int, int] | None = None  # of each YOLO row: their number and their dimensions
+    options: LabelOptions = DEFAULT_OPTIONS
+
+
 class LabelRow(NamedTuple):
     """One box of a label file."""
 
@@ -52,16 +72,18 @@ class LabelRow(NamedTuple):
     box: Box  # inside the image
     outline: np.ndarray = NO_OUTLINE  # (k, 2) pixels; k = 0 for a box without outline
     area: float = 0.0  # square pixels, if the file has it
+    remarks: tuple[Kind, ...] = ()
 
 
 class ImageLabels(NamedTuple):
-    """The labels of one image with findings, areas and crowds."""
+    """The labels of one image with findings, remarks, areas and crowds."""
 
     labels: Labels = NO_LABELS
     findings: Sequence[Finding] = ()
     areas: np.ndarray | None = None  # (n,) float64 square pixels, if the file has them
     crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
     has_file: bool = True  # whether there is a label file
+    remarks: Sequence[Remark] = ()
 
 
 def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
@@ -88,6 +110,17 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[
     return list(kept.values()), findings
 
 
+def remarks_on(rows: Iterable[LabelRow], name: Format) -> tuple[Remark, ...]:
+    """The remarks about usable rows of a file in one format."""
+    return combine(Remark(kind, row.place) for row in rows for kind in (Kind("box", name), *_speck(row, name),
+                                                                        *row.remarks))
+
+
+def _speck(row: LabelRow, name: Format) -> tuple[Kind, ...]:
+    left, above, right, below = row.box
+    return (Kind("speck", name),) if min(right - left, below - above) < SPECK_PX else ()
+
+
 def labels_of(rows: Sequence[LabelRow]) -> Labels:
     """The labels of rows, in order."""
     if not rows:
@@ -109,6 +142,13 @@ def cut_box(box: Box, size: tuple[int, int]) -> Box:
     height, width = size
     return (min(max(left, 0.0), width), min(max(above, 0.0), height),
             min(max(right, 0.0), width), min(max(below, 0.0), height))
+
+
+def edge_remarks(box: Box, size: tuple[int, int], name: Format) -> tuple[Kind, ...]:
+    """The remark that an unclipped box reaches out of its image by more than rounding."""
+    left, above, right, below = box
+    outside = max(-left, -above, right - size[1], below - size[0])
+    return (Kind("clipped", name),) if outside > CLIPPED_PX else ()
 
 
 def join(parts: Sequence[Labels]) -> Labels:

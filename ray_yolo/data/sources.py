@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +17,18 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ray_yolo.core.errors import DatasetError, InputError
+from ray_yolo.core.formatting import encodable
 from ray_yolo.core.redact import redact
-from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image
+from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image, values_of_picture
+from ray_yolo.data.pixels import OWN_RANGE, PixelRange, to_levels
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 USUAL_RATE = 30.0  # frames per second of a video without a rate
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
+_log = logging.getLogger(__name__)
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
 
@@ -91,22 +97,35 @@ def files_of(source: str, root: Path | None = None) -> list[str]:
         DatasetError: for an unreadable folder, or a list with a line that names no file.
     """
     if os.path.isdir(source):
-        return [os.path.join(folder, name) for folder, names in _walk(source) for name in names]
+        return [os.path.join(folder, name) for folder, names in walk(source) for name in names]
     if suffix(source) == ".txt":
         return _listed(Path(source), root)
     return [source] if os.path.isfile(source) else matching(source)
 
 
 def matching(pattern: str) -> list[str]:
-    """The matches of a shell pattern; `**` matches any number of folders. May contain duplicates."""
+    """The matches of a shell pattern; `**` matches any number of folders. May contain duplicates.
+
+    The name of an existing file or folder stands for itself, even if it contains `[`, `*` or `?`.
+    """
+    pattern = _with_literal_names(pattern)
     if len(parts := _ANY_DEPTH.split(pattern, maxsplit=1)) == 1:
         return glob.glob(pattern)
     head, tail = parts
-    folders = (folder for top in (glob.glob(head) if head else ["."]) for folder, _ in _walk(top))
+    folders = (folder for top in (glob.glob(head) if head else ["."]) for folder, _ in walk(top))
     return [path for folder in folders for path in matching(os.path.join(glob.escape(folder), tail or "*"))]
 
 
-def _walk(top: str) -> Iterator[tuple[str, list[str]]]:
+def _with_literal_names(pattern: str) -> str:
+    """The pattern with its leading existing names escaped: those up to the first part that is no name."""
+    names = pattern.split("/")
+    for number in range(len(names)):
+        if not os.path.lexists("/".join(names[:number + 1]) or "/"):
+            return "/".join([*map(glob.escape, names[:number]), *names[number:]])
+    return glob.escape(pattern)
+
+
+def walk(top: str) -> Iterator[tuple[str, list[str]]]:
     """Each folder from `top` down with the names of its files."""
     seen = set()
     for folder, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
@@ -130,15 +149,52 @@ def _listed(file: Path, root: Path | None) -> list[str]:
     except (UnicodeDecodeError, OSError):
         raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
     paths = []
+    folders = (file.parent, root or file.parent)
+    dropped: str | None = None
     for number, line in enumerate(map(str.strip, lines), 1):
-        candidates = [os.path.normpath(folder / line) for folder in (file.parent, root or file.parent)]
+        spellings = dict.fromkeys((line, line.replace("\\", "/")))  # a list of Windows has backslashes
+        candidates = [os.path.normpath(folder / spelling) for spelling in spellings for folder in folders]
         path = next((path for path in candidates if os.path.isfile(path)), None)
+        if line and not path:
+            prefix, path = _without_leading_folders(line.replace("\\", "/"), folders, dropped)
+            dropped = prefix if path else dropped
         if path:
             paths.append(path)
         elif line:
             raise DatasetError(f"{file}:{number}: there is no file {line!r}; looked for "
                                f"{' and '.join(dict.fromkeys(candidates))}")
+    if dropped is not None:
+        _log.warning("%s: its images were found without the leading %s of their paths", file, dropped)
     return paths
+
+
+def _without_leading_folders(line: str, folders: Sequence[Path], dropped: str | None) -> tuple[str, str | None]:
+    """The leading folders of a path that another machine or program has, and the file at the rest of the path.
+
+    Darknet's lists start in the folder of the program (`data/obj/a.jpg`), others at its root. All lines of a list must
+    lack the same folders, `dropped`; None: not known yet.
+    """
+    parts = line.split("/")
+    for number in range(1, len(parts)):
+        prefix, rest = f"{'/'.join(parts[:number])}/", "/".join(parts[number:])
+        if rest and dropped in (None, prefix):
+            for folder in folders:
+                path = os.path.normpath(folder / rest)
+                if os.path.isfile(path):
+                    return prefix, path
+    return "", None
+
+
+@contextmanager
+def _plain_path(path: str) -> Iterator[str]:
+    """The path of a video in UTF-8; a link to it if its name is in another encoding, with which OpenCV crashes."""
+    if encodable(path) == path:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = os.path.join(folder, f"video{suffix(path)}")
+        os.symlink(path, link)
+        yield link
 
 
 def read_video(path: str) -> Iterator[np.ndarray]:
@@ -147,23 +203,25 @@ def read_video(path: str) -> Iterator[np.ndarray]:
     Raises:
         UnreadableImageError: if there is none.
     """
-    video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(path, cv2.CAP_FFMPEG)
-    try:
-        ok, frame = video.read()
-        if not ok:
-            raise UnreadableImageError("is not a video that can be read")
-        while ok:
-            yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    with _plain_path(path) as plain:
+        video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(plain, cv2.CAP_FFMPEG)
+        try:
             ok, frame = video.read()
-    finally:
-        video.release()
+            if not ok:
+                raise UnreadableImageError("is not a video that can be read")
+            while ok:
+                yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+                ok, frame = video.read()
+        finally:
+            video.release()
 
 
 def frames_per_second(path: str) -> float:
     """The rate of a video file; 30 if unknown."""
-    video = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
-    rate = float(video.get(cv2.CAP_PROP_FPS))
-    video.release()
+    with _plain_path(path) as plain:
+        video = cv2.VideoCapture(plain, cv2.CAP_FFMPEG)
+        rate = float(video.get(cv2.CAP_PROP_FPS))
+        video.release()
     return rate if 0 < rate < 1000 else USUAL_RATE
 
 
@@ -172,16 +230,18 @@ class Frame(NamedTuple):
 
     media: Media
     number: int | None = None  # of a video, counted from 1
-    pixels: np.ndarray | None = None  # (height, width, 3) uint8 RGB; None: a file not read yet
+    pixels: np.ndarray | None = None  # (height, width, 3) RGB values; None: a file not read yet
     error: str = ""  # why it cannot be read
 
-    def read(self) -> Frame:
-        """The frame with its pixels, or with its error."""
-        if self.pixels is not None or self.error:
+    def read(self, pixel_range: PixelRange = OWN_RANGE) -> Frame:
+        """The frame with its pixels as uint8 levels, or with its error."""
+        if self.error:
             return self
+        if self.pixels is not None:
+            return self._replace(pixels=to_levels(self.pixels, pixel_range))
         try:
             check_image(self.media.path)
-            return self._replace(pixels=read_image(self.media.path))
+            return self._replace(pixels=read_image(self.media.path, pixel_range=pixel_range))
         except UnreadableImageError as error:
             return self._replace(error=str(error))
         except OSError as error:
@@ -237,7 +297,7 @@ def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray
     if isinstance(value, torch.Tensor):
         images = [_from_tensor(image) for image in (value if value.ndim == 4 else value[None])]
     elif isinstance(value, Image.Image):
-        images = [np.array(ImageOps.exif_transpose(value).convert("RGB"))]
+        images = [values_of_picture(value)]
     else:
         images = [_from_array(value)]
     names = [f"image{number}" + f"_{position}" * (len(images) > 1) for position in range(len(images))]

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
 from reprlib import repr as short
 from xml.parsers import expat
 
-from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import LabelRow, Labels, UnreadableLabelsError, cut_box, labels_of, read_rows
+from ray_yolo.data.labels import (
+    Box,
+    ImageLabels,
+    LabelRow,
+    LabelRules,
+    UnreadableLabelsError,
+    cut_box,
+    edge_remarks,
+    labels_of,
+    read_rows,
+    remarks_on,
+)
+from ray_yolo.data.remarks import Kind, Remark, combine
+from ray_yolo.data.values import find_class, folded, number, size_conflict, truth
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
-_USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
+USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
 _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
@@ -30,53 +43,128 @@ def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> l
     if found:
         return [folder, os.path.normpath(f"{head}/Annotations/{tail}")]
     head, found, tail = f"{folder}/".rpartition("/images/")
-    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
+    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in USUAL] if found else []
     return [folder, *filter(exists, usual)]
 
 
-def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str], where: str) -> tuple[Labels, list[Finding]]:
+@dataclass
+class _Object:
+    """The texts of one object's tags, and those that it has twice."""
+
+    place: str
+    texts: dict[str, str] = field(default_factory=dict)
+    repeated: set[str] = field(default_factory=set)
+
+    def open(self, tag: str) -> None:
+        if tag in self.texts:
+            self.repeated.add(tag)
+        self.texts[tag] = ""
+
+
+@dataclass
+class _Annotation:
+    """The content of a file."""
+
+    objects: list[_Object] = field(default_factory=list)
+    header: dict[str, str] = field(default_factory=dict)  # the texts of width, height and filename
+    size_line: int = 1
+
+
+def parse_voc(content: bytes, size: tuple[int, int], rules: LabelRules, where: str) -> ImageLabels:
     """The labels in a VOC file's bytes, and the findings about its objects.
 
-    VOC counts pixels from 1 and includes the last one, so a box spans xmin - 1 .. xmax.
+    VOC counts pixels from 1 and includes the last one, so a box spans xmin - 1 .. xmax. Objects marked difficult are
+    left out unless the rules keep them.
 
     Raises:
-        UnreadableLabelsError: for a file that is not an XML annotation.
+        UnreadableLabelsError: for a file that is not an XML annotation, or describes an image of another size.
     """
-    rows, findings = read_rows(enumerate(_objects(content, where), 1),
-                               lambda item: _row(item[1], size, names, f"{where}: object {item[0]}"))
-    return labels_of(rows), findings
+    annotation = _parse(content, where)
+    stated = size_conflict(size, annotation.header.get("width"), annotation.header.get("height"))
+    if stated:
+        raise UnreadableLabelsError(f"{where}:{annotation.size_line}", f"its <size> says {stated}, but the image has "
+                                                                       f"{size[1]} x {size[0]} pixels")
+    kept: list[_Object] = []
+    remarks: list[Remark] = []
+    for item in annotation.objects:
+        if truth(item.texts.get("difficult")) and not rules.options.keep_difficult:
+            remarks.append(Remark(Kind("difficult", "VOC"), item.place))
+        else:
+            kept.append(item)
+    rows, findings = read_rows(kept, lambda item: _row(item, size, rules))
+    if _names_other_file(annotation.header.get("filename", ""), where):
+        remarks.append(Remark(Kind("file name", "VOC"), where))
+    return ImageLabels(labels_of(rows), findings, remarks=combine([*remarks_on(rows, "VOC"), *remarks]))
 
 
-def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], place: str) -> LabelRow:
-    try:
-        left, above, right, below = (float(item[side]) for side in _SIDES)
-        box = cut_box((left - 1, above - 1, right, below), size)
-    except (KeyError, ValueError):
-        raise UnreadableLabelsError(place, "has no usable bndbox with xmin, ymin, xmax and ymax") from None
-    if (name := item.get("name", "")) not in names:
+def _row(item: _Object, size: tuple[int, int], rules: LabelRules) -> LabelRow:
+    place = item.place
+    if item.repeated:
+        raise UnreadableLabelsError(place, f"has more than one {min(item.repeated)}")
+    sides = [number(item.texts.get(side)) for side in _SIDES]
+    left, above, right, below = sides
+    if left is None or above is None or right is None or below is None:
+        raise UnreadableLabelsError(place, "has no usable bndbox with xmin, ymin, xmax and ymax")
+    if right < left or below < above:
+        shown = ", ".join(f"{name} {side:g}" for name, side in zip(_SIDES, sides, strict=True))
+        raise UnreadableLabelsError(place, f"has no usable bndbox: a minimum is above its maximum ({shown})")
+    raw: Box = (left - 1, above - 1, right, below)
+    box = cut_box(raw, size)
+    name = item.texts.get("name", "").strip()
+    kind = find_class(name, rules.names)
+    if kind is None:
         raise UnreadableLabelsError(place, f"has the class {short(name)}, which the data set does not name; correct it "
                                            "or add the name")
-    kind = names.index(name)
-    return LabelRow(place, (kind, *box), kind, box)
+    remarks = edge_remarks(raw, size, "VOC")
+    if 0 <= min(left, above) < 1:
+        remarks += (Kind("counted from 0", "VOC"),)
+    return LabelRow(place, (kind, *box), kind, box, remarks=remarks)
 
 
-def _objects(content: bytes, where: str) -> list[dict[str, str]]:
-    """Name and box sides of every object. Entities are refused, so parsing cannot expand or load others."""
-    objects: list[dict[str, str]] = []
+def _names_other_file(name: str, where: str) -> bool:
+    """Whether <filename> names another image than the one of this file. It may lack the suffix or have folders."""
+    file_name = PureWindowsPath(name.strip()).name  # parts folders at both kinds of slashes
+    stem = folded(Path(where).stem)
+    return bool(file_name) and stem not in (folded(file_name), folded(Path(file_name).stem))
+
+
+def _parse(content: bytes, where: str) -> _Annotation:
+    """The content of a file. Entities are refused, so parsing cannot expand or load others."""
+    annotation = _Annotation()
+    objects = annotation.objects
     path: list[str] = []
     parser = expat.ParserCreate()
     parser.buffer_text = True  # otherwise `cats &amp; dogs` arrives in three pieces
 
-    def start(tag: str, _: dict[str, str]) -> None:
+    def is_of_object() -> bool:
+        return path[1:] in (["object", "name"], ["object", "difficult"]) or (
+            path[1:3] == ["object", "bndbox"] and path[3:] in [[side] for side in _SIDES])
+
+    def is_of_header() -> bool:
+        return path[1:] in (["filename"], ["size", "width"], ["size", "height"])
+
+    def start(name: str, _: dict[str, str]) -> None:
+        tag = name.lower()
         path.append(tag)
+        line = f"{where}:{parser.CurrentLineNumber}"
         if len(path) > _MAX_DEPTH:
-            raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is nested deeper than {_MAX_DEPTH}")
+            raise UnreadableLabelsError(line, f"is nested deeper than {_MAX_DEPTH}")
+        if path == [tag] and tag != "annotation":
+            raise UnreadableLabelsError(line, f"is no VOC annotation: its first tag is <{short(name)[1:-1]}>")
+        if tag == "bndbox" and path[1:2] != ["object"]:
+            raise UnreadableLabelsError(line, "has a <bndbox> that is not in an <object> of the annotation")
         if path[1:] == ["object"]:
-            objects.append({})
+            objects.append(_Object(f"{where}: object {len(objects) + 1}"))
+        elif path[1:] == ["size"]:
+            annotation.size_line = parser.CurrentLineNumber
+        elif is_of_object():
+            objects[-1].open(tag)
 
     def text(data: str) -> None:
-        if path[1:] == ["object", "name"] or (path[1:3] == ["object", "bndbox"] and path[-1] in _SIDES):
-            objects[-1][path[-1]] = objects[-1].get(path[-1], "") + data.strip()
+        if is_of_object():
+            objects[-1].texts[path[-1]] += data
+        elif is_of_header():
+            annotation.header[path[-1]] = annotation.header.get(path[-1], "") + data
 
     def refuse(*_: object) -> None:
         raise UnreadableLabelsError(where, "declares a document type or entities, which no annotation needs")
@@ -89,4 +177,4 @@ def _objects(content: bytes, where: str) -> list[dict[str, str]]:
     except (expat.ExpatError, LookupError, ValueError) as error:  # the last two: unsupported encodings
         raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is not XML that can be read: {error}"
                                     ) from None
-    return objects
+    return annotation

@@ -1,4 +1,5 @@
-"""YOLO label files: rows `class x y width height` or `class x1 y1 x2 y2 x3 y3 ...`, shares of the image.
+"""YOLO label files: rows `class x y width height` or `class x1 y1 x2 y2 x3 y3 ...`, shares of the image. Where the data
+set declares keypoints, a row is a box and its keypoints.
 
 Ambiguous or invalid rows are left out and reported with their line.
 """
@@ -6,15 +7,28 @@ Ambiguous or invalid rows are left out and reported with their line.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import LabelRow, Labels, UnreadableLabelsError, labels_of, read_rows
+from ray_yolo.data.labels import (
+    ImageLabels,
+    LabelRow,
+    LabelRules,
+    UnreadableLabelsError,
+    edge_remarks,
+    labels_of,
+    read_rows,
+    remarks_on,
+)
+from ray_yolo.data.remarks import Kind
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding errors of exporters and are clipped
+_BOX_SLACK = 0.01  # a box may reach this far out of its image
+_SAME = 0.005  # shares this close are equal: labelling tools round to three decimals
+_BETWEEN_COMMAS = re.compile(r"\s*[,;]\s*")
 
 
 def label_path(image_path: str) -> str:
@@ -30,8 +44,7 @@ def shares_of(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.concatenate([(low + high) / 2, high - low], axis=1) / np.array([*size[::-1], *size[::-1]])
 
 
-def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
-                 where: str) -> tuple[Labels, list[Finding]]:
+def parse_labels(content: bytes, size: tuple[int, int], rules: LabelRules, where: str) -> ImageLabels:
     """The labels in the bytes of a file, and the findings about its rows. The text is UTF-8 with or without BOM, or
     UTF-16 with BOM, with any line ends. `size` is (height, width) of the upright image, `where` the file's path for
     messages.
@@ -40,8 +53,8 @@ def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
         UnreadableLabelsError: for a file that is not text.
     """
     lines = [(number, line) for number, line in enumerate(_text(content, where).splitlines(), 1) if line.strip()]
-    rows, findings = read_rows(lines, lambda line: _row(line[1], size, len(names), f"{where}:{line[0]}"))
-    return labels_of(rows), findings
+    rows, findings = read_rows(lines, lambda line: _row(line[1], size, rules, f"{where}:{line[0]}"))
+    return ImageLabels(labels_of(rows), findings, remarks=remarks_on(rows, "YOLO"))
 
 
 def _text(content: bytes, where: str) -> str:
@@ -52,40 +65,176 @@ def _text(content: bytes, where: str) -> str:
         raise UnreadableLabelsError(where, "is not a text file") from None
 
 
-def _row(line: str, size: tuple[int, int], num_classes: int, place: str) -> LabelRow:
-    kind, *shares = _numbers(line, num_classes, place)
-    if len(shares) > 4:
-        outline = np.array(shares).reshape(-1, 2) * (size[1], size[0])
-        (left, above), (right, below) = outline.min(axis=0).tolist(), outline.max(axis=0).tolist()
-        return LabelRow(place, (kind, *shares), int(kind), (left, above, right, below), outline)
+def _row(line: str, size: tuple[int, int], rules: LabelRules, place: str) -> LabelRow:
+    words = line.split()
+    kind, *shares = _numbers(line, words, place)
+    if rules.keypoints:
+        box = _box_of_keypoints(shares, rules, place)
+        return _box_row(_class(words[0], kind, rules, place), box, size, place)
+    if len(shares) <= 5:
+        box = _plain_box(shares, rules, place)
+        return _box_row(_class(words[0], kind, rules, place), box, size, place)
+    _refuse_other_rows(words, shares, place)
+    outline = _inside(_outline(shares, rules, place), place)
+    return _outline_row(_class(words[0], kind, rules, place), outline, size, place)
+
+
+def _numbers(line: str, words: Sequence[str], place: str) -> list[float]:
+    """The numbers of a row, five or more."""
+    if "," in line or ";" in line:
+        if len(words) >= 5:
+            raise UnreadableLabelsError(place, "has numbers with a comma; write 0.5, not 0,5")
+        columns = len(_BETWEEN_COMMAS.split(line.strip()))
+        raise UnreadableLabelsError(place, f"has {columns} columns between commas; YOLO separates columns by blanks")
+    if len(words) < 5:
+        raise UnreadableLabelsError(place, _wrong_columns(len(words)))
+    try:
+        if "_" in line:
+            raise ValueError
+        return [float(word) for word in words]
+    except ValueError:
+        raise UnreadableLabelsError(place, _no_numbers(words)) from None
+
+
+def _wrong_columns(columns: int) -> str:
+    return (f"has {columns} columns; a box has 5, an outline of k points 1 + 2k with k from 3 up, and a box with "
+            "keypoints needs `kpt_shape` in the data set's YAML file")
+
+
+def _no_numbers(words: Sequence[str]) -> str:
+    try:
+        float(words[0])
+    except ValueError:
+        return f"is not a row of numbers: it begins with {words[0][:20]!r}, not with the number of a class"
+    return "is not a row of numbers"
+
+
+def _box_of_keypoints(shares: Sequence[float], rules: LabelRules, place: str) -> list[float]:
+    """The box of a row with as many columns as `kpt_shape` says, or without keypoints. Keypoints are not used, so they
+    may be outside the image."""
+    assert rules.keypoints
+    count, dimensions = rules.keypoints
+    expected = 4 + count * dimensions
+    extra = 1 if rules.options.with_confidence else 0
+    if len(shares) not in (4, 4 + extra, expected, expected + extra):
+        raise UnreadableLabelsError(place, f"has {1 + len(shares)} columns; with kpt_shape: [{count}, {dimensions}] a "
+                                           f"row has {1 + expected}, or 5 without keypoints")
+    return _inside(shares[:4], place)
+
+
+def _plain_box(shares: Sequence[float], rules: LabelRules, place: str) -> list[float]:
+    """The box of a row of five columns, or of six with a confidence."""
+    if len(shares) == 4:
+        return _inside(shares, place)
+    last = shares[4]
+    if rules.options.with_confidence and 0 <= last <= 1:
+        return _inside(shares[:4], place)
+    if rules.options.with_confidence:
+        raise UnreadableLabelsError(place, f"has {last:g} in the sixth column, which is no confidence from 0 to 1 but "
+                                           "may be a track id or an angle; remove the column")
+    raise UnreadableLabelsError(place, "has 6 columns, and a box has 5: the sixth may be a confidence (add "
+                                       "--labels-with-confidence to use the box), a track id or an angle (remove it)")
+
+
+def _refuse_other_rows(words: Sequence[str], shares: Sequence[float], place: str) -> None:
+    """Refuse rows that have the length of an outline, but whose numbers say something else."""
+    if not _is_box(shares):
+        return
+    extra = shares[4:]
+    if len(extra) % 3 == 0 and all(share in (0, 1, 2) for share in extra[2::3]):
+        shape = f"[{len(extra) // 3}, 3]"
+        raise UnreadableLabelsError(place, "seems to be a box and keypoints with their visibility (0, 1 or 2); add "
+                                           f"`kpt_shape: {shape}` to the data set's YAML file")
+    if len(extra) == 2 and 0 <= extra[0] <= 1 and words[-1].isdecimal():
+        raise UnreadableLabelsError(place, f"seems to be a box with a confidence and the track id {words[-1][:20]}, "
+                                           "not an outline of 3 points; remove the last two columns")
+    if len(extra) >= 6 and len(extra) % 2 == 0 and _encloses_exactly(shares):
+        raise UnreadableLabelsError(place, "seems to be a box and the points in it, not an outline: the box of the "
+                                           "other points is its first four numbers; remove one of the two, or add "
+                                           f"`kpt_shape: [{len(extra) // 2}, 2]` to the data set's YAML file")
+
+
+def _is_box(shares: Sequence[float]) -> bool:
+    """Whether the first four numbers are centre and size of a box in the image."""
+    x, y, width, height = shares[:4]
+    inside = (min(x - width / 2, y - height / 2) >= -_BOX_SLACK
+              and max(x + width / 2, y + height / 2) <= 1 + _BOX_SLACK)
+    return width > 0 and height > 0 and inside
+
+
+def _encloses_exactly(shares: Sequence[float]) -> bool:
+    """Whether the first four numbers are the box of the points after them."""
+    x, y, width, height = shares[:4]
+    across, down = shares[4::2], shares[5::2]
+    differences = (min(across) - (x - width / 2), max(across) - (x + width / 2),
+                   min(down) - (y - height / 2), max(down) - (y + height / 2))
+    return all(abs(difference) <= _SAME for difference in differences)
+
+
+def _outline(shares: list[float], rules: LabelRules, place: str) -> list[float]:
+    """The points of a row of seven or more columns."""
+    if len(shares) % 2 == 0:
+        return shares
+    if rules.options.with_confidence and 0 <= shares[-1] <= 1:
+        return shares[:-1]
+    raise UnreadableLabelsError(place, _wrong_columns(1 + len(shares)))
+
+
+def _inside(shares: Sequence[float], place: str) -> list[float]:
+    """Shares, clipped to 0..1 where they are outside by rounding."""
+    if not all(-_SLACK <= share <= 1 + _SLACK for share in shares):  # false for NaN too
+        raise UnreadableLabelsError(place, "has values outside 0 to 1; they must be shares of the image's width "
+                                           "and height")
+    return [_share(share) for share in shares]
+
+
+def _class(word: str, kind: float, rules: LabelRules, place: str) -> int:
+    num_classes = len(rules.names)
+    if not kind.is_integer():
+        raise UnreadableLabelsError(place, f"has the class {word[:20]}, which is not a whole number")
+    if not 0 <= kind < num_classes:
+        raise UnreadableLabelsError(place, f"has the class {word[:20]}, but the data set names {num_classes} "
+                                           f"classes (0-{num_classes - 1}); correct it or add the name")
+    return int(kind)
+
+
+def _box_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: str) -> LabelRow:
     x, y, width, height = shares  # plain floats: arrays would take half of the time
-    box = (_share(x - width / 2) * size[1], _share(y - height / 2) * size[0],
-           _share(x + width / 2) * size[1], _share(y + height / 2) * size[0])
-    return LabelRow(place, (kind, *shares), int(kind), box)
+    sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+    pixels = (sides[0] * size[1], sides[1] * size[0], sides[2] * size[1], sides[3] * size[0])
+    box = (_share(sides[0]) * size[1], _share(sides[1]) * size[0],
+           _share(sides[2]) * size[1], _share(sides[3]) * size[0])
+    remarks = edge_remarks(pixels, size, "YOLO")
+    if width > x and height > y:
+        remarks += (Kind("corner order", "YOLO"),)
+    return LabelRow(place, (kind, *shares), kind, box, remarks=remarks)
+
+
+def _outline_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: str) -> LabelRow:
+    outline = np.array(shares).reshape(-1, 2) * (size[1], size[0])
+    (left, above), (right, below) = outline.min(axis=0).tolist(), outline.max(axis=0).tolist()
+    columns = str(1 + len(shares))
+    remarks = [Kind("outline", columns)]
+    if _is_box(shares) and not _is_parallelogram(shares) and _surrounds(shares):
+        remarks.append(Kind("keypoints", columns))
+    return LabelRow(place, (kind, *shares), kind, (left, above, right, below), outline, remarks=tuple(remarks))
+
+
+def _is_parallelogram(shares: Sequence[float]) -> bool:
+    """Whether four points are those of a rotated box, whose diagonals have the same centre."""
+    if len(shares) != 8:
+        return False
+    return (abs(shares[0] + shares[4] - shares[2] - shares[6]) <= 2 * _SAME
+            and abs(shares[1] + shares[5] - shares[3] - shares[7]) <= 2 * _SAME)
+
+
+def _surrounds(shares: Sequence[float]) -> bool:
+    """Whether the first four numbers are a box around the points after them. A keypoint that is not labelled is (0, 0).
+    """
+    x, y, width, height = shares[:4]
+    points = [point for point in zip(shares[4::2], shares[5::2], strict=True) if any(point)]
+    return all(abs(across - x) <= 0.6 * width and abs(down - y) <= 0.6 * height for across, down in points)
 
 
 def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0)
-
-
-def _numbers(line: str, num_classes: int, place: str) -> list[float]:
-    """Class and shares of one row, checked and clipped to 0..1."""
-    words = line.split()
-    if len(words) != 5 and (len(words) < 7 or len(words) % 2 == 0):
-        raise UnreadableLabelsError(place, f"has {len(words)} columns; a box has 5, an outline of k points 1 + 2k "
-                                           "with k from 3 up")
-    try:
-        if "_" in line:
-            raise ValueError
-        kind, *shares = map(float, words)
-    except ValueError:
-        raise UnreadableLabelsError(place, "is not a row of numbers") from None
-    if not all(-_SLACK <= share <= 1 + _SLACK for share in shares):  # false for NaN too
-        raise UnreadableLabelsError(place, "has values outside 0 to 1; they must be shares of the image's width "
-                                           "and height")
-    if not kind.is_integer():
-        raise UnreadableLabelsError(place, f"has the class {words[0][:20]}, which is not a whole number")
-    if not 0 <= kind < num_classes:
-        raise UnreadableLabelsError(place, f"has the class {words[0][:20]}, but the data set names {num_classes} "
-                                           f"classes (0-{num_classes - 1}); correct it or add the name")
-    return [kind, *map(_share, shares)]

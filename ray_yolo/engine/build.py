@@ -64,6 +64,7 @@ class TrainSpec:
     train: AnnotationIndex
     val: AnnotationIndex
     run_dir: Path
+    weight_classes: tuple[int, ...] | None = None  # number in the initial weights of each class; None: the same
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,8 @@ def build_network(spec: TrainSpec) -> Detector:
         torch.manual_seed(recipe.seed)
         model = build_model(spec.architecture or recipe.model, len(spec.names), spec.anchors)
     if recipe.weights:
-        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=spec.anchors is not None)
+        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=spec.anchors is not None,
+                     classes=spec.weight_classes)
     return model
 
 

@@ -198,5 +198,6 @@ def about(spec: TrainSpec) -> dict[str, Any]:
     return {"format": state_file.FORMAT, "recipe": spec.recipe.model_dump(mode="json"), "digest": spec.digest,
             "names": list(spec.names), "architecture": spec.architecture, "anchors": spec.anchors,
             "threads": torch.get_num_threads(), "labels": spec.train.digest,
+            "pixel_range": dict(spec.train.pixel_range),
             "plugin": plugin and [plugin.package, plugin.version],
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}

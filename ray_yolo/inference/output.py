@@ -26,6 +26,7 @@ import torch
 
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.files import atomic_write
+from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.label_files import LabelSources
@@ -124,7 +125,7 @@ def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
 
 def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame]) -> _Done:
     """Read, detect and write in a pool's thread; frames of videos are returned, to be written in order."""
-    frames = [frame.read() for frame in batch]
+    frames = [frame.read(predictor.pixel_range) for frame in batch]
     pixels = [frame.pixels for frame in frames if frame.pixels is not None]
     detected = iter(predictor.detect(pixels) if pixels else ())
     done: _Done = []
@@ -158,7 +159,7 @@ def _with_videos(done: Iterable[_Done], output: Output | None) -> Iterator[tuple
 
 
 def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWriter:
-    path = place(output.folder / f"{media.stem}.mp4")
+    path = place(output.folder / f"{encodable(media.stem)}.mp4")  # OpenCV crashes with names of other encodings
     rate = (USUAL_RATE if media.is_stream else frames_per_second(media.path)) / output.config.vid_stride
     size = frame.shape[1], frame.shape[0]
     video = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
@@ -203,13 +204,14 @@ def to_json(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
 
 
 def _entry(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
+    image = encodable(prediction.image)
     if prediction.error:
-        return {"image": prediction.image, "error": prediction.error}
+        return {"image": image, "error": prediction.error}
     frame = {} if prediction.frame is None else {"frame": prediction.frame}
     height, width = prediction.size
     detections = [{"class": int(row[5]), "name": names[int(row[5])], "score": round(row[4], 5),
                    "box": [round(edge, 3) for edge in row[:4]]} for row in prediction.detections.tolist()]
-    return {"image": prediction.image, **frame, "height": height, "width": width, "detections": detections}
+    return {"image": image, **frame, "height": height, "width": width, "detections": detections}
 
 
 def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
@@ -218,7 +220,8 @@ def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("image", "frame", "class", "name", "score", "x1", "y1", "x2", "y2"))
     for one in predictions:
-        table.writerows((one.image, one.frame, int(kind), names[int(kind)], f"{score:.5f}", *(f"{e:.3f}" for e in box))
+        image = encodable(one.image)
+        table.writerows((image, one.frame, int(kind), names[int(kind)], f"{score:.5f}", *(f"{e:.3f}" for e in box))
                         for *box, score, kind in one.detections.tolist())
     return text.getvalue()
 

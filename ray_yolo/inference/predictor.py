@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_yolo.checkpoints.foreign import Weights, read_weights
+from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.config.commands import DetectConfig, NmsConfig
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.recipe import Recipe
@@ -29,6 +29,7 @@ from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes, resized
+from ray_yolo.data.pixels import PixelRange, read_pixel_range
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import STAGES, autocast
 from ray_yolo.models.detector import Detector, fuse
@@ -48,6 +49,7 @@ class Trained:
     family: Family
     names: tuple[str, ...]
     recipe: Recipe  # of the training; the defaults for a file of plain tensors
+    pixel_range: PixelRange = field(default_factory=dict)  # of the training images with more than 8 bits
 
 
 def load_trained(path: Path) -> Trained:
@@ -69,11 +71,18 @@ def load_trained(path: Path) -> Trained:
         named = weights.meta["architecture"] or recipe.model
         model = build_model(named, len(weights.names), weights.meta["anchors"])
         model.load_state_dict(weights.tensors)
+        pixel_range = read_pixel_range(weights.meta.get("pixel_range", {}))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(f"{path}: is not a checkpoint of this ray_yolo ({reason}); give a .pt file of a run"
                               ) from None
-    return Trained(model.eval(), find_family(named), weights.names, recipe)
+    return Trained(model.eval(), find_family(named), weights.names, recipe, pixel_range)
+
+
+def select_classes(trained: Trained, classes: Sequence[int]) -> Trained:
+    """The same weights with only these classes, in this order. It changes the model in place."""
+    trained.model.head.select_classes(classes)
+    return replace(trained, names=tuple(trained.names[number] for number in classes))
 
 
 def _recognise(weights: Weights, path: Path) -> Trained:
@@ -89,8 +98,10 @@ def _recognise(weights: Weights, path: Path) -> Trained:
         if shapes == {key: tensor.shape for key, tensor in expected.items()}:
             model = build_model(name, num_classes)
             model.load_state_dict(tensors)
-            names = weights.names if len(weights.names) == num_classes else map("class{}".format, range(num_classes))
-            return Trained(model.eval(), family, tuple(names), Recipe(model=name))
+            if weights.names and len(weights.names) != num_classes:
+                _log.warning("%s: has %d class names for %d classes; they are ignored", path, len(weights.names),
+                             num_classes)
+            return Trained(model.eval(), family, class_names(weights, num_classes), Recipe(model=name))
     raise CheckpointError(f"{path}: has no recipe and its tensors fit no known model; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
 
@@ -119,6 +130,7 @@ class Predictor:
     imgsz: int
     settings: DetectConfig
     device: torch.device
+    pixel_range: PixelRange = field(default_factory=dict)  # of images with more than 8 bits
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """The detections of one image (height, width, 3) uint8 RGB, as in `ImageDetections`."""
@@ -171,7 +183,8 @@ class Predictor:
 def build_predictor(trained: Trained, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
     """A predictor for trained weights."""
     model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
-    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device)
+    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device,
+                     trained.pixel_range)
 
 
 def input_size(trained: Trained, imgsz: int | None) -> int:

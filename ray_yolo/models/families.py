@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_yolo.config.model_facts import family_of_table, plugin_of, plugins
+from ray_yolo.config.model_facts import check_model_name, family_of_table, plugin_of
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models import zoo
@@ -66,7 +65,8 @@ class Transfer(NamedTuple):
 
     matched: int
     total: int
-    left_out: tuple[str, ...]  # the model's tensors that kept their initial values
+    left_out: tuple[str, ...]  # the model's tensors that keep their initial values
+    has_classes: bool = True  # whether the class layers are covered, so that class numbers have a meaning
 
 
 def find_family(model: str | Mapping[str, object]) -> Family:
@@ -83,12 +83,8 @@ def find_family(model: str | Mapping[str, object]) -> Family:
         module, _, name = found.family.partition(":")
         family: Family = getattr(importlib.import_module(module), name)
         return family
-    known = [*FAMILY_OF, *(name for each in plugins() for name in each.models)]
-    near = difflib.get_close_matches(stem := model.rpartition("/")[2].partition(".")[0], known, n=1, cutoff=0.0)[0]
-    if model.endswith((".pt", ".safetensors")):
-        name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
-        raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
-    raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(known)}, or a YAML file")
+    check_model_name(model)
+    raise ConfigError(f"model: {model} is a file; read it first")  # a YAML file is given as its mapping
 
 
 def build_model(model: str | Mapping[str, object], num_classes: int, anchors: Anchors | None = None) -> Detector:
@@ -106,8 +102,8 @@ def build_model(model: str | Mapping[str, object], num_classes: int, anchors: An
     return architecture.build(num_classes, anchors)
 
 
-def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:
-    """Copy the tensors whose name and shape match into a model; the others keep their initial values.
+def compare_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:
+    """The coverage of a model by a state, without copying anything.
 
     Args:
         state: tensors by name, as from a state dict; a prefix `module.` is ignored.
@@ -116,18 +112,43 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
     Raises:
         CheckpointError: if no tensor matches.
     """
+    fitting = _fitting(detector, state, keep_anchors=keep_anchors)
+    own = detector.state_dict()
+    head = f"model.{len(detector.model) - 1}"
+    class_tensors = [f"{head}.{layer}.{kind}" for layer in detector.head.class_layers() for kind in ("weight", "bias")]
+    return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting),
+                    has_classes=all(name in fitting for name in class_tensors))
+
+
+def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False,
+                 classes: Sequence[int] | None = None) -> Transfer:
+    """Copy the tensors whose name and shape match into a model; the others keep their initial values.
+
+    Args:
+        state: as in `compare_weights`.
+        keep_anchors: as in `compare_weights`.
+        classes: for each class of the model, its number in the state; None: the same numbers.
+
+    Raises:
+        CheckpointError: if no tensor matches.
+    """
+    transfer = compare_weights(detector, state, keep_anchors=keep_anchors)
+    detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors), strict=False)
+    if classes is not None:
+        detector.head.select_classes(classes)
+    return transfer
+
+
+def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool) -> dict[str, Tensor]:
+    """The tensors of a state whose name and shape are those of a model's tensor."""
     given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
     fitting: dict[str, Tensor] = {}
-    left_out: list[str] = []
     for name, tensor in own.items():
         is_kept = keep_anchors and name.endswith(".anchors")
         if name in given and given[name].shape == tensor.shape and not is_kept:
             fitting[name] = given[name]
-        else:
-            left_out.append(name)
     if not fitting:
         raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(given)} given ones; "
                               f"expected names such as {next(iter(own))}")
-    detector.load_state_dict(fitting, strict=False)
-    return Transfer(len(fitting), len(own), tuple(left_out))
+    return fitting

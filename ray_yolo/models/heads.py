@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.blocks import Channels, Conv, Count
 from ray_yolo.ops.boxes import BINS, corners, expected_boxes, flatten_levels, grid_cells, grid_points
 
@@ -41,6 +42,32 @@ class Head(nn.Module):
 
     def lighten(self) -> None:
         """Drop the parts that only training needs; most heads have none."""
+
+    def class_layers(self) -> dict[str, nn.Conv2d]:
+        """The convolutions whose outputs are class scores, by their name in the head. None: classes are fixed."""
+        return {}
+
+    def class_outputs(self, classes: Sequence[int]) -> list[int]:
+        """Output channels of a class layer that belong to these classes, in this order, or to no class."""
+        return list(classes)
+
+    @torch.no_grad()
+    def select_classes(self, classes: Sequence[int]) -> None:
+        """Keep only these classes, in this order: class i of the head becomes its former class `classes[i]`.
+
+        Raises:
+            ConfigError: if the head does not name its class layers.
+        """
+        layers, outputs = self.class_layers(), self.class_outputs(classes)
+        if not layers:
+            raise ConfigError(f"model: the classes of a {type(self).__name__} head cannot be matched by name; give the "
+                              "data set and the weights the same order of classes")
+        for layer in layers.values():
+            assert layer.bias is not None, "class layers have a bias"
+            layer.weight = nn.Parameter(layer.weight[outputs].clone(), layer.weight.requires_grad)
+            layer.bias = nn.Parameter(layer.bias[outputs].clone(), layer.bias.requires_grad)
+            layer.out_channels = len(outputs)
+        self.num_classes = len(classes)
 
 
 class Detect(Head):
@@ -78,6 +105,15 @@ class Detect(Head):
                 bias = cast(Tensor, convolve.bias).view(self.num_anchors, -1)
                 bias[:, 4] += math.log(8 / (640 / stride) ** 2)
                 bias[:, 5:] += math.log(0.6 / (self.num_classes - 0.99999))
+
+    def class_layers(self) -> dict[str, nn.Conv2d]:
+        """One convolution per level."""
+        return {f"m.{level}": cast(nn.Conv2d, layer) for level, layer in enumerate(self.m)}
+
+    def class_outputs(self, classes: Sequence[int]) -> list[int]:
+        """For each anchor, the box, the objectness and these classes."""
+        fields = [*range(5), *(5 + number for number in classes)]
+        return [anchor * (5 + self.num_classes) + field for anchor in range(self.num_anchors) for field in fields]
 
 
 def set_anchors(head: Detect, anchors_px: Anchors) -> None:
@@ -142,6 +178,10 @@ class AnchorFree(Head):
             _set_last_bias(box, self.box_bias)
             _set_last_bias(score, math.log(5 / self.num_classes / cells))
 
+    def class_layers(self) -> dict[str, nn.Conv2d]:
+        """The last convolution of each class branch."""
+        return _last_layers("cv3", self.cv3)
+
     def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         return _branch(inputs, hidden, outputs)
 
@@ -180,6 +220,10 @@ class EndToEnd(LightAnchorFree):
         for first, second in ((self.cv2, self.one2one_cv2), (self.cv3, self.one2one_cv3)):
             second.load_state_dict(first.state_dict())
 
+    def class_layers(self) -> dict[str, nn.Conv2d]:
+        """Those of both heads."""
+        return super().class_layers() | _last_layers("one2one_cv3", self.one2one_cv3)
+
     def lighten(self) -> None:
         """Drop the one-to-many head; `forward` then returns the one-to-one levels only."""
         self.is_light = True
@@ -197,6 +241,15 @@ def _join(boxes: nn.ModuleList, scores: nn.ModuleList, features: Sequence[Tensor
     for box, score, x in zip(boxes, scores, features, strict=True):
         levels.append(torch.cat((box(x), score(x)), 1))
     return tuple(levels)
+
+
+def _last_layers(name: str, branches: nn.ModuleList) -> dict[str, nn.Conv2d]:
+    """The last convolution of each branch, by its name in the head."""
+    layers: dict[str, nn.Conv2d] = {}
+    for level, branch in enumerate(branches):
+        sequence = cast(nn.Sequential, branch)
+        layers[f"{name}.{level}.{len(sequence) - 1}"] = cast(nn.Conv2d, sequence[-1])
+    return layers
 
 
 def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

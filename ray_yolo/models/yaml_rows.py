@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from ray_yolo.config.model_facts import family_of_table
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.models import blocks, heads
 from ray_yolo.models.detector import Architecture
@@ -107,8 +107,8 @@ def _read_row(entry: object, where: str, head: type[heads.Head], names: Mapping[
             raise ConfigError(f"{where}: a row is [from, number, module, args], but this one is {entry!r}")
     known = {**BLOCKS, "Detect": head}
     if module not in known:
-        near = difflib.get_close_matches(module, known, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"{where}: module {module!r} is unknown; did you mean {near}? Known: {', '.join(known)}")
+        near = did_you_mean(module, {name: name for name in known})
+        raise ConfigError(f"{where}: module {module!r} is unknown{near or ';'} Known: {', '.join(known)}")
     where = f"{where} {module}"
     values = [_look_up(value, names, where) for value in args]
     if module == "Detect":

@@ -30,6 +30,26 @@ class SweepRecord(Frozen):
     """For which its commands have run."""
 
 
+class TransferRecord(Frozen):
+    """What a training takes from the file of its `weights`."""
+
+    matched: int
+    """Tensors of the model that come from the file."""
+    total: int
+    """Tensors of the model."""
+    left_out: tuple[str, ...]
+    """Names of the others, which start with new values."""
+    classes: tuple[int, ...] | None = None
+    """For each class of the data set, its number in the file; None: the same numbers, or a new class layer."""
+    note: str = ""
+    """On the classes; '' if both name the same."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether less than half of the model comes from the file."""
+        return 2 * self.matched < self.total
+
+
 class RunRecord(Frozen):
     """The record of a training."""
 
@@ -51,6 +71,8 @@ class RunRecord(Frozen):
     provenance: dict[str, Any]
     num_workers: int | tuple[int, int] | None = None
     """Of the first start; later starts use it unless they set their own. None in records of older versions."""
+    transfer: TransferRecord | None = None
+    """None without initial weights, and in records of older versions."""
     origin: dict[str, Any] | None = None
     """For a trial that continues another trial's checkpoint: that trial, and the genes."""
     genes: dict[str, Any] | None = None

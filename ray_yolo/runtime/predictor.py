@@ -131,7 +131,10 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
     placement = config.placement
     absolute = config.model_copy(update={"weights": absolute_weights(config.weights)})
     with _quiet():
-        files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
+        # As bytes, because Arrow has no text for names that are not UTF-8.
+        rows = [{"number": number, **{field: os.fsencode(text) for field, text in one._asdict().items()}}
+                for number, one in enumerate(media)]
+        files = ray.data.from_items(rows,
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
         results = files.map_batches(
             _Actor, batch_size=None,
@@ -157,7 +160,7 @@ class _Actor:
         self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
-        media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
+        media = [Media(*map(os.fsdecode, row)) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
         with tempfile.TemporaryDirectory() if self._address else nullcontext(self._folder) as folder:
             payloads = [to_payload(predictions) for _, predictions in detect_files(
                 self._predictor, media, Output(Path(folder), self._settings), threads=self._settings.placement.threads)]

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
-from ray_yolo.checkpoints.foreign import read_weights
+from ray_yolo.checkpoints.foreign import class_names, read_weights
 from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.model_facts import off_grid, plugin_of, read_model_file
 from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
@@ -42,16 +43,19 @@ from ray_yolo.data.index import (
     require_boxes,
     sample_images,
 )
+from ray_yolo.data.labels import LabelOptions
+from ray_yolo.data.twins import find_twins
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.models.detector import count_parameters
-from ray_yolo.models.families import FAMILY_OF, build_model, find_family, load_weights
+from ray_yolo.models.families import FAMILY_OF, build_model, compare_weights, find_family, load_weights
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.runs.folders import storage_probe
-from ray_yolo.runs.record import RunRecord
+from ray_yolo.runs.record import RunRecord, TransferRecord
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
+from ray_yolo.sinks.mlflow_client import tracking_uri
 
 
 def check_early(config: RunConfig) -> Hooks:
@@ -60,6 +64,7 @@ def check_early(config: RunConfig) -> Hooks:
     """
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
+    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
     hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
@@ -70,13 +75,16 @@ def check_early(config: RunConfig) -> Hooks:
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The checked data set of a recipe: its description, training and validation labels.
 
-    Findings about the description are among those of the training labels. Raises a DatasetError if the data set cannot
+    Findings about the description are among those of the training labels. Validation images are read with the range of
+    the training images' values. Raises a DatasetError if the data set cannot
     be read as described, or has nothing to train on.
     """
     description = read_description(recipe.data)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
+    options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
+    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
                   for split in ("train", "val"))
     refuse_count_from_one(train, description)
+    val = as_training_reads(val, train)
     if recipe.classes is not None:
         check_classes(recipe.classes, train.names)
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
@@ -86,6 +94,12 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
     return description, replace(train, findings=(*description.findings, *train.findings)), val
+
+
+def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> AnnotationIndex:
+    """Another split with the range of the training images' values, and its twins among the training images."""
+    return replace(index, pixel_range={**index.pixel_range, **train.pixel_range},
+                   twins=find_twins(train.paths, index.paths))
 
 
 def check_model(recipe: Recipe) -> None:
@@ -119,6 +133,31 @@ def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) ->
         raise ConfigError(f"imgsz: {imgsz} {reason} (the head of {path} has cells of {grid} px)")
 
 
+def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRecord | None:
+    """What a training on these classes takes from the file of `weights`; None if it starts from scratch.
+
+    Class names are compared only if the class layers come from the file.
+
+    Raises:
+        CheckpointError: if no tensor of the file fits the model.
+        DatasetError: if the file has other classes, equal in number, unless the recipe allows that.
+    """
+    if not recipe.weights:
+        return None
+    name, architecture = read_model(recipe.model)
+    weights = read_weights(local_file(recipe.weights))
+    with torch.device("meta"):
+        model = build_model(architecture or name, len(names))
+    transfer = compare_weights(model, weights.tensors)
+    rows, note = None, ""
+    if transfer.has_classes and not recipe.single_cls:
+        match = match_classes(names, class_names(weights, len(names)), data_file=recipe.data,
+                              weights_file=recipe.weights, allow_names=recipe.allow_names)
+        rows, note = None if match.is_identity else match.rows, match.note
+    return TransferRecord(matched=transfer.matched, total=transfer.total, left_out=transfer.left_out, classes=rows,
+                          note=note)
+
+
 def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
     """The recipe with all open settings decided, for a first start on these workers.
 
@@ -131,7 +170,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
         from ray_yolo.runtime import node_checks  # here, as below: Ray takes seconds
 
         bf16 = node_checks.all_multiply_bf16()
-    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16, num_images=len(train))
+    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16)
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
@@ -143,7 +182,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     return decided(images_per_worker=min(cluster.run_on_every_worker(_room_here, question, placement, gpus)))
 
 
-def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> tuple[RunConfig, str]:
+def with_workers(config: RunConfig, run: Run | None) -> tuple[RunConfig, str]:
     """The configuration with a fixed number of workers, and the reason if the number is automatic.
 
     A run keeps the number of its first start. If a cluster was requested, its resources decide. The number is at most
@@ -164,7 +203,7 @@ def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> 
         else:
             number, why = workers_here(torch.cuda.device_count(), placement.gpus_per_worker)
         recipe = run.training.recipe if run else config.recipe
-        number = next((few for few in range(number, 1, -1) if _can_share(recipe, few, len(train))), min(number, 1))
+        number = next((few for few in range(number, 1, -1) if _can_share(recipe, few)), min(number, 1))
     fixed = placement.model_copy(update={"num_workers": number})
     return config.model_copy(update={"placement": fixed}), f"--num-workers auto: {number}, {why}"
 
@@ -175,9 +214,9 @@ def cluster_asked_for(placement: Placement) -> bool:
     return bool(placement.address or os.environ.get("RAY_ADDRESS") or (ray and ray.is_initialized()))
 
 
-def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
+def _can_share(recipe: Recipe, num_workers: int) -> bool:
     try:
-        resolve(recipe, num_workers, gpu=False, num_images=num_images)
+        resolve(recipe, num_workers, gpu=False)
     except ConfigError:
         return False
     return True
@@ -191,12 +230,12 @@ def slower_precision(run: Run, gpus: float) -> str:
             "differently; a new run (--name, --precision fp32) has fp32")
 
 
-def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
+def planned_recipe(asked: Recipe, placement: Placement, gpus: float | None) -> Recipe:
     """The result of `resolve_recipe` as far as it is known without workers; settings that depend on GPUs stay open.
 
     `gpus` of each worker are None if unknown. With `auto` workers the batch stays open, too.
     """
-    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16(), num_images=len(train))
+    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16())
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
     undecided = measured or placement.num_workers == "auto"
     other_processors = not gpus and placement.num_workers != 0 and multiplies_bf16() and cluster_asked_for(placement)
@@ -220,8 +259,13 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
         return node_checks.check_nodes(place, *indices)
 
 
-def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> RunRecord:
-    """The record of a new run: the requested settings, and the decisions about open ones."""
+def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str],
+                 transfer: TransferRecord | None = None) -> RunRecord:
+    """The record of a new run: the requested settings, and the decisions about open ones.
+
+    Args:
+        transfer: the result of `compare_initial_weights`.
+    """
     asked = config.recipe
     name, architecture = read_model(asked.model)
     resolved = resolve_recipe(asked, config.placement, train, gpus).model_copy(update={"model": name})
@@ -233,7 +277,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     return RunRecord(
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
-        command=redact(shlex.join(command)), provenance=provenance(name),
+        command=redact(shlex.join(command)), provenance=provenance(name), transfer=transfer,
         num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
 
 
@@ -251,7 +295,8 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
                            f"({record.labels} then, {train.digest} now); restore them, or start a new run "
                            "with --name")
     return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=run.folder,
-               architecture=record.architecture, anchors=record.anchors, train=train, val=val)
+               architecture=record.architecture, anchors=record.anchors, train=train, val=val,
+               weight_classes=record.transfer.classes if record.transfer else None)
 
 
 def provenance(model: str = "") -> dict[str, Any]:

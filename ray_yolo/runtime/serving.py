@@ -37,12 +37,15 @@ from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.commands import ServeConfig
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
+from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained
 from ray_yolo.runtime.cluster import connect
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+# A GIF may have many pictures, and the reply has the detections of one.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", *(name for name in ("TIFF", "AVIF", "JPEG2000") if name in READ_FORMATS))
 NAME = "ray_yolo"  # of the application: "default" may be another one
 VARIABLE = "RAY_YOLO_"
 MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
@@ -88,8 +91,10 @@ def run(config: ServeConfig) -> None:
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
     connect(Placement(), logs=True)
     try:
+        serve.start(http_options={"host": config.host, "port": config.port})
         serve.run(application(config), name=NAME)
-        print("POST picture files to http://127.0.0.1:8000/predict; Ctrl-C ends the server", flush=True)
+        shown = "127.0.0.1" if config.host == "0.0.0.0" else config.host
+        print(f"POST picture files to http://{shown}:{config.port}/predict; Ctrl-C ends the server", flush=True)
         threading.Event().wait()
     finally:
         serve.delete(NAME)
@@ -121,7 +126,7 @@ class Model:
     def detect_batch(self, files: Sequence[bytes]) -> list[dict[str, Any] | str]:
         """The detections of each picture, or why it cannot be read."""
         try:
-            answers = [read_picture(content) for content in files]
+            answers = [read_picture(content, self._predictor.pixel_range) for content in files]
             pictures = [one for one in answers if not isinstance(one, str)]
             results = iter(self._predictor.detect(pictures) if pictures else ())
         except Exception as error:  # of the device or the model: the next request would fail, too
@@ -234,10 +239,10 @@ def check_header(content: bytes | bytearray, max_pixels: int) -> None:
         raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the picture has more than {max_pixels:,} pixels")
 
 
-def read_picture(content: bytes) -> Any:
+def read_picture(content: bytes, pixel_range: PixelRange = OWN_RANGE) -> Any:
     """The pixels of a picture file, checked and decoded as in `predict`; or a text with the reason of a failure."""
     try:
         check_image(content)
-        return read_image(content)
+        return read_image(content, pixel_range=pixel_range)
     except UnreadableImageError as error:
         return str(error)

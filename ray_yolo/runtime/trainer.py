@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -27,6 +27,7 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext, local_device
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.record import TransferRecord
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import await_former_workers
@@ -35,6 +36,7 @@ from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
     cluster_asked_for,
+    compare_initial_weights,
     first_record,
     planned_recipe,
     read_dataset,
@@ -45,6 +47,7 @@ from ray_yolo.runtime.preflight import (
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, Hooks
+from ray_yolo.sinks.report import dry_placement_line, placement_line, transfer_line
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
@@ -92,12 +95,13 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 await_former_workers(run.folder, lambda text: status.print(f"warning: {text}"))
             status.phase("reading the data set")
             _, train, val = read_dataset(_read_by(config, run))
-            config, workers_reason = with_workers(config, run, train)
+            transfer = None if run else compare_initial_weights(config.recipe, train.names)
+            config, workers_reason = with_workers(config, run)
             gpus = _connect(config.placement, run, queue, status, train, val)
             if run and (slower := slower_precision(run, gpus)):
                 status.print(f"warning: {slower}")
             status.phase("building the model")
-            run = run or begin_run(config.placement, first_record(config, train, gpus, command))
+            run = run or begin_run(config.placement, first_record(config, train, gpus, command, transfer))
             spec = spec_of(run, config.placement.max_workers, train, val)
             placement, resources = _share_out(config.placement, gpus, spec)
             if workers_reason:
@@ -155,8 +159,15 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
     return result
 
 
-def dry_run(config: RunConfig) -> RunConfig:
-    """The configuration that a start would train, after all its checks. It starts nothing and changes no run.
+class Planned(NamedTuple):
+    """What a start would train."""
+
+    config: RunConfig  # as far as it is known without a cluster
+    notes: tuple[str, ...]  # about initial weights and settings that follow the placement
+
+
+def dry_run(config: RunConfig) -> Planned:
+    """The training of a start, after all its checks. It starts nothing and changes no run.
 
     Settings that only a running cluster determines stay open. Raises the same errors as `fit`.
     """
@@ -164,16 +175,26 @@ def dry_run(config: RunConfig) -> RunConfig:
     if run := _find(config):
         run.release()
     _, train, val = read_dataset(_read_by(config, run))
+    transfer = run.training.transfer if run else compare_initial_weights(config.recipe, train.names)
     if (run and run.training.num_workers is not None) or not cluster_asked_for(config.placement):
-        config, _ = with_workers(config, run, train)
+        config, _ = with_workers(config, run)
     placement = config.placement
     if run:
-        recipe = spec_of(run, placement.max_workers, train, val).recipe
+        asked, recipe = run.training.asked, spec_of(run, placement.max_workers, train, val).recipe
     else:
         from ray_yolo.runtime import cluster
 
-        recipe = planned_recipe(config.recipe, placement, train, cluster.planned_gpus(placement))
-    return config.model_copy(update={"recipe": recipe})
+        asked = config.recipe
+        recipe = planned_recipe(asked, placement, cluster.planned_gpus(placement))
+    return Planned(config.model_copy(update={"recipe": recipe}), _planned_notes(asked, recipe, transfer))
+
+
+def _planned_notes(asked: Recipe, recipe: Recipe, transfer: TransferRecord | None) -> tuple[str, ...]:
+    notes = [dry_placement_line(asked, recipe), placement_line(asked, recipe)]
+    if transfer:
+        notes += [transfer.note, transfer_line(transfer, recipe.weights)]
+        notes += [f"new values: {name}" for name in transfer.left_out]
+    return tuple(note for note in notes if note)
 
 
 def _find(config: RunConfig) -> Run | None:

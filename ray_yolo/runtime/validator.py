@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import ray
@@ -15,22 +15,23 @@ import ray.train.torch
 import torch
 
 from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import share_out
-from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.files import atomic_write
-from ray_yolo.core.redact import reason_of, redact
+from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
+from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
 from ray_yolo.inference.output import coco_results, write_label_files
-from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained
+from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
@@ -39,6 +40,7 @@ from ray_yolo.runtime.node_checks import make_snapshots
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import run_torch_trainer
 from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.mlflow_errors import explain
 from ray_yolo.sinks.mlflow_plan import plan_validation
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.pictures import Failed, draw_detections
@@ -67,7 +69,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         ResourcesError: if there is no such GPU, or the cluster can never hold the workers.
         TrainingError: if a worker fails.
     """
-    config, trained, description, index = check(config)
+    config, trained, description, index, note = check(config)
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         gpus = cluster.connect_and_wait(placement)
@@ -77,6 +79,8 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     folder = output_folder(placement, (absolute_weights(config.weights), *index.paths))
     report: Callable[[str], None] = (lambda text: None) if quiet else print
     report("\n".join(dataset_table({config.split: survey(index)}, index.names)))
+    if note:
+        report(note)
     if findings := write_findings({config.split: index}, folder):
         report(f"WARNING: {findings}")
     evaluation = (_on_ray(config, index, folder, gpus) if placement.num_workers else
@@ -114,11 +118,22 @@ def _write(config: ValConfig, evaluation: Evaluation, description: DatasetDescri
     return [f"{name} ({reason})" for name, reason in failed.items()]
 
 
-def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, AnnotationIndex]:
+class Checked(NamedTuple):
+    """What a validation needs, read and checked."""
+
+    config: ValConfig  # with the settings of the weights
+    trained: Trained  # its classes are those of the data set
+    description: DatasetDescription
+    labels: AnnotationIndex
+    note: str  # on the classes; '' if data set and weights name the same
+
+
+def check(config: ValConfig) -> Checked:
     """The configuration with the weights' settings, the weights, the data set and its labels. Starts nothing.
 
     Raises the same errors as `validate`.
     """
+    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
     trained = load_trained(local_file(config.weights))
     check_iou(trained, config.evaluate)
     recipe = trained.recipe
@@ -126,19 +141,36 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
         "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz),
         "precision": next((p for p in (config.precision, recipe.precision) if p != "auto"), "fp32")})
     description = read_description(decided.data)
-    index = read_index(description, config.split, single_cls=config.single_cls)
-    index = replace(index, findings=(*description.findings, *index.findings))
+    options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
+                           config.keep_difficult or recipe.keep_difficult)
+    index = read_index(description, config.split, single_cls=config.single_cls, options=options)
+    index = replace(index, findings=(*description.findings, *index.findings),
+                    pixel_range={**index.pixel_range, **trained.pixel_range})
     if config.classes is not None:
         check_classes(config.classes, index.names)
         index = only_classes(index, config.classes)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
-    if len(index.names) != trained.model.num_classes and not config.single_cls:
-        raise DatasetError(f"{decided.data}: has {len(index.names)} classes, but {config.weights} was trained on "
-                           f"{trained.model.num_classes} ({', '.join(trained.names)})")
+    trained, note = _with_classes_of(trained, decided, index.names)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
-    return decided, trained, description, index
+    return Checked(decided, trained, description, index, note)
+
+
+def _with_classes_of(trained: Trained, config: ValConfig, names: Sequence[str]) -> tuple[Trained, str]:
+    """The weights with the classes of the data set, in its order, and a note on them. Under `single_cls`, all classes
+    are one, and the weights stay as they are.
+
+    Raises:
+        DatasetError: if the weights lack a class of the data set.
+    """
+    if config.single_cls:
+        return trained, ""
+    match = match_classes(names, trained.names, data_file=config.data, weights_file=config.weights,
+                          allow_names=config.allow_names)
+    if match.rows != tuple(range(trained.model.num_classes)):
+        trained = select_classes(trained, match.rows)
+    return trained, match.note
 
 
 def _rest(result: ValResult, where: str) -> list[str]:
@@ -156,7 +188,7 @@ def _track(config: ValConfig, result: ValResult, uri: str) -> str:
             "metrics": result.metrics, "losses": result.losses, "coco": result.coco, "ms_per_image": result.speed})
         run_id = Delivery(result.folder, uri, fresh=True).deliver(plan)
     except Exception as error:  # MLflow raises many kinds
-        return f"WARNING: not logged to MLflow: {reason_of(error)}"
+        return f"WARNING: not logged: {explain(error, uri)}"
     return f"mlflow run {run_id} at {redact(uri)}"
 
 
@@ -187,5 +219,5 @@ def _worker(payload: dict[str, Any]) -> Evaluation:
     torch.set_num_threads(config.placement.threads)
     collectives = Collectives(context.get_world_rank(), context.get_world_size())
     index = localize(ray.get(payload["index"], timeout=config.placement.timeout_seconds))
-    trained, device = load_trained(local_file(payload["weights"])), ray.train.torch.get_device()
-    return _evaluate(trained, config, index, collectives, device)
+    trained, _ = _with_classes_of(load_trained(local_file(payload["weights"])), config, index.names)
+    return _evaluate(trained, config, index, collectives, ray.train.torch.get_device())

@@ -22,6 +22,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ray_yolo.config.addresses import corrected_tracking_uri
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.internals import internal
@@ -47,9 +48,17 @@ def tracking_uri(setting: str, storage_dir: str | os.PathLike[str]) -> str | Non
     """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'.
 
     The path of an sqlite file is absolute: trials of a sweep and later deliveries have other working folders.
+
+    Raises:
+        InputError: for an address without its scheme, such as localhost:5000.
     """
     if setting == "off":
         return None
+    for origin, given in (("mlflow_uri", setting), ("MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI", ""))):
+        if corrected := corrected_tracking_uri(given):
+            raise InputError(f"{origin}: {redact(given)} has no scheme; write {redact(corrected)}")
+        if given:
+            break
     uri = setting or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
     scheme, mark, path = uri.partition(":///")
     return f"{scheme}{mark}{Path(path).absolute()}" if scheme == "sqlite" and path else uri

@@ -7,6 +7,7 @@ delivers a plan; `mlflow_client` connects to the server.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -29,6 +30,8 @@ PARENT_TAG = "mlflow.parentRunId"  # a sweep's run: the experiment is its experi
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 VALIDATION_ARTIFACTS = ("results.json", "detections.json", "*.png", "*.jpg")
 
+_ENVIRONMENT = {"experiment": "MLFLOW_EXPERIMENT_NAME", "experiment_id": "MLFLOW_EXPERIMENT_ID",
+                "parent_run_id": "MLFLOW_RUN_ID"}
 _CONTEXTS = {"train": "training", "val": "validation"}
 _LONGEST_PARAM = 6000  # characters, MLflow's limit
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -68,6 +71,17 @@ class RunPlan:
     end_ms: int | None = None  # None while it is running
     artifacts: Sequence[str] = ()  # glob patterns of files; they are final at the end of the run
     version: str = ""  # of these files, different for each end; '': unknown
+    experiment_id: str = ""  # if it is requested by number
+
+
+def requested_tracking() -> dict[str, str]:
+    """The values of MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID and MLFLOW_RUN_ID that are set.
+
+    MLflow's own API continues the run of MLFLOW_RUN_ID. Here it becomes the parent, because each training, sweep and
+    validation is a run of its own.
+    """
+    values = {name: os.environ.get(variable, "").strip() for name, variable in _ENVIRONMENT.items()}
+    return {name: value for name, value in values.items() if value}
 
 
 def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Mapping[str, str] | None = None
@@ -86,21 +100,24 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
     run = run_events[0].model_copy(update={"command": run_events[-1].command})
     starts = [event for event in events if isinstance(event, StartEvent)]
     last = last_of(events, StartEvent, EndEvent) or run
+    tracking = run.tracking or requested_tracking()
     end = last if isinstance(last, EndEvent) else None
     rows = epoch_rows(durable(events))
     best = best_row(rows) if end else None
     return RunPlan(
         name=run.name,
-        experiment=Path(run.placement["project"]).name or "ray_yolo",
+        experiment=tracking.get("experiment") or Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params=flat_params({**run.recipe, "placement": run.placement}),
-        tags={**_tags(run, starts, measure_goodput(events), parent_run_id), **(tags or {})},
+        tags={**_tags(run, starts, measure_goodput(events), parent_run_id or tracking.get("parent_run_id")),
+              **(tags or {})},
         data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
         artifacts=[pattern for pattern in ARTIFACTS if not (parent_run_id and pattern.startswith("weights/"))],
         version=str(last.seq),
+        experiment_id=tracking.get("experiment_id", ""),
     )
 
 
@@ -112,18 +129,21 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
         settings: parameters. `weights` among them identifies the MLflow run of their training, if there is one.
         parts: numbers by name, in groups such as `metrics` and `losses`.
     """
-    now, tags = round(time.time() * 1000), source_tags()
+    now, tags, tracking = round(time.time() * 1000), source_tags(), requested_tracking()
     if training := read_run_file(Path(settings["weights"]).absolute().parent.parent):
         tags["ray_yolo.training_run_id"] = training["run_id"]
     points = [Point(loss_column("val", name) if part == "losses" else f"{part}/{name}", value, now, 0)
               for part, numbers in parts.items() for name, value in numbers.items()]
-    return RunPlan(folder.name, folder.parent.name, now, flat_params(settings), tags, points=points, status="FINISHED",
-                   end_ms=now, artifacts=VALIDATION_ARTIFACTS)
+    return RunPlan(folder.name, tracking.get("experiment") or folder.parent.name, now, flat_params(settings), tags,
+                   points=points, status="FINISHED", end_ms=now, artifacts=VALIDATION_ARTIFACTS,
+                   experiment_id=tracking.get("experiment_id", ""))
 
 
 def source_tags() -> dict[str, str]:
-    """The command of this process, as MLflow's source tags."""
-    return {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(shlex.join(sys.orig_argv))}
+    """The command of this process as MLflow's source tags, and the parent run that MLFLOW_RUN_ID names."""
+    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(shlex.join(sys.orig_argv))}
+    parent = requested_tracking().get("parent_run_id")
+    return {**tags, PARENT_TAG: parent} if parent else tags
 
 
 def flat_params(tree: Mapping[str, Any]) -> dict[str, str]:

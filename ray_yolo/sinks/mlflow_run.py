@@ -11,6 +11,7 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import json
+import logging
 import math
 import os
 import time
@@ -19,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.errors import InputError, TrackingError
 from ray_yolo.core.events import CheckpointEvent, DatasetEvent, EndEvent, EpochEvent, RunEvent, StartEvent, StepEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+_logger = logging.getLogger(__name__)
 _DELIVERED_TAG = "ray_yolo.delivered"
 _LABELS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # MLflow's limits
 DELAY_SECONDS = 20.0  # after the first step
@@ -147,21 +149,37 @@ class Delivery:
         return client
 
     def _known_run(self, client: MlflowClient, plan: RunPlan) -> Run | None:
-        """The run that the folder names; None if it names none, or the server lacks a run that can be created again."""
+        """The run that the folder names; None if it names none, or the server lacks a run that can be created again.
+
+        Raises:
+            TrackingError: if the run was deleted on the server, where it can be restored.
+        """
         from mlflow.exceptions import MlflowException
 
         about = read_run_file(self._folder)
+        if about is None:
+            return None
+        run_id = about["run_id"]
         try:
-            return client.get_run(about["run_id"]) if about else None
+            run = client.get_run(run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST" and RUN_ID_TAG in plan.tags:
+                _logger.warning("MLflow at %s no longer has the run %s of %s: it is created again under a new id",
+                                redact(self._uri), run_id, self._folder)
                 return None
             raise
+        if run.info.lifecycle_stage == "deleted":
+            raise TrackingError(f"MLflow at {redact(self._uri)}: the run {run_id} of {self._folder} was deleted there; "
+                                f"restore it with `mlflow runs restore --run-id {run_id}`, or remove "
+                                f"{self._folder / RUN_FILE} to deliver it as a new run")
+        return run
 
     def _create(self, client: MlflowClient, plan: RunPlan) -> Run:
         """The new run, or the one that an interrupted earlier call has created: it is found by its tag."""
         if parent := plan.tags.get(PARENT_TAG):
             experiment_id = str(client.get_run(parent).info.experiment_id)
+        elif plan.experiment_id:
+            experiment_id = str(client.get_experiment(plan.experiment_id).experiment_id)
         else:
             experiment_id = find_experiment(client, self._uri, plan.experiment)
         query = f"tags.`{RUN_ID_TAG}` = '{plan.tags.get(RUN_ID_TAG)}'"

@@ -16,6 +16,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.core.errors import InputError
 from ray_yolo.data.images import read_image
+from ray_yolo.data.pixels import PixelRange
 from ray_yolo.inference.predictor import Predictor, build_predictor, load_trained
 
 
@@ -37,24 +38,25 @@ class DetectorModel(PythonModel):
             A row for each detection, by image and descending score. The columns are image (its row in the input, from
             0), x1, y1, x2, y2 in pixels, score, class, name.
         """
-        images = [image for cell in model_input["image"] for image in _images(cell)]
+        pixel_range = self.predictor.pixel_range
+        images = [image for cell in model_input["image"] for image in _images(cell, pixel_range)]
         rows = [(number, *row[:5], int(row[5]), self.predictor.names[int(row[5])])
                 for number, image in enumerate(images) for row in self.predictor(image).tolist()]
         columns = ["image", "x1", "y1", "x2", "y2", "score", "class", "name"]
         return pd.DataFrame(rows, columns=columns).astype({"image": "int64", "class": "int64", "name": "object"})
 
 
-def _images(cell: Any) -> list[np.ndarray]:
+def _images(cell: Any, pixel_range: PixelRange) -> list[np.ndarray]:
     """The images in a cell: one, or all, since MLflow passes a dict of a list as one cell."""
     if isinstance(cell, str):
-        return [read_image(cell)]
+        return [read_image(cell, pixel_range=pixel_range)]
     if not isinstance(cell, (list, tuple, np.ndarray)):
         raise InputError("image: give paths, or (height, width, 3) uint8 RGB pixels")
     try:
         pixels = np.asarray(cell, np.uint8)
     except ValueError:  # paths, or images of several sizes
         pixels = np.empty(0, np.uint8)
-    return [pixels] if pixels.ndim == 3 else [image for part in cell for image in _images(part)]
+    return [pixels] if pixels.ndim == 3 else [image for part in cell for image in _images(part, pixel_range)]
 
 
 set_model(DetectorModel())

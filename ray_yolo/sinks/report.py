@@ -7,7 +7,14 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ray_yolo.config.recipe import Recipe, accumulate_batches, resolved_batch
+from ray_yolo.config.recipe import (
+    AUTO_BATCH,
+    QUAD,
+    Recipe,
+    accumulate_batches,
+    default_microbatch,
+    resolved_batch,
+)
 from ray_yolo.core.events import (
     ANCHOR_TERMS,
     METRICS,
@@ -29,13 +36,18 @@ from ray_yolo.core.redact import printable
 from ray_yolo.data.index import first_paths
 from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.location import location
+from ray_yolo.runs.record import TransferRecord
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
 
 _METRICS = ("P", "R", "mAP50", "mAP50-95")
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", *_METRICS)
-DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
+_DATA_COLUMNS = {"images": "images", "boxes": "boxes", "empty file": "empty_file", "no file": "no_file",
+                 "images out": "images_left_out", "rows out": "rows_left_out", "orphans": "orphans",
+                 "not read": "unread", "twins": "twins", "clipped": "clipped", "specks": "specks"}
+_RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that are shown only if a split has any
 
+_LAYERS_SHOWN = 3  # of those that initial weights do not cover
 _CLASSES_SHOWN = 20  # on the console; the event log has all
 _SMOOTHING = 0.9  # of images per second, over step events
 
@@ -102,7 +114,7 @@ class TrainingReport:
         self._batches = max(math.ceil(event.num_images / self._batch_size), 1)
         return [f"{event.name}: {recipe.model} ({event.num_parameters:,} parameters) on {recipe.data} "
                 f"({event.num_images} images, {event.num_val_images} for validation, {len(event.names)} classes)",
-                settings_line(recipe)]
+                settings_line(recipe), *map(printable, event.notes)]
 
     def _on_start(self, event: StartEvent) -> list[str]:
         self._epochs, self._terms = event.epochs, event.terms
@@ -168,13 +180,16 @@ class TrainingReport:
 
 
 def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
-    """The splits of a data set: counts, boxes of each class, and the label paths that were searched.
+    """The splits of a data set: counts, boxes of each class, the label paths that were searched, and notes.
 
     If there are many classes, only the most frequent ones and those without boxes are listed.
     """
-    lines = [DATA_HEADER, *(("%11s" * 7) % (name, split.images, split.boxes, split.empty_file, split.no_file,
-                                            split.images_left_out, split.rows_left_out)
-                            for name, split in splits.items())]
+    table: dict[str, list[object]] = {"Data": list(splits)}
+    for title, field in _DATA_COLUMNS.items():
+        counts = [getattr(split, field) for split in splits.values()]
+        if any(counts) or title not in _RARE:
+            table[title] = counts
+    lines = ["".join(f"{cell:>11}" for cell in row) for row in (table.keys(), *zip(*table.values(), strict=True))]
     columns = list(zip(*(split.per_class for split in splits.values()), strict=True))
     shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_SHOWN]
     lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
@@ -186,6 +201,7 @@ def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> li
             first = ", ".join(missing[:_CLASSES_SHOWN])
             lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
         lines.append(printable(f"labels of {name}: looked for in {first_paths(split.looked_for)}"))
+        lines += [printable(f"{name}: {note}") for note in split.notes]
     return lines
 
 
@@ -223,6 +239,56 @@ def settings_line(recipe: Recipe) -> str:
     batches = accumulate_batches(recipe)
     return f"batch {batch}, microbatch {micro}, accumulation {batches} ({batch * batches} images per step), " + (
         f"{precision}, {rate}")
+
+
+def placement_line(asked: Recipe, decided: Recipe) -> str:
+    """How to train the same weights on another number of workers; '' if the command as given already does so.
+
+    Args:
+        asked: the recipe as requested.
+        decided: the same with all open settings resolved, as far as they are known.
+    """
+    if decided.batch_size in (None, AUTO_BATCH) or decided.microbatch is None:
+        return ("batch_size and microbatch follow the workers; give --batch-size and --microbatch to train the same "
+                "weights on any number of workers")
+    batch, micro = resolved_batch(decided)
+    usual = default_microbatch(batch, 1, asked.optimizer.nominal_batch, QUAD if asked.quad else 1)
+    if asked.batch_size in (None, AUTO_BATCH):
+        what = "batch_size follows the workers"
+    elif asked.microbatch is None and not asked.sync_bn and micro != usual:
+        what = f"microbatch is {micro} instead of {usual}, because each worker needs one"
+    else:
+        return ""
+    flags = f"--batch-size {batch}" + ("" if asked.sync_bn else f" --microbatch {micro}")
+    return f"{what}; the same weights on another number of workers: add {flags}"
+
+
+def dry_placement_line(asked: Recipe, decided: Recipe) -> str:
+    """The settings of a recipe that follow the placement, in one line; '' if there are none."""
+    if asked.batch_size in (None, AUTO_BATCH):
+        batch, micro = "batch_size (workers)", asked.batch_size == AUTO_BATCH and asked.microbatch is None
+    else:
+        batch, micro = "", bool(placement_line(asked, decided))
+    follows = {
+        batch: bool(batch),
+        "microbatch (workers)": micro,
+        "precision (processors)": asked.precision == "auto",
+        "threads (CPUs of a worker)": not asked.threads and not asked.exact,
+    }
+    names = [name for name, does_follow in follows.items() if does_follow]
+    return f"settings that follow the placement: {', '.join(names)}" if names else ""
+
+
+def transfer_line(transfer: TransferRecord, weights: str) -> str:
+    """How much of a model comes from its initial weights, and what is special about their classes, in one line."""
+    line = f"weights: {transfer.matched} of {transfer.total} tensors come from {weights}"
+    if transfer.left_out:
+        layers = dict.fromkeys(".".join(name.split(".")[:2]) for name in transfer.left_out)
+        shown = ", ".join(list(layers)[:_LAYERS_SHOWN]) + (", ..." if len(layers) > _LAYERS_SHOWN else "")
+        line += f"; {len(transfer.left_out)} start with new values (in {shown}; --dry-run lists them)"
+    if transfer.is_sparse:
+        line += "; the file seems to be of another model: give its own name with --model"
+    return line
 
 
 def resources_line(event: ResourcesEvent) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ray_yolo.checkpoints.local import steps_of_weights
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import resolved_batch
 from ray_yolo.core.events import (
     CheckpointEvent,
     DatasetEvent,
@@ -28,9 +27,11 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
+from ray_yolo.data.notes import file_lines
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder, was_abandoned
+from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
@@ -38,9 +39,11 @@ from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.completion import start_completion
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.mlflow_plan import requested_tracking
 from ray_yolo.sinks.mlflow_run import DELAY_SECONDS, Mlflow, SystemMetrics, system_metrics_enabled
 from ray_yolo.sinks.pictures import PlotSink
 from ray_yolo.sinks.registry import Registry
+from ray_yolo.sinks.report import placement_line, transfer_line
 from ray_yolo.sinks.results_csv import ResultsCsv, write_options
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
 from ray_yolo.sinks.upload import UploadSink
@@ -93,10 +96,9 @@ class RunLogger:
                                                         for name, index in splits.items()}))
         if is_first_start and (message := write_findings(splits, run.folder)):
             self.warn(message)
-        if is_first_start and spec.recipe.exact and run.training.asked.microbatch is None:
-            batch, micro = resolved_batch(spec.recipe)
-            self.warn(f"exact: microbatch {micro} depends on the number of workers of this first start; a new run "
-                      f"with another number has the same bits only with --batch-size {batch} --microbatch {micro}")
+        transfer = run.training.transfer
+        if is_first_start and transfer and transfer.is_sparse:
+            self.warn(transfer_line(transfer, spec.recipe.weights))
 
     def warn(self, message: str) -> None:
         """Write a warning into the log."""
@@ -135,12 +137,15 @@ def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:
 
 
 def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
-    """Write all findings of the data set check to findings.txt in a folder. Returns a summary, '' without findings."""
+    """Write all findings of the data set check, and all files of its notes, to findings.txt in a folder. Returns a
+    summary of the findings, '' without any."""
     lines = [printable(f"{split}: {finding.where}: {finding.what}{' (left out)' if finding.dropped else ''}")
              for split, index in splits.items() for finding in index.findings]
+    others = [printable(f"{split}: {line}") for split, index in splits.items() for line in file_lines(index)]
+    if lines or others:
+        atomic_write(folder / "findings.txt", "\n".join([*lines, *others]) + "\n", durable=False)
     if not lines:
         return ""
-    atomic_write(folder / "findings.txt", "\n".join(lines) + "\n", durable=False)
     left_out = sum(finding.dropped for index in splits.values() for finding in index.findings)
     return (f"the check of the data set found {len(lines)} things and left {left_out} out (all in findings.txt; "
             f"training with --strict refuses); the first: {'; '.join(lines[:3])}")
@@ -174,7 +179,18 @@ def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> 
         run_id=run_id, name=run.folder.name, recipe=spec.recipe.model_dump(mode="json"),
         placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
         num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
-        provenance=run.training.provenance)
+        provenance=run.training.provenance, notes=_start_notes(run.training),
+        tracking=requested_tracking())
+
+
+def _start_notes(record: RunRecord) -> tuple[str, ...]:
+    """What the user must know of a start: settings that follow the placement, and initial weights."""
+    notes = [placement_line(record.asked, record.recipe)]
+    if record.transfer:
+        notes.append(record.transfer.note)
+        if not record.transfer.is_sparse:  # else it is a warning
+            notes.append(transfer_line(record.transfer, record.recipe.weights))
+    return tuple(note for note in notes if note)
 
 
 def _end_event(log: Path, status: Literal["stopped", "failed"], reason: str) -> EndEvent:

@@ -22,6 +22,7 @@ from ray_yolo.tune.confirmation import number_of_runs
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Begun
 from ray_yolo.tune.schedule import Outcome, Schedule, Task
+from ray_yolo.tune.search import MOST_TRIALS
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
 RESERVE_SHARE = 0.005  # of the limit, because trainings take unequal times
@@ -239,7 +240,11 @@ def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds:
         lines.append(f"ladder: none, every trial trains {rungs[0]} epochs")
     lines.append(f"slots: {format_count(slots, 'trial')} at a time ({begun.virtual_slots} virtual)")
     if epoch_seconds is None:
-        limit = f"it ends after {hours:g} hours" if hours else f"{trials} trials"
+        limit = f"{trials} trials"
+        if hours and trials == MOST_TRIALS:
+            limit = f"it ends after {hours:g} hours"
+        elif hours:
+            limit = f"{trials} trials or {hours:g} hours, whichever comes first"
         return [*lines, f"budget: {limit}; the time of an epoch is not known before the first trial has trained"]
     plan = most_trials(begun, 3600 * hours, epoch_seconds, slots, trials) if hours else forecast(begun, trials)
     seconds = 3600 * hours if hours else plan.seconds(begun, epoch_seconds, slots)

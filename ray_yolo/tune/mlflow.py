@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.core.events import METRICS
-from ray_yolo.core.redact import redact
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
-from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, source_tags
+from ray_yolo.sinks.mlflow_errors import explain
+from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
@@ -85,8 +85,10 @@ class SweepRun:
         if best:
             points.append(Point("best/fitness", best.fitness or 0.0, now, best.number))
         params = flat_params({"sweep": self.config.sweep.model_dump(), **self.config.recipe.model_dump()})
-        return RunPlan(folder.name, folder.parent.name, now, params, source_tags(), points=points, status=self.status,
-                       end_ms=None if self.status == "RUNNING" else now, artifacts=ARTIFACTS if best else ())
+        tracking = requested_tracking()
+        return RunPlan(folder.name, tracking.get("experiment") or folder.parent.name, now, params, source_tags(),
+                       points=points, status=self.status, end_ms=None if self.status == "RUNNING" else now,
+                       artifacts=ARTIFACTS if best else (), experiment_id=tracking.get("experiment_id", ""))
 
 
 def _better(one: Trial, other: Trial) -> Trial:
@@ -120,7 +122,7 @@ def deliver(folder: Path, uri: str, sweep: SweepRun) -> str | None:
             log_model(folder, uri, best, name)
     except Exception as error:  # MLflow's exceptions are of many types
         missed = _MISSED.get(sweep.status, "MLflow still shows the sweep as running")
-        _log.warning("%s: %s", missed, redact(str(error)))
+        _log.warning("%s: %s", missed, explain(error, uri))
     return (read_run_file(folder) or {}).get("run_id")
 
 

@@ -27,7 +27,8 @@ from pydantic_core import ErrorDetails
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import CHANGEABLE, Recipe
 from ray_yolo.config.sections import ConfigModel
-from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
+from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, explain_unknown
+from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
@@ -46,9 +47,17 @@ NOT_SEARCHED = {
     "seed": "a lucky seed is not a better recipe; choose --seed for all trials",
     "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
     "strict": "it only checks the data set; choose --strict for all trials",
+    "allow_names": "it only checks the classes of the weights; choose --allow-names for all trials",
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
+    "labels_with_confidence": _NOT_COMPARABLE, "keep_difficult": _NOT_COMPARABLE,
 }
 """Fields of the recipe that a space must not name, and why."""
+MEASURES = {
+    "objective": _NOT_COMPARABLE,
+    "evaluate": "it changes how fitness is measured, not what is learned; choose --set evaluate.NAME=VALUE for all "
+                "trials",
+}
+"""Sections of the recipe that a space must not name, and why."""
 ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
              "sync_bn", "quad", "rect", "image_weights")
 """Fields that a recipe, or its share for each worker, checks against each other: their combinations are checked."""
@@ -188,7 +197,7 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
-    if reason := _NOT_COMPARABLE if path.startswith("objective.") else NOT_SEARCHED.get(path):
+    if reason := MEASURES.get(path.partition(".")[0]) or NOT_SEARCHED.get(path):
         raise ConfigError(f"{where()}: {key} cannot be searched: {reason}; remove it")
     whole = _RECIPE[path].types == (int,)
     entry = raw

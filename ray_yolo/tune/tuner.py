@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import sys
@@ -43,6 +44,7 @@ from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
     check_model,
+    compare_initial_weights,
     planned_recipe,
     read_dataset,
     resolve_recipe,
@@ -182,8 +184,8 @@ def dry_run(config: TuneConfig) -> TuneConfig:
     Raises:
         InputError: as `search` does.
     """
-    config, _, train = _checked(config)
-    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
+    config, _, _ = _checked(config)
+    recipe = planned_recipe(config.recipe, config.placement, cluster.planned_gpus(config.placement))
     return config.model_copy(update={"recipe": recipe})
 
 
@@ -245,6 +247,7 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     _, train, _ = read_dataset(config.recipe)
+    _check_weights(config, space, train)
     warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
     return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train
 
@@ -258,6 +261,15 @@ def _check_genes(config: TuneConfig, space: Space) -> None:
         check_model(overlay(config.recipe, {name: value}))
         if Path(value).is_file() and not Path(value).is_absolute():
             raise ConfigError(f"{name}: {value}: give an absolute path; each trial has its own working folder")
+
+
+def _check_weights(config: TuneConfig, space: Space, train: AnnotationIndex) -> None:
+    """Refuse initial weights whose classes are not those of the data set, for the base recipe and all genes."""
+    compare_initial_weights(config.recipe, train.names)
+    choices = {gene.name: gene.values for gene in space.genes if gene.name in ("model", "weights")}
+    for values in itertools.product(*choices.values()):
+        genes = dict(zip(choices, values, strict=True))
+        compare_initial_weights(overlay(config.recipe, genes), train.names)
 
 
 def _uri(config: TuneConfig) -> str | None:

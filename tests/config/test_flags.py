@@ -22,7 +22,8 @@ TRAIN_FLAGS = frozenset([
     "--changes",
     "--single-cls", "--classes", "--fraction", "--multi-scale", "--rect", "--quad", "--image-weights",
     "--noautoanchor", "--noval", "--notest",
-    "--strict", "--allow-empty", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
+    "--strict", "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult", "--keep-repeats",
+    "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
@@ -30,13 +31,15 @@ TRAIN_FLAGS = frozenset([
     "--stall-seconds", "--stop-after", "--register", "--registered-name", "--callbacks", "--bucket",
     "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
-    "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
+    "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
+    "--dry-run", "--device",
     "--version", "--help",
 ])
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
+    "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult",
+    "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
     "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--num-workers",
     "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",

@@ -97,7 +97,8 @@ def test_boxes_are_clipped_empty_ones_dropped_and_duplicates_counted_once(tmp_pa
             {"bbox": [70, 5, 5, 5]}, {"bbox": [30, 5, 1e-9, 5]}]
     index = read_index(write(tmp_path, content(rows)), "train")
     assert index.boxes.tolist() == [[0, 0, 10, 10], [60, 40, 64, 48]]
-    assert [finding.dropped for finding in index.findings] == [True, False, True, True]
+    assert [finding.dropped for finding in index.findings] == [False, True, False, True, True]
+    assert "2 of 2 boxes that were clipped" in index.findings[0].what
 
 
 def test_an_ambiguous_row_is_left_out(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_an_ambiguous_row_is_left_out(tmp_path: Path) -> None:
 
 
 def test_rows_of_unlisted_categories_are_left_out_and_all_reported(tmp_path: Path) -> None:
-    for number, category in enumerate((8, "3", None, [], {}, float("nan"))):
+    for number, category in enumerate((8, "3a", None, [], {}, float("nan"))):
         odd = {"bbox": [1, 1, 9, 9], "category_id": category}
         index = read_index(write(tmp_path / str(number), content([odd, {"bbox": [1, 1, 9, 9]}, odd])), "train")
         assert len(index.classes) == 1, category
@@ -123,9 +124,8 @@ def test_rows_of_unlisted_categories_are_left_out_and_all_reported(tmp_path: Pat
         assert "which the file's categories do not list" in index.findings[0].what, category
 
 
-@pytest.mark.parametrize("number", [7, "0", None, [], {}, float("nan")])
+@pytest.mark.parametrize("number", [7, "0a", None, [], {}, float("nan")])
 def test_rows_of_unknown_images_are_left_out_and_reported_at_every_reading(tmp_path: Path, number: object) -> None:
-    """As where ids are numbers in one place and text in the other."""
     odd = {"bbox": [1, 1, 9, 9], "image_id": number}
     description = write(tmp_path, content([odd, {"bbox": [1, 1, 9, 9]}, odd]))
     for _ in range(2):

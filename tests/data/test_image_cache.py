@@ -67,9 +67,9 @@ def test_training_decodes_a_jpeg_at_reduced_size_if_large_enough(
     write_image(tmp_path / "images" / "a.jpg", smooth_picture(*size))
     index, reductions = read_index(description, "train"), []
 
-    def read(path: str, part: int) -> np.ndarray:
+    def read(path: str, part: int, *rest: object) -> np.ndarray:
         reductions.append(part)
-        return read_image(path, part)
+        return read_image(path, part, *rest)
 
     monkeypatch.setattr(image_cache, "read_image", read)
     none, ram, smooth = (ImageStore(index, 128), ImageStore(index, 128, "ram"), ImageStore(index, 128, smooth=True))

@@ -35,7 +35,8 @@ def test_every_format_is_read_as_pillow_reads_it(tmp_path: Path) -> None:
         path = save(tmp_path / f"a{suffix}", Image.fromarray(PICTURE))
         image = read_image(str(path))
         assert image.dtype == np.uint8, suffix
-        assert np.array_equal(image, np.array(Image.open(path).convert("RGB"))), suffix
+        with Image.open(path) as file:
+            assert np.array_equal(image, np.array(file.convert("RGB"))), suffix
         assert check_image(str(path)) == (24, 40), suffix
 
 
@@ -46,7 +47,7 @@ def test_upper_case_suffixes_and_wrong_ones_do_not_matter(tmp_path: Path) -> Non
 
 
 def test_images_are_upright_for_every_exif_orientation(tmp_path: Path) -> None:
-    for suffix, orientation in product(("jpg", "png", "tiff", "webp", "mpo"), range(1, 9)):
+    for suffix, orientation in product(("jpg", "png", "tiff", "webp", "mpo", "avif"), range(1, 9)):
         exif = Image.Exif()
         exif[0x0112] = orientation
         path = save(tmp_path / f"{orientation}.{suffix}", Image.fromarray(PICTURE), exif=exif)

@@ -32,22 +32,26 @@ def test_a_split_is_counted_by_hand(tmp_path: Path) -> None:
         assert survey(index).model_dump(mode="json") == {
             "digest": index.digest,
             "images": 5, "boxes": 3, "per_class": [1, 2], "empty_file": 2, "no_file": 1, "images_left_out": 2,
-            "rows_left_out": 3, "looked_for": [f"{tmp_path}/labels/*.txt", f"{tmp_path}/images/*.xml"]}
+            "rows_left_out": 3, "looked_for": [f"{tmp_path}/labels/*.txt", f"{tmp_path}/images/*.xml"],
+            "clipped": 0, "specks": 0, "orphans": 0, "unread": 0, "twins": 0, "notes": []}
 
 
 def test_a_coco_file_is_where_labels_are_looked_for(tmp_path: Path) -> None:
     write_dataset(tmp_path, dict.fromkeys("ab"))
     images = [{"id": number, "file_name": f"{name}.png"} for number, name in enumerate("ab")]
     rows = [{"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 9, 9]},
-            {"id": 2, "image_id": "0", "category_id": 1, "bbox": [2, 2, 9, 9]}]
+            {"id": 2, "image_id": 7, "category_id": 1, "bbox": [2, 2, 9, 9]},
+            {"id": 3, "image_id": "0", "category_id": 1, "bbox": [60, 40, 9, 9]},
+            {"id": 4, "image_id": "0", "category_id": 1, "bbox": [5, 5, 0.5, 9]}]
     (tmp_path / "instances_train.json").write_text(json.dumps(
         {"images": images, "annotations": rows, "categories": [{"id": 1, "name": "cat"}]}))
     description = describe({"train": "instances_train.json", "names": ["cat"]}, tmp_path / "data.yaml")
     index = read_index(description, "train")
     assert survey(index).model_dump(mode="json") == {
         "digest": index.digest,
-        "images": 2, "boxes": 1, "per_class": [1], "empty_file": 1, "no_file": 0, "images_left_out": 0,
-        "rows_left_out": 1, "looked_for": [f"{tmp_path}/instances_train.json"]}
+        "images": 2, "boxes": 3, "per_class": [3], "empty_file": 1, "no_file": 0, "images_left_out": 0,
+        "rows_left_out": 1, "looked_for": [f"{tmp_path}/instances_train.json"], "clipped": 1, "specks": 1,
+        "orphans": 0, "unread": 0, "twins": 0, "notes": []}
 
 
 def test_voc_files_are_looked_for_in_both_their_places(tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_a_split_without_a_box_is_refused_with_the_searched_paths(tmp_path: Path
 
 def test_the_refusal_counts_and_explains_unusable_rows(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": None, "b": "0 50 50 20 20\n"})
-    with pytest.raises(DatasetError, match=r"2 rows and images are unusable, the first: .*b\.txt:1: has values"):
+    with pytest.raises(DatasetError, match=r"1 rows and images are unusable, the first: .*b\.txt:1: has values"):
         require_boxes(read_index(description, "train"), description, "train")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ray_yolo.core.structures import Finding
 from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.labels import Labels, UnreadableLabelsError
+from ray_yolo.data.labels import ImageLabels, LabelRules, Labels, UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc
 from ray_yolo.data.yolo_txt import parse_labels
 from tests.support.fuzz import NUMBERS, damage, pick, replace_one, tally
@@ -53,10 +53,10 @@ def check_labels(labels: Labels) -> None:
     assert all(np.isfinite(outline).all() for outline in labels.polygons)
 
 
-def check_result(labels: Labels, findings: Sequence[Finding]) -> None:
+def check_result(read: ImageLabels, findings: Sequence[Finding] = ()) -> None:
     """`check_labels`; a dropped row is raised as `UnreadableLabelsError`, for `tally`."""
-    check_labels(labels)
-    if dropped := [finding for finding in findings if finding.dropped]:
+    check_labels(read.labels)
+    if dropped := [finding for finding in (*findings, *read.findings) if finding.dropped]:
         raise UnreadableLabelsError(dropped[0].where, dropped[0].what)
 
 
@@ -92,14 +92,14 @@ def jsons(rng: np.random.Generator, count: int) -> Iterator[bytes]:
 
 def test_ten_thousand_rows_are_valid_labels_or_errors() -> None:
     ends = tally(rows(np.random.default_rng(0), 10_000),
-                 lambda row: check_result(*parse_labels(row, SIZE, NAMES, "a.txt")))
+                 lambda row: check_result(parse_labels(row, SIZE, LabelRules(NAMES), "a.txt")))
     assert min(ends["read"], ends["left out"]) > 500
     assert ends["refused"] == 0
 
 
 def test_xml_files_are_valid_labels_or_errors() -> None:
     ends = tally(xmls(np.random.default_rng(1), 5000),
-                 lambda content: check_result(*parse_voc(content, SIZE, NAMES, "a.xml")))
+                 lambda content: check_result(parse_voc(content, SIZE, LabelRules(NAMES), "a.xml")))
     assert min(ends["read"], ends["left out"]) > 100
     assert ends["refused"] == 0
 
@@ -112,7 +112,7 @@ def test_coco_files_are_valid_labels_or_errors(tmp_path: Path) -> None:
         file = CocoFile(tmp_path / "a.json", tmp_path, NAMES)
         for path in file.paths:
             result = file.read(path, SIZE)
-            check_result(result.labels, [*file.findings, *result.findings])
+            check_result(result, file.findings)
 
     ends = tally(jsons(np.random.default_rng(2), 3000), read)
     assert min(ends["read"], ends["left out"], ends["refused"]) > 100

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.data.labels import UnreadableLabelsError
+from ray_yolo.data.labels import LabelRules, UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
@@ -20,7 +20,8 @@ def item(name: str, *sides: object) -> str:
 
 def parse(*items: str) -> tuple[list[int], list[list[float]], list[bool]]:
     text = f"<annotation><size><width>64</width></size>{''.join(items)}</annotation>"
-    labels, findings = parse_voc(text.encode(), (48, 64), NAMES, "a.xml")
+    read = parse_voc(text.encode(), (48, 64), LabelRules(NAMES), "a.xml")
+    labels, findings = read.labels, read.findings
     return labels.classes.tolist(), labels.boxes.tolist(), [finding.dropped for finding in findings]
 
 
@@ -31,7 +32,7 @@ def test_pixels_count_from_one_and_include_the_last() -> None:
 
 def test_names_may_need_escapes_and_stand_on_lines_of_their_own() -> None:
     content = f"<annotation>{item('a &amp; b &lt;1&gt;', 1, 1, 5, 5)}{item(' c ', 1, 1, 5, 5)}</annotation>"
-    labels, _ = parse_voc(content.encode(), (48, 64), ("c", "a & b <1>"), "a.xml")
+    labels = parse_voc(content.encode(), (48, 64), LabelRules(("c", "a & b <1>")), "a.xml").labels
     assert labels.classes.tolist() == [1, 0]
 
 
@@ -55,11 +56,12 @@ def test_an_object_without_a_valid_box_is_left_out() -> None:
 
 
 def test_objects_of_unnamed_classes_are_left_out_and_all_reported() -> None:
-    content = f"<annotation>{item('Cat', 1, 1, 5, 5)}{item('dog', 1, 1, 5, 5)}{item('owl', 1, 1, 5, 5)}</annotation>"
-    labels, findings = parse_voc(content.encode(), (48, 64), NAMES, "a.xml")
+    content = f"<annotation>{item('Katze', 1, 1, 5, 5)}{item('dog', 1, 1, 5, 5)}{item('owl', 1, 1, 5, 5)}</annotation>"
+    read = parse_voc(content.encode(), (48, 64), LabelRules(NAMES), "a.xml")
+    labels, findings = read.labels, read.findings
     assert labels.classes.tolist() == [1]
     assert [finding.where for finding in findings if finding.dropped] == ["a.xml: object 1", "a.xml: object 3"]
-    assert "has the class 'Cat'" in findings[0].what
+    assert "has the class 'Katze'" in findings[0].what
 
 
 @pytest.mark.parametrize("content", [
@@ -74,14 +76,14 @@ def test_objects_of_unnamed_classes_are_left_out_and_all_reported() -> None:
 ])
 def test_entities_and_broken_files_are_refused(content: bytes) -> None:
     with pytest.raises(UnreadableLabelsError):
-        parse_voc(content, (48, 64), NAMES, "a.xml")
+        parse_voc(content, (48, 64), LabelRules(NAMES), "a.xml")
 
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     for wrapped in (content, b"<annotation><object>" + content + b"</object></annotation>"):
         try:
-            parse_voc(wrapped, (48, 64), NAMES, "a.xml")
+            parse_voc(wrapped, (48, 64), LabelRules(NAMES), "a.xml")
         except UnreadableLabelsError:
             continue
 

@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import Labels, UnreadableLabelsError
+from ray_yolo.data.labels import LabelRules, Labels, UnreadableLabelsError
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
 SIZE = (100, 200)  # (height, width)
 
 
 def parse(text: str | bytes, num_classes: int = 3) -> tuple[Labels, list[Finding]]:
-    return parse_labels(text if isinstance(text, bytes) else text.encode(), SIZE, "x" * num_classes, "labels/a.txt")
+    content = text if isinstance(text, bytes) else text.encode()
+    read = parse_labels(content, SIZE, LabelRules(("x",) * num_classes), "labels/a.txt")
+    return read.labels, list(read.findings)
 
 
 def test_a_box_row_becomes_corners_in_pixels() -> None:
@@ -53,8 +55,8 @@ def test_an_empty_file_is_a_background_image() -> None:
     ("0 -0.1 0.5 0.2 0.4", "outside 0 to 1"), ("0 0.5 0.5 -0.2 0.4", "outside 0 to 1"),
     ("0 0.5 1.5 0.2 0.4", "outside 0 to 1"), ("0 50 50 20 40", "outside 0 to 1"),
     ("0 0.5 0.5 0.2", "4 columns"), ("0 0.5 0.5 0.2 0.4 0.9", "6 columns"), ("0", "1 columns"),
-    ("0 0.1 0.1 0.5 0.5 0.1 0.9 0.3", "8 columns"), ("0,0.5,0.5,0.2,0.4", "1 columns"),
-    ("cat 0.5 0.5 0.2 0.4", "row of numbers"), ("0 0,5 0,5 0,2 0,4", "row of numbers"),
+    ("0 0.1 0.1 0.5 0.5 0.1 0.9 0.3", "8 columns"), ("0,0.5,0.5,0.2,0.4", "5 columns between commas"),
+    ("cat 0.5 0.5 0.2 0.4", "row of numbers"), ("0 0,5 0,5 0,2 0,4", "numbers with a comma"),
     ("0 0_1 0.5 0.2 0.4", "row of numbers"), ("0.5 0.5 0.5 0.2 0.4", "not a whole number"),
     ("nan 0.5 0.5 0.2 0.4", "not a whole number"), ("0 0.5 0.5 0.2 0.4 # cat", "7 columns|row of numbers"),
 ])

@@ -35,6 +35,7 @@ MODELS = ("yolov5n", "yolov5nu", "yolov5n6", "yolo11n", "yolo26n")  # one of eac
 RECIPE = {"data": "shapes8", "imgsz": 64, "batch_size": 8, "microbatch": 4, "epochs": 20,
           "precision": "fp32", "threads": 1, "noval": True,
           "optimizer": {"nominal_batch": 8, "lr0": 3e-4, "clip_norm": 0.3},
+          "augment": {"close_mosaic": 0},
           "schedule": {"warmup_epochs": 6, "warmup_min_batches": 0, "warmup_bias_lr": 1e-3, "ema_ramp": 10}}
 # Relative; processors differ by 1e-6 in a loss and, in the norm of a gradient, by 3e-4. Weights that are moved by 1e-7
 # of themselves move the losses by 5e-6, a norm by 4e-4, and what the biases of yolov5nu travel by 4e-4.

@@ -159,7 +159,7 @@ def test_settings_that_would_not_do_what_they_say_are_refused(fields: dict[str, 
 
 
 def test_quad_keeps_groups_of_four_together_on_any_number_of_workers() -> None:
-    assert resolve(Recipe(quad=True, batch_size=32), 5, gpu=False).microbatch == 4
+    assert resolve(Recipe(quad=True, batch_size=32), 9, gpu=False).microbatch == 4
     with pytest.raises(ConfigError, match="only 4 parts"):
         resolve(Recipe(quad=True, batch_size=16, optimizer=OptimizerConfig(nominal_batch=16)), 8, gpu=False)
 

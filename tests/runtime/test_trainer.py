@@ -164,7 +164,7 @@ def test_a_run_keeps_the_workers_of_its_first_start_unless_others_are_requested(
     _, train, _ = read_dataset(begun.recipe)
     run = begin_run(begun.placement, first_record(begun, train, 0.0, ["train"]))
     given = make_config(tmp_path, 0, {"num_workers": asked}, epochs=1)
-    assert with_workers(given, run, train)[0].placement.num_workers == trained
+    assert with_workers(given, run)[0].placement.num_workers == trained
     run.release()
 
 
@@ -176,8 +176,7 @@ def test_a_cluster_decides_but_no_step_has_fewer_parts_than_workers(tmp_path: Pa
     for batch, workers in ((None, 6), (4, 4)):
         config = make_config(tmp_path, 0, given, epochs=1, batch_size=batch, microbatch=None,
                              optimizer={"nominal_batch": 4})
-        _, train, _ = read_dataset(config.recipe)
-        chosen, why = with_workers(config, None, train)
+        chosen, why = with_workers(config, None)
         assert (chosen.placement.num_workers, why) == (
             workers, f"--num-workers auto: {workers}, free GPUs: 6")
 

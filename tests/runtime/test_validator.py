@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,10 +30,11 @@ from ray_yolo.inference.output import coco_results
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.validator import ValResult, validate
+from ray_yolo.runtime.validator import ValResult, check, validate
 from ray_yolo.sinks.metric_names import metrics, terms_of
 from tests.support import run_log
 from tests.support.jobs import make_config, make_dataset
+from tests.support.label_cases import place
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.servers import BrokenServer
 from tests.support.weights import make_weights
@@ -125,7 +127,7 @@ def test_validation_tells_what_the_split_holds_and_what_was_left_out(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data.yaml"
     data.write_text(f"path: {trained / 'data'}\nval: images/val\nnames: [dark, dark]\ndownload: bash get.sh\n")
-    result = validate(settings(trained, tmp_path, data=str(data)))
+    result = validate(settings(trained, tmp_path, data=str(data), allow_names=True))
     messages = capsys.readouterr().out.splitlines()
     assert messages[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
     assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in messages)
@@ -145,6 +147,22 @@ def test_a_split_without_a_box_is_validated_only_where_that_is_meant(trained: Pa
         validate(settings(trained, tmp_path, data=str(data)))
     assert not (tmp_path / "runs").exists()
     assert validate(settings(trained, tmp_path, data=str(data), allow_empty=True), quiet=True).metrics["mAP50"] == 0
+
+
+def test_labels_are_read_as_in_training_or_as_the_validation_asks(trained: Path, tmp_path: Path) -> None:
+    """Rows with a confidence are left out unless one of the two accepts them."""
+    shutil.copytree(trained / "data" / "images" / "val", tmp_path / "images")
+    for file in (trained / "data" / "labels" / "val").iterdir():
+        rows = [f"{line} 0.9" for line in file.read_text().splitlines()]
+        place(tmp_path / "labels" / file.name, "\n".join(rows).encode())
+    data = place(tmp_path / "data.yaml", b"val: images\nnames: [dark, bright]\n")
+    asked = settings(trained, tmp_path, data=str(data))
+    with pytest.raises(DatasetError, match="none of its images can be used"):
+        check(asked)
+    accepted = check(asked.model_copy(update={"labels_with_confidence": True})).index
+    trained_so = make_weights(tmp_path / "run", labels_with_confidence=True)
+    assert check(asked.model_copy(update={"weights": str(trained_so)})).index.digest == accepted.digest
+    assert not accepted.findings
 
 
 def found_in(folder: Path, **settings: Any) -> ValResult:

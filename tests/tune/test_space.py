@@ -235,6 +235,15 @@ class TestValues:
         ("threads", [1, 2], "speed and the last bits"),
         ("strict", [True, False], "only checks the data set"),
         ("allow_empty", [True, False], "only checks the data set"),
+        ("labels_with_confidence", [True, False], "measure another fitness"),
+        ("keep_difficult", [True, False], "measure another fitness"),
+        ("allow_names", [True, False], "only checks the classes"),
+        ("evaluate.iou", [0.5, 0.7], "how fitness is measured"),
+        ("evaluate.confidence", [0.001, 0.25], "how fitness is measured"),
+        ("evaluate.max_detections", [100, 300], "how fitness is measured"),
+        ("evaluate.batch_size", [8, 32], "how fitness is measured"),
+        ("recipe.evaluate.iou", [0.5, 0.7], "how fitness is measured"),
+        ("objective.map50", [0.1, 1.0], "measure another fitness"),
     ])
     def test_a_field_that_makes_no_better_recipe_is_refused_with_the_reason(self, name, values, reason):
         with pytest.raises(ConfigError, match=f"{name} cannot be searched: .*{reason}.*; remove it"):

@@ -1,0 +1,269 @@
+"""The other side of a scan: label files that no image takes, and pictures that are not read.
+
+A missing label file states that an image is background. If a label file without an image lies nearby, and its name
+differs only in spelling (case, percent encoding, Unicode normal form, folder), the statement would be wrong. Such a
+file is matched if it fits exactly one image, and exactly one file fits the image. Everything else is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from ray_yolo.core.structures import OtherFiles
+from ray_yolo.data import voc
+from ray_yolo.data.exports import tool_of_file
+from ray_yolo.data.images import SUFFIXES
+from ray_yolo.data.sources import suffix, walk
+from ray_yolo.data.yolo_txt import label_path
+
+_LABEL_SUFFIXES = (".txt", ".xml")
+_LABEL_FOLDERS = ("labels", "Labels", "LABELS", "annotations", "Annotations", "annots")
+_OWNERS = (("labels", "images"), ("Annotations", "JPEGImages"), *((name, "images") for name in voc.USUAL))
+# Text files that tools write beside labels.
+_COMPANIONS = re.compile(
+    r"_.*|(classes|labels?|label_?map|licen[cs]e|names|notes|obj|predefined_classes|readme|test|train|trainval|val|valid)"
+    r"([._-].*)?", re.IGNORECASE | re.DOTALL)
+
+_UPLOAD = re.compile(r"^[0-9a-f]{8}-(?=.)")  # Label Studio's prefix of uploaded files
+
+
+class _Folder(NamedTuple):
+    """A folder of images, with the folders of their label files."""
+
+    path: str
+    texts: str  # by the layout's rule
+    xmls: Sequence[str]  # the same
+    mirrors: Sequence[str]  # others for the images of this folder alone
+    common: Sequence[str]  # others that may hold labels of more images
+
+
+class _Listing(dict[str, Sequence[str]]):
+    """The visible names in each folder, read once; empty for a missing folder."""
+
+    def __missing__(self, folder: str) -> Sequence[str]:
+        try:
+            names = [name for name in os.listdir(folder) if not name.startswith(".")]
+        except OSError:  # there is none, or the scan of images has reported it
+            names = []
+        self[folder] = names
+        return names
+
+
+def label_folders(folder: str) -> tuple[list[str], list[str]]:
+    """The folders that may hold label files of a folder of images under another name than the layout's rule: those for
+    this folder alone, and those for more folders."""
+    parts = folder.split("/")
+    mirrors, common = [folder], []
+    for place, part in enumerate(parts):
+        if part.lower() != "images":
+            continue
+        for name in _LABEL_FOLDERS:
+            mirrors.append("/".join([*parts[:place], name, *parts[place + 1:]]))
+            common.append("/".join([*parts[:place], name]))
+    for name in _LABEL_FOLDERS:
+        mirrors.append(f"{folder}/{name}")
+        common.append(f"{os.path.dirname(folder)}/{name}")
+    return mirrors, common
+
+
+def find_other_files(paths: Sequence[str], roots: Iterable[str], unread: Sequence[str]) -> OtherFiles:
+    """Compare the images of a split with the label files in its folders.
+
+    Args:
+        paths: of the images whose labels are YOLO or VOC files.
+        roots: folders that the description names as sources.
+        unread: pictures in these folders in formats that are not read.
+    """
+    listing = _Listing()
+    stems, rules = _Stems(listing), _Rules()
+    names_in = defaultdict[str, list[str]](list)
+    for path in dict.fromkeys(paths):
+        names_in[os.path.dirname(path)].append(os.path.basename(path))
+    folders = {path: _folder(path, rules) for path in names_in}
+    without: list[str] = []  # images that have no label file by the rule
+    shared: list[str] = []
+    for folder in folders.values():
+        labelled = _labelled(folder, listing)
+        images = [(name, os.path.splitext(name)[0]) for name in names_in[folder.path]]
+        uses = Counter(stem for _, stem in images)
+        without += [f"{folder.path}/{name}" for name, stem in images if stem not in labelled]
+        shared += [f"{folder.path}/{name}" for name, stem in images if uses[stem] > 1 and stem in labelled]
+        stems[folder.path] |= uses.keys()  # a list file may name images with other suffixes
+    own = {each for folder in folders.values() for each in (folder.texts, *folder.xmls, *folder.mirrors)}
+    own |= {each for root in roots for each in _folders_below(root)}
+    found = {file for each in own for file in _label_files(each, listing)}
+    for folder in folders.values():  # most files, so without a look at each
+        found -= {f"{folder.texts}/{stem}.txt" for stem in stems[folder.path]}
+    orphans = {file for file in found if _is_unowned(file, stems, rules)}
+    if not without:
+        return OtherFiles(tuple(sorted(orphans)), tuple(sorted(unread)), shared=tuple(sorted(shared)))
+    common = {file for folder in folders.values() for each in folder.common for file in _label_files(each, listing)}
+    matched = _match(without, folders, orphans | {file for file in common if _is_unowned(file, stems, rules)})
+    return OtherFiles(tuple(sorted(orphans - set(matched.values()))), tuple(sorted(unread)),
+                      tuple(sorted(matched.items())), tuple(sorted(shared)), _exports(folders.values(), listing))
+
+
+def _folder(path: str, rules: _Rules) -> _Folder:
+    mirrors, common = label_folders(path)
+    return _Folder(path, *rules[path], mirrors, common)
+
+
+def _labelled(folder: _Folder, listing: _Listing) -> set[str]:
+    """The stems of the label files by the layout's rule."""
+    texts = {name[:-4] for name in listing[folder.texts] if name.endswith(".txt")}
+    return texts | {name[:-4] for xmls in folder.xmls for name in listing[xmls] if name.endswith(".xml")}
+
+
+def _label_files(folder: str, listing: _Listing) -> set[str]:
+    """The files of a folder that may be label files."""
+    return {f"{folder}/{name}" for name in listing[folder] if name[-4:].lower() in _LABEL_SUFFIXES}
+
+
+def _folders_below(root: str) -> list[str]:
+    """The label folders of a source folder, also those of subfolders without images."""
+    top = os.path.dirname(label_path(f"{root}/any.jpg"))
+    return [] if top == root else [folder for folder, _ in walk(top)]
+
+
+class _Stems(dict[str, set[str]]):
+    """The stems of the images in each folder."""
+
+    def __init__(self, listing: _Listing) -> None:
+        super().__init__()
+        self._listing = listing
+
+    def __missing__(self, folder: str) -> set[str]:
+        self[folder] = {os.path.splitext(name)[0] for name in self._listing[folder] if suffix(name) in SUFFIXES}
+        return self[folder]
+
+
+class _Rules(dict[str, tuple[str, Sequence[str]]]):
+    """The folders of the text and XML files of each folder of images, by the layout's rule."""
+
+    def __missing__(self, folder: str) -> tuple[str, Sequence[str]]:
+        image = f"{folder}/any.jpg"
+        self[folder] = os.path.dirname(label_path(image)), voc.folders(image)
+        return self[folder]
+
+
+def _is_unowned(file: str, stems: _Stems, rules: _Rules) -> bool:
+    """Whether no image, also of another split, takes a label file by the layout's rule."""
+    folder, name = os.path.split(file)
+    stem, kind = os.path.splitext(name)
+    if _COMPANIONS.fullmatch(stem):
+        return False
+    candidates = [folder]
+    for labels, images in _OWNERS:
+        head, found, tail = f"{folder}/".rpartition(f"/{labels}/")
+        if found:
+            candidates.append(os.path.normpath(f"{head}/{images}/{tail}"))
+    for candidate in candidates:
+        if stem not in stems[candidate]:
+            continue
+        texts, xmls = rules[candidate]
+        if (kind == ".txt" and folder == texts) or (kind == ".xml" and folder in xmls):  # not .TXT
+            return False
+    return True
+
+
+def _match(without: Sequence[str], folders: Mapping[str, _Folder], files: set[str]) -> dict[str, str]:
+    """The label file of each image that has none by the rule, where both fit only each other."""
+    files = set(files)
+    places = {path: dict.fromkeys((folder.texts, *folder.xmls, *folder.mirrors, *folder.common))
+              for path, folder in folders.items()}
+    matched: dict[str, str] = {}
+    images = list(without)
+    for key_of_image, key_of_stem in _KEYS:
+        pairs, images = _pair(images, places, sorted(files), key_of_image, key_of_stem)
+        files -= set(pairs.values())
+        matched |= pairs
+    return matched
+
+
+def _pair(images: Sequence[str], places: Mapping[str, Iterable[str]], files: Sequence[str],
+          key_of_image: Callable[[str], str], key_of_stem: Callable[[str], str]
+          ) -> tuple[dict[str, str], list[str]]:
+    """The file of each image where an image fits one file and the file fits one image, and the images that fit none.
+
+    An image fits a file in one of the places of its folder, if the file's stem has the key of the image's name.
+    """
+    by_key = defaultdict[tuple[str, str], list[str]](list)
+    for file in files:
+        by_key[os.path.dirname(file), key_of_stem(Path(file).stem)].append(file)
+    fits = {}
+    for image in images:
+        folder, name = os.path.split(image)
+        fits[image] = [file for place in places[folder] for file in by_key.get((place, key_of_image(name)), ())]
+    claims = Counter(file for some in fits.values() for file in some)
+    pairs = {image: some[0] for image, some in fits.items() if len(some) == 1 and claims[some[0]] == 1}
+    return pairs, [image for image, some in fits.items() if not some]
+
+
+def _spelling(name: str) -> str:
+    """A name without differences of case, percent encoding, Unicode normal form and outer blanks."""
+    return unicodedata.normalize("NFC", unquote(name)).casefold().strip()
+
+
+# Keys of an image's name and of a label file's stem, the strictest first.
+_KEYS: tuple[tuple[Callable[[str], str], Callable[[str], str]], ...] = (
+    (lambda name: Path(name).stem, lambda stem: stem),
+    (lambda name: _spelling(Path(name).stem), _spelling),
+    (_spelling, _spelling),  # a.jpg.txt
+    (lambda name: _spelling(Path(name).stem), lambda stem: _spelling(_UPLOAD.sub("", stem))),
+    (lambda name: _spelling(name.partition(".")[0]), _spelling),  # a.txt of a.webp.jpg
+)
+
+
+def _exports(folders: Iterable[_Folder], listing: _Listing) -> tuple[str, ...]:
+    """The first JSON file of an annotation tool beside each folder of images without labels, with the tool's name."""
+    found = []
+    for folder in folders:
+        for place in (folder.path, folder.texts, f"{os.path.dirname(folder.path)}/ann"):
+            first = next((name for name in sorted(listing[place]) if suffix(name) == ".json"), None)
+            tool = tool_of_file(f"{place}/{first}") if first else ""
+            if tool:
+                found.append(f"{place}/{first} is a file of {tool}")
+                break
+    return tuple(found)
+
+
+def resolve_names(folder: str, paths: Mapping[str, str]) -> dict[str, str]:
+    """The file of each name that an annotation file spells otherwise, where both fit only each other.
+
+    Args:
+        folder: of the images.
+        paths: by name, also of names that are no files.
+    """
+    listing = _Listing()
+    visible = {place: set(listing[place]) for place in {os.path.dirname(path) for path in paths.values()}}
+    missing = [name for name, path in paths.items() if os.path.basename(path) not in visible[os.path.dirname(path)]]
+    used = set(paths.values())
+    by_spelling: dict[str, dict[str, list[str]]] = {}
+    claims = defaultdict[str, list[str]](list)
+    for name in missing:
+        plain = unquote(name).replace("\\", "/")
+        for place in dict.fromkeys((os.path.dirname(os.path.normpath(f"{folder}/{plain}")), folder)):
+            if place not in by_spelling:
+                by_spelling[place] = _unused_images(place, listing, used)
+            fits = by_spelling[place].get(_spelling(os.path.basename(plain)), [])
+            if len(fits) == 1:
+                claims[fits[0]].append(name)
+            if fits:
+                break
+    return {wanted[0]: file for file, wanted in claims.items() if len(wanted) == 1}
+
+
+def _unused_images(folder: str, listing: _Listing, used: set[str]) -> dict[str, list[str]]:
+    """The images of a folder that no name has, by their spelling."""
+    found = defaultdict[str, list[str]](list)
+    for name in listing[folder]:
+        if suffix(name) in SUFFIXES and f"{folder}/{name}" not in used:
+            found[_spelling(name)].append(f"{folder}/{name}")
+    return found

@@ -1,0 +1,142 @@
+"""Remarks about single labels that mean something only as a count over a split, and the findings that follow.
+
+One box at the edge of its image is normal; a split whose boxes all cross the edge was written in other coordinates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from ray_yolo.core.structures import Finding
+
+Format = Literal["YOLO", "VOC", "COCO"]
+SPECK_PX = 1.0  # a box with a shorter side is a speck
+CLIPPED_PX = 1.0  # a box that reaches this far out of its image was clipped; less is rounding
+
+
+class Kind(NamedTuple):
+    """What a remark is about."""
+
+    what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
+                  "area", "bad outline", "other outline", "outline", "keypoints", "two files"]
+    detail: str = ""  # the format, or the number of columns
+
+
+class Remark(NamedTuple):
+    """How often there is a reason for a remark, and the place of the first one."""
+
+    kind: Kind
+    place: str
+    times: int = 1
+
+
+def combine(remarks: Iterable[Remark]) -> tuple[Remark, ...]:
+    """One remark of each kind, with the sum of the counts and the first place."""
+    counts: Counter[Kind] = Counter()
+    places: dict[Kind, str] = {}
+    for kind, place, times in remarks:
+        counts[kind] += times
+        places.setdefault(kind, place)
+    return tuple(Remark(kind, place, counts[kind]) for kind, place in places.items())
+
+
+def count_of(remarks: Iterable[Remark], what: str) -> int:
+    """The number of reasons of one kind, in all formats."""
+    return sum(times for kind, _, times in remarks if kind.what == what)
+
+
+def conclude(remarks: Sequence[Remark]) -> list[Finding]:
+    """The findings that follow from the remarks about a split. None of them leaves anything out."""
+    by_kind = {remark.kind: remark for remark in remarks}
+    formats: tuple[Format, ...] = ("YOLO", "VOC", "COCO")
+    found = [each for name in formats for each in _coordinates(by_kind, name)]
+    found += _single(by_kind)
+    found += _long_rows(by_kind)
+    return found
+
+
+def _coordinates(by_kind: dict[Kind, Remark], name: Format) -> Iterator[Finding]:
+    """Findings about boxes whose numbers have another meaning than the format gives them."""
+    boxes = _count(by_kind, Kind("box", name))
+    specks, clipped = by_kind.get(Kind("speck", name)), by_kind.get(Kind("clipped", name))
+    corners = by_kind.get(Kind("corners", name))
+    fit_as_corners = _count(by_kind, Kind("corner order", name)) == boxes
+    if specks and specks.times * 2 > boxes:
+        yield _first(specks, f"{boxes} boxes with a side under one pixel; {_SPECK_CAUSES[name]}")
+    if corners and corners.times * 2 > boxes:
+        yield _first(corners, f"{boxes} boxes whose area or outline fits only if their numbers are corners; "
+                              f"{_CORNERS[name]}")
+    elif clipped and fit_as_corners and name in _CORNERS:
+        yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image, and all boxes would fit as "
+                              f"corners; {_CORNERS[name]}")
+    elif clipped and clipped.times * 2 > boxes:
+        yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image; {_CLIPPED_CAUSES[name]}")
+
+
+def _first(remark: Remark, of: str) -> Finding:
+    return Finding(remark.place, f"is the first of {remark.times} of {of}", dropped=False)
+
+
+_SPECK_CAUSES: dict[Format, str] = {
+    "YOLO": "their fractions may have been divided by the image's size twice",
+    "VOC": "they may be fractions of the image (0 to 1), but VOC has pixels; multiply them by the image's size",
+    "COCO": "they may be fractions of the image (0 to 1), but COCO has pixels; multiply them by the image's size"}
+_CLIPPED_CAUSES: dict[Format, str] = {
+    "YOLO": "a row is `class x y width height` with the box's centre, not its corner",
+    "VOC": "the picture may have been resized or turned after it was labelled",
+    "COCO": "the picture may have been resized after it was labelled, or bbox is not [x, y, width, height]"}
+_CORNERS: dict[Format, str] = {
+    "YOLO": "they may be `class x1 y1 x2 y2`, but a row is `class x y width height` with the box's centre",
+    "COCO": "they may be [x1, y1, x2, y2], but COCO's bbox is [x, y, width, height]"}
+
+
+def _single(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
+    """Findings that need no comparison: each says how often, and how the files were read."""
+    for kind, text in _SINGLE.items():
+        remark = by_kind.get(kind)
+        if remark:
+            yield Finding(remark.place, text.format(remark.times), False)
+
+
+_SINGLE: dict[Kind, str] = {
+    Kind("counted from 0", "VOC"):
+        "is the first of {} boxes with xmin or ymin below 1, so its tool counts pixels from 0; VOC counts from 1, and "
+        "the boxes are read so, one pixel further left and up",
+    Kind("difficult", "VOC"):
+        "is the first of {} objects marked difficult; they are left out, as YOLOv5's converter does (--keep-difficult "
+        "keeps them)",
+    Kind("file name", "VOC"):
+        "is the first of {} annotations whose <filename> is another one; they are used for the image with the name of "
+        "the XML file",
+    Kind("two files"):
+        "is the first of {} XML files that are not read, because their image has a .txt file too",
+    Kind("area", "COCO"):
+        "is the first of {} annotations whose area is larger than their bbox; `val --coco` uses the area",
+    Kind("bad outline", "COCO"):
+        "is the first of {} annotations with a segmentation that is no outline (three or more pairs of numbers); their "
+        "bbox is used alone",
+    Kind("other outline", "COCO"):
+        "is the first of {} annotations whose segmentation disagrees with their bbox by more than 2 pixels and a tenth "
+        "of a side; it is not used, their bbox is"}
+
+
+def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
+    """A finding about rows that may be a box and keypoints. Outlines differ in their number of points, keypoints do
+    not."""
+    rows = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
+    if len(rows) != 1:
+        return
+    columns = int(rows[0].kind.detail)
+    similar = by_kind.get(Kind("keypoints", str(columns)))
+    if similar and similar.times * 2 >= rows[0].times:
+        yield Finding(similar.place, f"is the first of {similar.times} rows of {columns} columns that may be outlines, "
+                                     f"or boxes with keypoints; they are read as outlines of {(columns - 1) // 2} "
+                                     f"points (`kpt_shape: [{(columns - 5) // 2}, 2]` in the YAML file reads them as "
+                                     "boxes)", False)
+
+
+def _count(by_kind: dict[Kind, Remark], kind: Kind) -> int:
+    remark = by_kind.get(kind)
+    return remark.times if remark else 0

@@ -1,0 +1,211 @@
+"""Images of more than 8 bits per channel: their values become levels by the range of the training split, everywhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from ray_yolo.config.commands import DetectConfig, ValConfig
+from ray_yolo.core.structures import AnnotationIndex, PixelValues
+from ray_yolo.data.dataset_yaml import describe
+from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.images import inspect_image, read_image
+from ray_yolo.data.index import read_index, survey
+from ray_yolo.data.pixels import black_and_white, join_values, range_of, to_levels, values_of
+from ray_yolo.data.sources import read_source
+from ray_yolo.inference.output import detect_frames
+from ray_yolo.inference.predictor import ImageDetections, Predictor, build_predictor, load_trained
+from ray_yolo.runtime import preflight, serving, validator
+from ray_yolo.runtime.trainer import fit
+from tests.support.jobs import make_config
+from tests.support.pictures import smooth_picture, write_image
+
+PICTURE = smooth_picture(48, 64)  # levels from 0 to 255
+GREY = np.repeat(PICTURE[..., :1], 3, axis=2)
+ROW = "1 0.5 0.5 0.5 0.5\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "user-cache"))
+
+
+@pytest.mark.parametrize(("kind", "low", "high", "expected"), [
+    ("float", 0.0, 1.0, (0, 1)), ("float", 0.1, 0.9, (0, 1)), ("float", 0.0, 0.2, (0, 0.2)),
+    ("float", 0.0, 255.0, (0, 255)), ("float", -1.0, 1.0, (-1, 1)), ("float", 0.0, 1.5, (0, 1.5)),
+    ("float", 280.0, 310.0, (280, 310)), ("float", 0.5, 0.5, (0, 1)), ("float", -2.0, -2.0, (-2, -1)),
+    ("integer", 0, 255, (0, 255)), ("integer", 0, 1, (0, 1)), ("integer", 7, 1000, (0, 1023)),
+    ("integer", 10, 4090, (0, 4095)), ("integer", 0, 65535, (0, 65535)), ("integer", 200, 60_000, (0, 65535)),
+    ("integer", 20_000, 24_000, (20_000, 24_000)), ("integer", -50, 205, (-50, 205)),
+    ("integer", 0, 255_000, (0, 255_000)), ("integer", 40_000, 40_000, (0, 65535)),
+])
+def test_black_and_white_by_hand(kind: str, low: float, high: float, expected: tuple[float, float]) -> None:
+    assert black_and_white(PixelValues(kind, low, high)) == expected  # type: ignore[arg-type]
+
+
+def test_levels_by_hand() -> None:
+    values = np.array([[[0, 2048, 4095]]], np.uint16)
+    assert to_levels(values, {"integer": (0, 4095)}).tolist() == [[[0, 128, 255]]]
+    assert to_levels(values, {"integer": (1000, 3000)}).tolist() == [[[0, 134, 255]]]  # 255 x 1048 / 2000 = 133.6
+    assert to_levels(values, {"float": (0, 1)}).tolist() == [[[0, 128, 255]]]  # its own range
+    floats = np.array([[[np.nan, np.inf, -np.inf, 0.5, -0.0, 7]]], np.float32)
+    assert to_levels(floats, {"float": (0, 1)}).tolist() == [[[0, 255, 0, 128, 0, 255]]]
+    assert to_levels(np.full((1, 1, 3), np.nan), {}).tolist() == [[[0, 0, 0]]]
+    assert to_levels(PICTURE, {"integer": (0, 1)}) is PICTURE
+
+
+def test_values_of_several_images_are_joined_by_kind() -> None:
+    assert values_of(PICTURE) is None
+    floats = np.array([[[np.nan, 0.25, -np.inf]]], np.float32)
+    assert values_of(floats) == PixelValues("float", 0.25, 0.25)
+    parts = [PixelValues("integer", 5, 900), PixelValues("float", 0, 1), PixelValues("integer", 3, 70)]
+    assert join_values(parts) == (PixelValues("float", 0, 1, 1), PixelValues("integer", 3, 900, 2))
+    assert range_of(join_values(parts)) == {"float": (0, 1), "integer": (0, 1023)}
+
+
+def float_tiff(path: Path, pixels: np.ndarray) -> None:
+    Image.fromarray(pixels).save(path)
+
+
+CONTAINERS = {
+    "16-bit PNG": (".png", PICTURE.astype(np.uint16) * 257, PICTURE),
+    "16-bit PNG with alpha": (".png", np.dstack([PICTURE, GREY[..., :1]]).astype(np.uint16) * 257, PICTURE[..., ::-1]),
+    "16-bit grey PNG": (".png", PICTURE[..., 0].astype(np.uint16) * 257, GREY),
+    "12 bits in 16": (".png", (PICTURE.astype(np.uint16) * 16 + 15) * (PICTURE > 0), PICTURE),
+    "8 bits in 16": (".tiff", PICTURE.astype(np.uint16), PICTURE),
+    "16-bit TIFF": (".tiff", PICTURE.astype(np.uint16) * 257, PICTURE),
+    "signed 16-bit TIFF": (".tiff", PICTURE[..., 0].astype(np.int16) - 100, GREY),
+    "32-bit TIFF": (".tiff", PICTURE[..., 0].astype(np.int32) * 1000, GREY),
+    "float TIFF, 0 to 1": (".tiff", PICTURE.astype(np.float32) / 255, PICTURE),
+    "float TIFF, 0 to 255": (".tiff", PICTURE.astype(np.float32), PICTURE),
+    "grey float TIFF": (".tiff", PICTURE[..., 0].astype(np.float32) / 255, GREY),
+    "64-bit float TIFF": (".tiff", PICTURE.astype(np.float64) / 255, PICTURE),
+    "16-bit PGM": (".pgm", PICTURE[..., 0].astype(np.uint16) * 257, GREY),
+    "PFM": (".pfm", PICTURE.astype(np.float32) / 255, PICTURE),
+}
+
+
+@pytest.mark.parametrize("case", CONTAINERS)
+def test_every_container_gives_the_levels_of_its_picture(tmp_path: Path, case: str) -> None:
+    suffix, values, expected = CONTAINERS[case]
+    path = write_image(tmp_path / "images" / f"a{suffix}", values)
+    if "alpha" in case:
+        cv2.imwrite(str(path), values)  # as BGRA
+    facts = inspect_image(str(path))
+    assert facts.size == (48, 64)
+    assert facts.values == values_of(values[..., :3] if values.ndim == 3 else values)
+    assert np.abs(read_image(str(path)).astype(int) - expected).max() <= 1
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").write_text(ROW)
+    index = read_index(describe({"train": "images", "names": ["cat", "dog"]}, tmp_path / "data.yaml"), "train")
+    for mode in ("none", "disk"):  # full size: 64
+        pixels = ImageStore(index, 64, mode, tmp_path / "cache").load(0)  # type: ignore[arg-type]
+        assert np.abs(pixels.astype(int) - expected).max() <= 1, mode
+    note, = survey(index).notes
+    assert note.startswith("1 images with ")
+
+
+def test_the_range_is_the_sets_not_the_images(tmp_path: Path) -> None:
+    """A dark image of a 12-bit camera stays dark; the cached index has the same range; labels and range identify it."""
+    for name, factor in (("bright", 16), ("dark", 2)):
+        write_image(tmp_path / "images" / f"{name}.png", PICTURE.astype(np.uint16) * factor)
+    description = describe({"train": "images", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
+    for _ in range(2):
+        index = read_index(description, "train")
+        assert index.pixel_range == {"integer": (0, 4095)}
+        assert index.pixel_values == (PixelValues("integer", 0, 4080, 2),)
+        store = ImageStore(index, 64)
+        assert np.array_equal(store.load(0), np.rint(PICTURE.astype(float) * 16 * 255 / 4095).astype(np.uint8))
+        assert np.array_equal(store.load(1), np.rint(PICTURE.astype(float) * 2 * 255 / 4095).astype(np.uint8))
+        assert survey(index).notes == (
+            "2 images with more than 8 bits per channel (0 to 4080): 0 is read as black, 4095 as white",)
+    write_image(tmp_path / "images" / "dark.png", PICTURE.astype(np.uint16) * 257)
+    assert read_index(description, "train").digest != index.digest
+
+
+def test_pixels_of_8_bits_have_no_range(tmp_path: Path) -> None:
+    write_image(tmp_path / "images" / "a.png", PICTURE)
+    index = read_index(describe({"train": "images", "names": ["cat"]}, tmp_path / "data.yaml"), "train")
+    assert (index.pixel_range, index.pixel_values, survey(index).notes) == ({}, (), ())
+
+
+def test_pixels_that_are_no_numbers_are_reported(tmp_path: Path) -> None:
+    values = PICTURE[..., 0].astype(np.float32) / 255
+    values[0, :3] = np.nan
+    values[1, 0] = np.inf
+    (tmp_path / "images").mkdir()
+    float_tiff(tmp_path / "images" / "a.tiff", values)
+    float_tiff(tmp_path / "images" / "b.tiff", np.full((48, 64), np.nan, np.float32))
+    index = read_index(describe({"train": "images", "names": ["cat"]}, tmp_path / "data.yaml"), "train")
+    assert [finding.what for finding in index.findings] == [
+        "has 4 pixels that are NaN or infinite; NaN is read as black", "has no pixel with a finite value"]
+    pixels = read_image(index.paths[0], 1, index.pixel_range)
+    assert pixels[0, :3].max() == 0
+    assert pixels[1, 0].min() == 255
+    assert np.abs(pixels[2:].astype(int) - GREY[2:]).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a 12-bit data set, and weights that a training on it has written."""
+    folder = tmp_path_factory.mktemp("deep")
+    config = make_config(folder, 0, epochs=1)
+    for path in (folder / "data" / "images").rglob("*.png"):
+        cv2.imwrite(str(path), cv2.imread(str(path)).astype(np.uint16) * 16)  # 0 to 3760
+    result = fit(config, quiet=True)
+    return folder / "data", result.last
+
+
+def test_weights_record_the_range_and_every_reader_uses_it(
+        run: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, weights = run
+    trained = load_trained(weights)
+    assert trained.pixel_range == {"integer": (0, 4095)}
+    dark = tmp_path / "dark.png"
+    values = PICTURE.astype(np.uint16) * 4  # as a picture alone, 0 to 1020, it would be as bright as the others
+    write_image(dark, values)
+    expected = np.rint(values.astype(float) * 255 / 4095).astype(np.uint8)
+    predictor = build_predictor(trained, DetectConfig())
+    assert np.array_equal(next(read_source(dark).frames()).read(predictor.pixel_range).pixels, expected)
+    assert np.array_equal(serving.read_picture(dark.read_bytes(), predictor.pixel_range), expected)
+    with Image.open(write_image(tmp_path / "grey.png", values[..., 0])) as file:  # Pillow reads 16 bits of grey alone
+        frame = next(read_source(file).frames()).read(predictor.pixel_range)
+    assert np.array_equal(frame.pixels, np.repeat(expected[..., :1], 3, axis=2))
+    seen: list[np.ndarray] = []
+
+    def detect(self: Predictor, images: Sequence[np.ndarray]) -> list[ImageDetections]:
+        seen.extend(images)
+        return [ImageDetections(np.zeros((0, 6), np.float32), {}) for _ in images]
+
+    monkeypatch.setattr(Predictor, "detect", detect)
+    list(detect_frames(predictor, read_source(dark).frames(), threads=0))
+    assert np.array_equal(seen[0], expected)
+
+
+def test_validation_reads_with_the_range_of_the_weights(run: tuple[Path, Path], tmp_path: Path) -> None:
+    data, weights = run
+    other = shutil.copytree(data, tmp_path / "other")
+    for path in (other / "images").rglob("*.png"):
+        write_image(path, PICTURE.astype(np.uint16) * 257)
+    *_, index = validator.check(ValConfig(weights=str(weights), data=str(other / "data.yaml")))
+    assert index.pixel_range == {"integer": (0, 4095)}
+    assert "4095 as white; values beyond them are clipped" in survey(index).notes[0]
+    assert ImageStore(index, 64, smooth=True).load(0).max() == 255
+
+
+def test_the_validation_split_has_the_range_of_the_training_split(tmp_path: Path) -> None:
+    def write(split: str, factor: int) -> AnnotationIndex:
+        write_image(tmp_path / "images" / split / "a.png", PICTURE.astype(np.uint16) * factor)
+        description = describe({split: f"images/{split}", "train": f"images/{split}", "names": ["cat"]},
+                               tmp_path / "data.yaml")
+        return read_index(description, split)
+
+    train, val = write("train", 16), write("val", 2)
+    assert val.pixel_range == {"integer": (0, 510)}
+    assert preflight.as_training_reads(val, train).pixel_range == {"integer": (0, 4095)}
