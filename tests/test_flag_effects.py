@@ -60,6 +60,9 @@ ELSEWHERE = {
     "--labels-with-confidence": "data/test_label_options.py::test_rows_with_a_confidence_are_labels_if_asked_for",
     "--keep-difficult": "data/test_label_options.py::test_difficult_objects_are_labels_if_asked_for",
     "--keep-repeats": "data/test_label_options.py::test_repeated_lines_of_a_training_list_are_kept",
+    "--allow-names":
+        "runtime/test_class_order.py::test_a_training_on_other_names_is_refused_unless_that_is_meant",
+    "--recipe": "config/test_named_recipes.py::test_values_are_those_of_the_publication",
     "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
     "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",
     "--wait-for-resources":  # starts Ray

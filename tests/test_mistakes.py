@@ -166,7 +166,7 @@ FILES = [
     ("train --data DATA --weights photo.pt", "photo.pt: is a JPEG picture", "download it again"),
     ("train --data DATA --weights empty.pt", "empty.pt: was not written by torch.save", "download it again"),
     ("train --data DATA --weights yolov3.weights", "yolov3.weights: is Darknet's file of weights", "give the .pt file"),
-    ("train --data DATA --weights w/run", "w/run: is the folder of a run", "give its weights: w/run/weights/best.pt"),
+    ("train --data DATA --weights w/run", "w/run: is the folder of a run", "give the file weights/best.pt in it"),
     ("val --weights best.onnx", "best.onnx: is an exported ONNX model", "give best.pt"),
     ("predict --weights best.onnx --source IMAGES", "best.onnx: is an exported ONNX model", "give best.pt"),
     ("predict --weights last.engine --source IMAGES", "last.engine: is a TensorRT engine", "give the .pt file"),

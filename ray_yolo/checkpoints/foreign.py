@@ -78,11 +78,11 @@ def read_weights(path: Path) -> Weights:
     if not os.path.isfile(path):
         best = path / "weights" / "best.pt"
         if best.is_file():
-            raise CheckpointError(f"{path}: is the folder of a run; give its weights: {best}")
+            raise CheckpointError(f"{path}: is the folder of a run; give the file weights/best.pt in it")
         raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")
     if kind := _EXPORTED.get(path.suffix.lower()):
         sibling = path.with_suffix(".pt")
-        advice = f"give {sibling}" if sibling.is_file() else "give the .pt file that it was made from"
+        advice = f"give {sibling.name} beside it" if sibling.is_file() else "give the .pt file that it was made from"
         raise CheckpointError(f"{path}: is {kind}, which has no weights that can be read here; {advice}")
     if path.suffix == ".safetensors":
         return Weights(_checked(_read_safetensors(path), path))

@@ -234,14 +234,14 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
     assert (result.best_epoch, result.best_fitness) == (0, pytest.approx(0.1))
 
 
-def test_exact_without_a_microbatch_warns_at_the_first_start_that_the_workers_have_chosen_it(
-        uninterrupted: TrainResult, tmp_path: Path) -> None:
-    config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
+def test_the_first_start_says_what_repeats_its_weights(uninterrupted: TrainResult, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"name": "mine"}, batch_size=None, microbatch=None, epochs=1)
     (fit(config, quiet=True).run_dir / "finished").unlink()
-    messages = run_log.messages(fit(config, quiet=True).run_dir)
-    assert messages == ["exact: microbatch 16 depends on the number of workers of this first start; a new run with "
-                    "another number has the same bits only with --batch-size 16 --microbatch 16"]
-    assert run_log.messages(uninterrupted.run_dir) == []
+    run_dir = fit(config, quiet=True).run_dir
+    [event] = run_log.events_of(run_dir, RunEvent)
+    assert event.notes == ("batch_size follows the workers; the same weights on another number of workers: add "
+                           "--batch-size 16 --microbatch 16",)
+    assert run_log.messages(run_dir) == run_log.messages(uninterrupted.run_dir) == []
 
 
 def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:

@@ -277,6 +277,6 @@ def test_a_server_that_is_away_is_a_warning_and_the_results_are_there(
     place = {"storage_path": str(tmp_path), "gpus_per_worker": 0, "noplots": True}
     with BrokenServer() as server:
         result = validate(settings(trained, tmp_path, placement=place | {"mlflow_uri": server.uri}))
-    assert "WARNING: not logged to MLflow: " in capsys.readouterr().out
+    assert "WARNING: not logged: MLflow at " in capsys.readouterr().out
     assert (result.folder / "results.json").exists()
     assert not (tmp_path / "mlflow.db").exists()
