@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/workers/worker.py", '"train": localize(train)', '"train": train', "runtime/test_trainer.py"),
     Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
-    Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
+    Mutation("tune/trainable.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
     Mutation("storage/store.py", '{"timeout": _UNLIMITED, ', "{", DOWNLOADS),
     Mutation("storage/store.py", "if file.size == start:", "if True:", DOWNLOADS),
     Mutation("storage/store.py", ', "if_match": meta["e_tag"]', "", DOWNLOADS),

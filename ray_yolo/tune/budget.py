@@ -20,7 +20,7 @@ from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.confirmation import number_of_runs
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Begun
+from ray_yolo.tune.ledger import SweepEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.search import MOST_TRIALS
 
@@ -39,12 +39,12 @@ class Forecast:
     time: float  # virtual, until exploration is closed
     runs: int  # trainings on fresh seeds
 
-    def work(self, begun: Begun) -> float:
+    def work(self, begun: SweepEvent) -> float:
         """All work, if each slot trains while paused trials train to their ends."""
         finishing = begun.virtual_slots * (begun.rungs[-1] - begun.rungs[0])
         return self.exploration + finishing + self.runs * begun.rungs[-1]
 
-    def seconds(self, begun: Begun, epoch_seconds: float, slots: int) -> float:
+    def seconds(self, begun: SweepEvent, epoch_seconds: float, slots: int) -> float:
         """Seconds until the end, if one slot takes `epoch_seconds` for an epoch."""
         epochs = begun.rungs[-1]
         until_confirmation = (self.time + epochs - begun.rungs[0]) * begun.virtual_slots / slots
@@ -68,7 +68,7 @@ def _explored(rungs: tuple[int, ...], virtual_slots: int, trials: int) -> tuple[
     return schedule.explored_work, schedule.explored_time
 
 
-def forecast(begun: Begun, trials: int) -> Forecast:
+def forecast(begun: SweepEvent, trials: int) -> Forecast:
     """Forecast a sweep by simulating its schedule. Beyond `SIMULATED` trials, each one counts as the mean trial of the
     second half of the simulation."""
     work, time = _explored(begun.rungs, begun.virtual_slots, min(trials, SIMULATED))
@@ -81,7 +81,7 @@ def forecast(begun: Begun, trials: int) -> Forecast:
     return Forecast(trials, work, time, runs)
 
 
-def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
+def most_trials(begun: SweepEvent, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
     """The largest sweep that ends within `seconds`, found by bisection."""
     low, high = 1, limit
     while high - low > max(1, low // 20):
@@ -146,7 +146,7 @@ class Budget:
         slots: returns how many trials train in parallel.
     """
 
-    def __init__(self, begun: Begun, trials: int, hours: float, spent: float, epoch_seconds: float | None,
+    def __init__(self, begun: SweepEvent, trials: int, hours: float, spent: float, epoch_seconds: float | None,
                  slots: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._begun, self._trials, self._limit, self._spent = begun, trials, 3600 * hours or math.inf, spent
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
@@ -229,7 +229,7 @@ class Budget:
         return ahead / self._real_slots * each + (self._closing_seconds() or 0.0)
 
 
-def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds: float | None) -> list[str]:
+def describe(begun: SweepEvent, trials: int, hours: float, slots: int, epoch_seconds: float | None) -> list[str]:
     """The trainings of a sweep and their time, line by line."""
     rungs = begun.rungs
     lines = [f"genes: {', '.join(gene.name for gene in begun.space.genes)}"]

@@ -27,7 +27,7 @@ from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.sinks.console import build_console, print_unwrapped
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
-from ray_yolo.tune.ledger_events import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, replay_command, short_value
 
 BEST = 5  # trials in the table
@@ -130,7 +130,7 @@ def result_line(trial: Trial) -> str:
     return f"trial {trial.number}: fitness {trial.fitness:.5g} after {trial.epochs} epochs{seeds and f', {seeds}'}"
 
 
-def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: Claimed | None = None) -> str:
+def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: ClaimedEvent | None = None) -> str:
     """The result of a sweep over `recipe`, its claim, and commands that use the result."""
     weights = f"{location(folder)}/weights/best.pt"
     lines = [f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}",

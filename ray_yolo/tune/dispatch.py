@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ray_yolo.tune.ledger_events import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.trials import trial_folder
 
@@ -29,14 +29,14 @@ class Dispatcher:
         self._explores, self._finishing = explores, finishing
         self._ready: list[Task] = []
         self.running: dict[str, Task] = {}
-        self.over: Claimed | None = None
+        self.over: ClaimedEvent | None = None
         """The end of the sweep."""
 
     def advance(self) -> None:
         """Make the decisions that are due."""
         while self.over is None:
             reply = self._schedule.next(self._explores, self._finishing)
-            if isinstance(reply, Claimed):
+            if isinstance(reply, ClaimedEvent):
                 self.over = reply
             elif reply is None:
                 return

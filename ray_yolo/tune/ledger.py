@@ -23,12 +23,12 @@ from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.evolution import Genes, Space, propose
 from ray_yolo.tune.ledger_events import (
     SCHEDULE_EVENTS,
-    Claimed,
-    Counted,
-    Failed,
+    ClaimedEvent,
+    CountedEvent,
+    FailedEvent,
     LedgerEvent,
-    Proposed,
-    Scheduled,
+    ProposedEvent,
+    ScheduledEvent,
 )
 from ray_yolo.tune.schedule import Outcome, Schedule, address
 from ray_yolo.tune.search import Pbt, Search
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 VERSION = 5
 
 
-class Begun(LedgerEvent):
+class SweepEvent(LedgerEvent):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
@@ -79,7 +79,7 @@ class Begun(LedgerEvent):
         return f"{network} takes {time:.3g} ms an image, over the limit of {limit.latency_ms:g}"
 
 
-class Exploited(LedgerEvent):
+class ExploitedEvent(LedgerEvent):
     """Under population based training: a trial continues from another trial's checkpoint with changed genes."""
 
     trial: int
@@ -87,8 +87,8 @@ class Exploited(LedgerEvent):
     origin: Origin
 
 
-TYPES: dict[str, type[LedgerEvent]] = {
-    "sweep": Begun, **{kind.__name__.lower(): kind for kind in SCHEDULE_EVENTS}, "exploited": Exploited}
+_EVENTS: tuple[type[LedgerEvent], ...] = (SweepEvent, *SCHEDULE_EVENTS, ExploitedEvent)
+TYPES = {kind.__name__.removesuffix("Event").lower(): kind for kind in _EVENTS}
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 
@@ -104,7 +104,7 @@ class Ledger:
         InputError: if the file is the ledger of another sweep; the error states the difference.
     """
 
-    def __init__(self, path: str | os.PathLike[str], begun: Begun, stored: RemoteRun | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], begun: SweepEvent, stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
         self._lock = threading.RLock()
         lines = read_ledger(self.path)
@@ -124,7 +124,7 @@ class Ledger:
             return tuple(self._trials.values())
 
     @property
-    def claim(self) -> Claimed | None:
+    def claim(self) -> ClaimedEvent | None:
         """The claim of a sweep that has ended; None during exploration."""
         return claim_of(self.lines)
 
@@ -148,9 +148,9 @@ class Ledger:
 
     def _write(self, line: LedgerEvent) -> LedgerEvent:
         fields = line.model_dump(mode="json")
-        if isinstance(line, Proposed):
+        if isinstance(line, ProposedEvent):
             fields["command"] = replay_command(self.recipe, [Segment(0, line.genes)])
-        elif isinstance(line, Exploited):
+        elif isinstance(line, ExploitedEvent):
             lineage = fork_trial(self._trials, self._trials[line.trial], line.genes, line.origin).lineage
             fields["command"] = replay_command(self.recipe, lineage)
         self._log.append_line(NAMES[type(line)], **fields)
@@ -159,11 +159,11 @@ class Ledger:
         return _as_written(line)
 
 
-def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
+def next_of_population(begun: SweepEvent, trials: Mapping[int, Trial]) -> ProposedEvent:
     """The next proposal of population based training, given these rows."""
     number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
     genes, _ = propose(begun.space, begun.recipe.seed, number, rows)
-    return Proposed(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
+    return ProposedEvent(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEvent]:
@@ -185,15 +185,15 @@ def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEvent]:
         raise InputError(f"{path}: damaged: {what}; restore it from a copy, or choose another --name") from None
 
 
-def begun_of(lines: Sequence[LedgerEvent]) -> Begun:
+def begun_of(lines: Sequence[LedgerEvent]) -> SweepEvent:
     """The first line of a ledger."""
-    assert isinstance(lines[0], Begun)
+    assert isinstance(lines[0], SweepEvent)
     return lines[0]
 
 
-def claim_of(lines: Sequence[LedgerEvent]) -> Claimed | None:
+def claim_of(lines: Sequence[LedgerEvent]) -> ClaimedEvent | None:
     """The claim, if it is the last line."""
-    return lines[-1] if lines and isinstance(lines[-1], Claimed) else None
+    return lines[-1] if lines and isinstance(lines[-1], ClaimedEvent) else None
 
 
 def read_trials(lines: Sequence[LedgerEvent]) -> dict[int, Trial]:
@@ -219,10 +219,11 @@ def verify(lines: Sequence[LedgerEvent]) -> list[str]:
         return begun.schedule().verify(lines[1:])
     trials, problems = dict[int, Trial](), list[str]()
     for line in lines[1:]:
-        if isinstance(line, Proposed) and line != (expected := _as_written(next_of_population(begun, trials))):
+        if isinstance(line, ProposedEvent) and line != (expected := _as_written(next_of_population(begun, trials))):
             problems.append(f"{line!r} is recorded, but {expected!r} follows from the lines before")
-        if isinstance(line, (Counted, Failed, Exploited)) and line.trial in trials and trials[line.trial].has_ended:
-            problems.append(f"{line!r} does not follow: trial {line.trial} has ended before it")
+        trial = trials.get(line.trial) if isinstance(line, (CountedEvent, FailedEvent, ExploitedEvent)) else None
+        if trial and trial.has_ended:
+            problems.append(f"{line!r} does not follow: trial {trial.number} has ended before it")
         try:
             _fold(trials, line, begun)
         except KeyError:  # as above
@@ -242,31 +243,31 @@ def results_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[t
         begun = begun_of(lines)
         if begun.identity["data set"] != labels or isinstance(begun.search.scheduler, Pbt):
             continue
-        genes = {line.trial: line.genes for line in lines if isinstance(line, Proposed)}
+        genes = {line.trial: line.genes for line in lines if isinstance(line, ProposedEvent)}
         for line in lines:
-            if isinstance(line, Counted):
+            if isinstance(line, CountedEvent):
                 folder = trial_folder(line.trial, seed=None if line.seed == begun.recipe.seed else line.seed)
                 key = address(begun.recipe, genes[line.trial], line.seed), line.epochs
                 yield key, path.parent / "trials" / folder, Outcome.model_validate(line, from_attributes=True)
 
 
-def _fold(trials: dict[int, Trial], line: LedgerEvent, begun: Begun) -> None:
+def _fold(trials: dict[int, Trial], line: LedgerEvent, begun: SweepEvent) -> None:
     """Update the rows by one line."""
     seed = begun.recipe.seed
     match line:
-        case Proposed():
+        case ProposedEvent():
             trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
-        case Exploited():
+        case ExploitedEvent():
             trials[line.trial] = fork_trial(trials, trials[line.trial], line.genes, line.origin)
-        case Scheduled() if line.seed == seed:
+        case ScheduledEvent() if line.seed == seed:
             trials[line.trial] = replace(trials[line.trial], state="running")
-        case Counted() if line.seed == seed:
+        case CountedEvent() if line.seed == seed:
             trials[line.trial] = replace(trials[line.trial], **line.model_dump(exclude={"trial", "seed"}),
                                          state="finished" if line.epochs >= begun.rungs[-1] else "paused")
-        case Counted():
+        case CountedEvent():
             seeds = {**trials[line.trial].seeds, line.seed: line.fitness}
             trials[line.trial] = replace(trials[line.trial], seeds=seeds)
-        case Failed() if line.seed == seed:
+        case FailedEvent() if line.seed == seed:
             trials[line.trial] = replace(trials[line.trial], state="failed", fitness=None, reason=line.reason)
 
 
@@ -275,7 +276,7 @@ def _as_written(line: Any) -> Any:
     return type(line).model_validate(plain(line.model_dump(mode="json")))
 
 
-def _check_identity(path: Path, recorded: Begun, current: Begun) -> None:
+def _check_identity(path: Path, recorded: SweepEvent, current: SweepEvent) -> None:
     same = {"search space": recorded.space == current.space, "search settings": recorded.search == current.search,
             **{part: recorded.identity[part] == current.identity[part] for part in ("data set", "base recipe")}}
     if changed := [part for part, equal in same.items() if not equal]:

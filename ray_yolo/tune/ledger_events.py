@@ -23,7 +23,7 @@ class LedgerEvent(BaseModel, frozen=True):
     """A line of the ledger."""
 
 
-class Proposed(LedgerEvent):
+class ProposedEvent(LedgerEvent):
     """A new trial, proposed at a virtual time from the results counted by then."""
 
     trial: int
@@ -33,7 +33,7 @@ class Proposed(LedgerEvent):
     at: float
 
 
-class Scheduled(LedgerEvent):
+class ScheduledEvent(LedgerEvent):
     """A slot trains a trial on a seed until it has a number of epochs."""
 
     trial: int
@@ -45,7 +45,7 @@ class Scheduled(LedgerEvent):
     closing: bool = False  # not part of the exploration
 
 
-class Counted(LedgerEvent):
+class CountedEvent(LedgerEvent):
     """The result of a training counts from now on."""
 
     trial: int
@@ -57,7 +57,7 @@ class Counted(LedgerEvent):
     weights: str = ""
 
 
-class Failed(LedgerEvent):
+class FailedEvent(LedgerEvent):
     """A training has failed and does not continue."""
 
     trial: int
@@ -66,7 +66,7 @@ class Failed(LedgerEvent):
     reason: str
 
 
-class Closed(LedgerEvent):
+class ClosedEvent(LedgerEvent):
     """Exploration was closed: the best trials train to their ends, then they and the default train on fresh seeds."""
 
     at: float
@@ -74,19 +74,19 @@ class Closed(LedgerEvent):
     runs: int  # trainings on fresh seeds
 
 
-class Finalists(LedgerEvent):
+class FinalistsEvent(LedgerEvent):
     """The trials that train on fresh seeds, best first, beside the default."""
 
     trials: tuple[int, ...]
 
 
-class Chosen(LedgerEvent):
+class ChosenEvent(LedgerEvent):
     """The best of the finalists, which is compared with the default."""
 
     trial: int
 
 
-class Claimed(LedgerEvent):
+class ClaimedEvent(LedgerEvent):
     """The end: the winner, which is the default (0) unless another trial is ahead of it, and the claim."""
 
     winner: int
@@ -102,5 +102,5 @@ class Claimed(LedgerEvent):
 
 
 SCHEDULE_EVENTS: tuple[type[LedgerEvent], ...] = (
-    Proposed, Scheduled, Counted, Failed, Closed, Finalists, Chosen, Claimed)
-"""The events of `tune/schedule.py`; the ledger writes their names in lower case as `type`."""
+    ProposedEvent, ScheduledEvent, CountedEvent, FailedEvent, ClosedEvent, FinalistsEvent, ChosenEvent, ClaimedEvent)
+"""The events of `tune/schedule.py`. The ledger writes their names without "Event", in lower case, as `type`."""

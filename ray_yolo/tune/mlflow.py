@@ -25,7 +25,7 @@ from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tr
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
-from ray_yolo.tune.ledger_events import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name, short_value
 
@@ -53,7 +53,7 @@ class SweepRun:
     config: TuneConfig
     trials: Sequence[Trial]  # all rows, by number
     status: Status
-    claim: Claimed | None = None
+    claim: ClaimedEvent | None = None
 
     @property
     def best(self) -> Trial | None:

@@ -33,16 +33,16 @@ from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.confirmation import ConfirmationPlan, compare_finalists, number_of_runs, plan_confirmation
 from ray_yolo.tune.evolution import Genes, Space, grid_size
 from ray_yolo.tune.ledger_events import (
-    Chosen,
-    Claimed,
-    Closed,
-    Counted,
-    Failed,
-    Finalists,
+    ChosenEvent,
+    ClaimedEvent,
+    ClosedEvent,
+    CountedEvent,
+    FailedEvent,
+    FinalistsEvent,
     LedgerEvent,
     Numbers,
-    Proposed,
-    Scheduled,
+    ProposedEvent,
+    ScheduledEvent,
     Why,
 )
 from ray_yolo.tune.proposals import CountedResults, fit_process, next_proposal
@@ -91,12 +91,12 @@ class _Closing:
     """The end of a sweep: a fork of the exploration, and the trainings on fresh seeds."""
 
     timeline: Timeline
-    closed: Closed
+    closed: ClosedEvent
     plan: ConfirmationPlan
     process: Surrogate | None = None  # of the exploration's trainings
     finalists: tuple[int, ...] | None = None
     tasks: deque[tuple[int, int]] | None = None  # (trial, seed) still to be scheduled
-    claimed: Claimed | None = None
+    claimed: ClaimedEvent | None = None
 
 
 class Schedule:
@@ -133,7 +133,7 @@ class Schedule:
         self._problems: list[str] = []
 
     def next(self, explore: bool | Callable[[], bool] = True, finishing: Callable[[], float] = lambda: math.inf
-             ) -> Task | Claimed | None:
+             ) -> Task | ClaimedEvent | None:
         """The virtually earliest task that was not returned before; call it until it returns no task.
 
         Args:
@@ -208,9 +208,9 @@ class Schedule:
         """Take the outcomes of a ledger."""
         owners: dict[int, int] = {}
         for event in events:
-            if isinstance(event, Proposed):
+            if isinstance(event, ProposedEvent):
                 owners[event.trial] = self._owners.setdefault(_key(event.genes), event.trial)
-            elif isinstance(event, (Counted, Failed)):
+            elif isinstance(event, (CountedEvent, FailedEvent)):
                 owner = owners.get(event.trial, event.trial)
                 outcome = Outcome.model_validate(event, from_attributes=True)
                 self._known.setdefault((owner, event.seed, event.epochs), outcome)
@@ -246,7 +246,7 @@ class Schedule:
         if not self._recorded:
             return False
         event = self._recorded[0]
-        if isinstance(event, Closed):
+        if isinstance(event, ClosedEvent):
             self._close(self._plan_closing(event.until))
         else:
             self._propose()
@@ -290,7 +290,7 @@ class Schedule:
             timeline.count(event, fitness)
         return True
 
-    def _note_result(self, event: Scheduled, outcome: Outcome, fitness: float | None) -> None:
+    def _note_result(self, event: ScheduledEvent, outcome: Outcome, fitness: float | None) -> None:
         """Write the result of a training, once."""
         key = event.trial, event.seed, event.until
         if key in self._noted:
@@ -298,9 +298,9 @@ class Schedule:
         self._noted.add(key)
         training = {"trial": event.trial, "seed": event.seed, "epochs": event.until}
         if fitness is None:
-            self._emit(Failed(**training, reason=outcome.reason or "no finite fitness"))
+            self._emit(FailedEvent(**training, reason=outcome.reason or "no finite fitness"))
         else:
-            self._emit(Counted(**training, **outcome.model_dump(exclude={"reason"})))
+            self._emit(CountedEvent(**training, **outcome.model_dump(exclude={"reason"})))
 
     def _promoted(self, timeline: Timeline) -> tuple[int, Why] | None:
         """The paused trial that continues to its next rung, and why; the highest rung first.
@@ -324,7 +324,7 @@ class Schedule:
         trained = timeline.until.get(trial, 0) if seed == self._seed else 0
         start = timeline.slots[slot]
         end = start + (until - trained) * self._cost(self.genes[trial])
-        event = Scheduled(trial=trial, seed=seed, until=until, start=start, end=end, why=why,
+        event = ScheduledEvent(trial=trial, seed=seed, until=until, start=start, end=end, why=why,
                           closing=self._closing is not None)
         self._emit(event)
         timeline.occupy(slot, event)
@@ -341,7 +341,8 @@ class Schedule:
         results = CountedResults(timeline.rows(self.genes), self._observations(timeline), running, len(self._rungs))
         proposal = next_proposal(self._space, self._seed, number, results)
         genes = self._checked_genes(number, proposal.genes)
-        self._emit(Proposed(trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))
+        self._emit(ProposedEvent(
+            trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))
         self.genes.append(dict(genes))
         self._places.append(encode(self._space.genes, genes))
         self._owners.setdefault(_key(genes), number)
@@ -350,7 +351,7 @@ class Schedule:
     def _checked_genes(self, number: int, genes: Genes) -> Genes:
         """The recorded genes of a trial that is replayed, else those of its proposal."""
         recorded = self._recorded[0] if self._recorded else None
-        if not isinstance(recorded, Proposed) or recorded.trial != number:
+        if not isinstance(recorded, ProposedEvent) or recorded.trial != number:
             return genes
         wrong = [name for name in genes if genes[name] != recorded.genes.get(name)]
         if self._check_genes and wrong:
@@ -367,7 +368,7 @@ class Schedule:
         runs = number_of_runs(timeline.work / self._epochs, len(timeline.slots))
         longest = self._epochs - self._rungs[0]  # for a trial that is paused at the first rung
         until = min(max(until, timeline.now), timeline.now + longest)
-        closed = Closed(at=timeline.now, until=until, runs=runs)
+        closed = ClosedEvent(at=timeline.now, until=until, runs=runs)
         return _Closing(timeline, closed, plan_confirmation(runs))
 
     def _close(self, closing: _Closing) -> None:
@@ -417,7 +418,7 @@ class Schedule:
         whole.discard(self._owner(0))
         ranked = self._ranked(sorted(whole), closing.process)
         closing.finalists = tuple(ranked[:closing.plan.finalists])
-        self._emit(Finalists(trials=closing.finalists))
+        self._emit(FinalistsEvent(trials=closing.finalists))
         closing.tasks = deque(self._fresh_runs(closing))
 
     def _fresh_runs(self, closing: _Closing) -> Iterator[tuple[int, int]]:
@@ -443,9 +444,9 @@ class Schedule:
         places = {trial: self._places[trial] for trial in (0, *finalists)}
         comparisons = compare_finalists(runs, default, closing.process, places)
         chosen, claim = comparisons[0] if comparisons else (0, Claim(better=False))
-        self._emit(Chosen(trial=chosen))
+        self._emit(ChosenEvent(trial=chosen))
         wins = claim.ahead or 0 in closing.timeline.failed
-        closing.claimed = Claimed(winner=chosen if wins else 0, claim=claim)
+        closing.claimed = ClaimedEvent(winner=chosen if wins else 0, claim=claim)
         self._emit(closing.claimed)
 
     def _fresh_fitness(self, trial: int, seeds: int) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ray_yolo.tune.evolution import Genes, TrialRow
-from ray_yolo.tune.ledger_events import Scheduled
+from ray_yolo.tune.ledger_events import ScheduledEvent
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Timeline:
 
     slots: list[float]
     seed: int
-    running: dict[tuple[int, int], Scheduled] = field(default_factory=dict)  # by trial and seed
+    running: dict[tuple[int, int], ScheduledEvent] = field(default_factory=dict)  # by trial and seed
     until: dict[int, int] = field(default_factory=dict)  # epochs that a trial has or will have trained
     results: dict[int, dict[int, float]] = field(default_factory=dict)  # trial -> epochs -> fitness
     failed: dict[int, int] = field(default_factory=dict)  # trial -> epochs
@@ -40,12 +40,12 @@ class Timeline:
         """The virtual time of the next decision."""
         return min(self.slots)
 
-    def due(self) -> list[Scheduled]:
+    def due(self) -> list[ScheduledEvent]:
         """The running trainings that have ended by now, in the order in which their results count."""
         ended = [event for event in self.running.values() if event.end <= self.now]
         return sorted(ended, key=lambda event: (event.end, event.trial, event.seed))
 
-    def occupy(self, slot: int, event: Scheduled) -> None:
+    def occupy(self, slot: int, event: ScheduledEvent) -> None:
         """Train on a slot."""
         self.slots[slot] = event.end
         self.running[event.trial, event.seed] = event
@@ -57,7 +57,7 @@ class Timeline:
         """Leave a slot idle until the next training ends."""
         self.slots[slot] = min(event.end for event in self.running.values())
 
-    def count(self, event: Scheduled, fitness: float | None) -> None:
+    def count(self, event: ScheduledEvent, fitness: float | None) -> None:
         """Count the result of a training; None: it failed."""
         del self.running[event.trial, event.seed]
         if event.seed != self.seed:

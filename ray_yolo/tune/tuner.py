@@ -62,20 +62,20 @@ from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere
+from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, results_elsewhere
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
-from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
-from ray_yolo.tune.searcher import (
+from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
     PopulationCallback,
     SweepCallback,
     TaskSearcher,
     build_pbt,
 )
+from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
+from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
-from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
+from ray_yolo.tune.trainable import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
@@ -156,11 +156,12 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
-           latencies: Mapping[str, float]) -> Begun:
+           latencies: Mapping[str, float]) -> SweepEvent:
     """The first line of the ledger of a sweep over `recipe`."""
-    return Begun(identity={"data set": train.digest, "base recipe": recipe_digest(config.recipe)}, space=space.space,
-                 search=space.search, recipe=recipe, rungs=_rungs(space, recipe), latencies=latencies,
-                 virtual_slots=config.sweep.virtual_slots or _processes(config, space.search, slots))
+    identity = {"data set": train.digest, "base recipe": recipe_digest(config.recipe)}
+    virtual_slots = config.sweep.virtual_slots or _processes(config, space.search, slots)
+    return SweepEvent(identity=identity, space=space.space, search=space.search, recipe=recipe,
+                      rungs=_rungs(space, recipe), latencies=latencies, virtual_slots=virtual_slots)
 
 
 def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.budget import Budget
 from ray_yolo.tune.evolution import Genes, Space
-from ray_yolo.tune.ledger import Begun
-from ray_yolo.tune.ledger_events import Chosen, Claimed, LedgerEvent
+from ray_yolo.tune.ledger import SweepEvent
+from ray_yolo.tune.ledger_events import ChosenEvent, ClaimedEvent, LedgerEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
 from ray_yolo.tune.search import MOST_TRIALS, Search
 from tests.benchmarks.search_landscapes import Landscape, noise_key
@@ -36,7 +36,7 @@ class Result(NamedTuple):
 
     truth: float  # of the chosen genes
     default: float  # truth of the default
-    over: Claimed | None = None  # what ours says
+    over: ClaimedEvent | None = None  # what ours says
     chosen: float = 0.0  # truth of the genes that ours compared with the default
     trials: int = 0
     late: float = 0.0  # share of the budget by which it ended late
@@ -78,7 +78,7 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
     by then has found nothing, and its choice is the default."""
     seconds = trainings * land.epochs * land.epoch_seconds
     now = 0.0
-    begun = Begun(identity={}, space=space, search=Search(), recipe=Recipe(epochs=land.epochs, seed=0),
+    begun = SweepEvent(identity={}, space=space, search=Search(), recipe=Recipe(epochs=land.epochs, seed=0),
                   rungs=rungs_of(land.epochs), virtual_slots=slots)
     budget = Budget(begun, MOST_TRIALS, seconds / 3600, 0.0, None, lambda: slots, lambda: now)
     events: list[LedgerEvent] = []
@@ -87,7 +87,7 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
     free, trained = [0.0] * slots, dict[tuple[int, int], int]()
     while True:
         reply = schedule.next(budget.explores, budget.finishing)
-        if isinstance(reply, Claimed):
+        if isinstance(reply, ClaimedEvent):
             break
         if isinstance(reply, Task):
             start = max(now, heapq.heappop(free))
@@ -101,7 +101,7 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
             budget.measure(task.end - task.start, took)
             fitness = land.observe(task.genes, noise_key(seed, task.trial, task.seed), task.until)
             schedule.finish(task, Outcome(fitness=fitness))
-    chosen = next(event.trial for event in reversed(events) if isinstance(event, Chosen))
+    chosen = next(event.trial for event in reversed(events) if isinstance(event, ChosenEvent))
     winner = reply.winner if now <= seconds else 0
     return Result(land.truth(schedule.genes[winner]), land.truth(land.start), reply,
                   land.truth(schedule.genes[chosen]), len(schedule.genes), now / seconds - 1)

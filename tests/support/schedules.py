@@ -12,7 +12,7 @@ import numpy as np
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Begun, Ledger
+from ray_yolo.tune.ledger import Ledger, SweepEvent
 from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.search import Search
 
@@ -25,9 +25,9 @@ RESOLVED = Recipe(seed=3, epochs=EPOCHS, batch_size=16, microbatch=8, precision=
 ASKED = Recipe(seed=3, epochs=EPOCHS)
 
 
-def sweep_of(labels: str = "0123", asked: Recipe = ASKED, **fields: Any) -> Begun:
+def sweep_of(labels: str = "0123", asked: Recipe = ASKED, **fields: Any) -> SweepEvent:
     """The sweep over a data set and a requested recipe, with other fields."""
-    return Begun(identity={"data set": labels, "base recipe": recipe_digest(asked)},
+    return SweepEvent(identity={"data set": labels, "base recipe": recipe_digest(asked)},
                  **{"space": SPACE, "search": SEARCH, "recipe": RESOLVED, "rungs": RUNGS, "virtual_slots": 3, **fields})
 
 

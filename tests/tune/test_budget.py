@@ -18,7 +18,7 @@ from ray_yolo.tune.budget import (
     trained_spans,
 )
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger_events import Claimed, Closed, Scheduled
+from ray_yolo.tune.ledger_events import ClaimedEvent, ClosedEvent, ScheduledEvent
 from ray_yolo.tune.schedule import Task, rungs_of
 from tests.support import run_log
 from tests.support.schedules import RESOLVED, open_ledger, outcome_of, run_sweep
@@ -33,9 +33,9 @@ def test_a_forecast_is_what_a_sweep_explores_and_confirms(tmp_path: Path, trials
     begun = open_ledger(tmp_path / "ledger.jsonl", space=FINE).begun
     planned = forecast(begun, trials)
     ledger = run_sweep(tmp_path / "ledger.jsonl", trials, space=FINE)
-    scheduled = [line for line in ledger.lines if isinstance(line, Scheduled)]
+    scheduled = [line for line in ledger.lines if isinstance(line, ScheduledEvent)]
     exploration = sum(line.end - line.start for line in scheduled if not line.closing)
-    (closed,) = (line for line in ledger.lines if isinstance(line, Closed))
+    (closed,) = (line for line in ledger.lines if isinstance(line, ClosedEvent))
     assert planned.exploration == pytest.approx(exploration, rel=0.03)
     assert planned.time == pytest.approx(closed.at, rel=0.03)
     assert planned.runs == pytest.approx(closed.runs, abs=1)
@@ -56,7 +56,7 @@ def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float, slot
     ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=virtual_slots, rungs=rungs_of(9))
     budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
     waiting, running = list[Task](), list[tuple[float, Task]]()
-    while not isinstance(reply := schedule.next(budget.explores, budget.finishing), Claimed):
+    while not isinstance(reply := schedule.next(budget.explores, budget.finishing), ClaimedEvent):
         if isinstance(reply, Task):
             waiting.append(reply)
             continue

@@ -7,7 +7,7 @@ import pytest
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message, result_line, summary_line, table_rows
-from ray_yolo.tune.ledger_events import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.trials import new_trial
 from tests.support.terminal import Terminal
 
@@ -138,7 +138,7 @@ def test_a_plain_terminal_gets_lines(monkeypatch):
 
 
 def test_the_last_line_is_the_claim(tmp_path):
-    claim = Claimed(winner=4, claim=Claim(better=True, gain=0.0625, margin=0.03, runs=3, detectable=0.03))
+    claim = ClaimedEvent(winner=4, claim=Claim(better=True, gain=0.0625, margin=0.03, runs=3, detectable=0.03))
     lines = closing_message(tmp_path, Recipe(), measured(4), claim).splitlines()
     assert lines[-1] == "claim: trial 4 is better than the default by 0.0625 +- 0.03 over 3 fresh seeds"
     assert len(closing_message(tmp_path, Recipe(), measured(4)).splitlines()) == 3
@@ -154,7 +154,7 @@ def test_the_last_line_is_the_claim(tmp_path):
      "trial 4 is not compared with the default: no training of both finished with a fitness above 0; it is kept "
      "because the default failed")])
 def test_without_significance_it_says_which_one_is_kept_and_why(winner, claim, text):
-    assert str(Claimed(winner=winner, claim=claim)) == text
+    assert str(ClaimedEvent(winner=winner, claim=claim)) == text
 
 
 @pytest.mark.parametrize("kind", [io.TextIOWrapper, type("TTY", (io.TextIOWrapper,), {"isatty": lambda self: True})])

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.tune.claim import Claim
-from ray_yolo.tune.ledger_events import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver, table
 from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep
@@ -72,7 +72,7 @@ def test_a_paused_trial_is_listed_below_those_that_were_trained_further(tmp_path
 def test_the_winner_is_that_of_the_claim(tmp_path: Path, client: MlflowClient) -> None:
     folder, parent = tmp_path / "exp", track(tmp_path)
     trials = [trained(0, 0.5, folder, client), trained(1, 0.75, folder, client)]
-    claim = Claimed(winner=0, claim=Claim(better=False, gain=0.125, margin=0.5, runs=3, detectable=0.5))
+    claim = ClaimedEvent(winner=0, claim=Claim(better=False, gain=0.125, margin=0.5, runs=3, detectable=0.5))
     run = SweepRun(make_sweep(tmp_path, trials=2), trials, "FINISHED", claim)
     assert run.best == trials[0]
     deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", run)

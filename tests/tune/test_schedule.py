@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger_events import Claimed, Closed, Counted, Failed, Finalists, Proposed, Scheduled
+from ray_yolo.tune.ledger_events import (
+    ClaimedEvent,
+    ClosedEvent,
+    CountedEvent,
+    FailedEvent,
+    FinalistsEvent,
+    ProposedEvent,
+    ScheduledEvent,
+)
 from ray_yolo.tune.schedule import REDUCTION, Outcome, Schedule, Task, rungs_of
 
 RUNGS = (3, 9)
@@ -40,7 +48,7 @@ def run(schedule, trials, order=None, train=train, explore_until=None):
     while True:
         explore = len(schedule.genes) < trials
         state = schedule.next(explore)
-        if isinstance(state, Claimed):
+        if isinstance(state, ClaimedEvent):
             return state
         if isinstance(state, Task):
             tasks.append(state)
@@ -77,9 +85,10 @@ def test_a_sweep_continues_from_each_of_its_lines():
 def test_the_ledger_verifies_and_a_changed_line_does_not():
     lines = sweep(20)
     assert Schedule(SPACE, 0, RUNGS, 3, cost).verify(lines) == []
-    for kind in (Proposed, Scheduled, Counted):
+    for kind in (ProposedEvent, ScheduledEvent, CountedEvent):
         number = next(n for n, line in enumerate(lines) if n > 20 and isinstance(line, kind))
-        change = {Proposed: {"genes": {"a": 0.123, "b": 3, "c": 1}}, Scheduled: {"end": 1e9}, Counted: {"fitness": 9.0}}
+        change = {ProposedEvent: {"genes": {"a": 0.123, "b": 3, "c": 1}}, ScheduledEvent: {"end": 1e9},
+                  CountedEvent: {"fitness": 9.0}}
         changed = [*lines[:number], lines[number].model_copy(update=change[kind]), *lines[number + 1:]]
         assert Schedule(SPACE, 0, RUNGS, 3, cost).verify(changed), kind
     with pytest.raises(InputError, match="follow"):
@@ -87,7 +96,8 @@ def test_the_ledger_verifies_and_a_changed_line_does_not():
 
 
 def exploration(lines):
-    return [line for line in lines if isinstance(line, (Proposed, Scheduled)) and not getattr(line, "closing", False)]
+    decisions = [line for line in lines if isinstance(line, (ProposedEvent, ScheduledEvent))]
+    return [line for line in decisions if not getattr(line, "closing", False)]
 
 
 def test_eight_hours_and_eight_more_are_sixteen():
@@ -99,16 +109,16 @@ def test_eight_hours_and_eight_more_are_sixteen():
         return train(task)
 
     both, once = sweep(32, lines=first, train=counting), sweep(32)
-    assert sum(isinstance(line, Claimed) for line in both) == 2
+    assert sum(isinstance(line, ClaimedEvent) for line in both) == 2
     assert exploration(both) == exploration(once)
-    seen = {(line.trial, line.seed, line.epochs) for line in first if isinstance(line, Counted)}
+    seen = {(line.trial, line.seed, line.epochs) for line in first if isinstance(line, CountedEvent)}
     assert not seen & set(trained)
     assert both[-1] == once[-1]
 
 
 def explored(lines):
     """The events of the exploration."""
-    close = next(number for number, line in enumerate(lines) if isinstance(line, Closed))
+    close = next(number for number, line in enumerate(lines) if isinstance(line, ClosedEvent))
     return lines[:close], lines[close:]
 
 
@@ -116,37 +126,37 @@ def test_so_many_trials_have_continued_at_any_time_and_each_was_the_best_paused(
     paused, reached, continued = {}, 0, 0
     before, _ = explored(sweep(60, slots=1))
     for line in before:
-        if isinstance(line, Counted) and line.epochs == 3 and line.trial:
+        if isinstance(line, CountedEvent) and line.epochs == 3 and line.trial:
             paused[line.trial] = line.fitness
             reached += 1
-        elif isinstance(line, Scheduled) and line.why == "best":
+        elif isinstance(line, ScheduledEvent) and line.why == "best":
             assert paused.pop(line.trial) > max(paused.values())
             continued += 1
-        elif isinstance(line, Proposed):
+        elif isinstance(line, ProposedEvent):
             assert continued == reached // REDUCTION
     assert continued == 14  # of 59, without the default
 
 
 def test_the_default_always_continues():
     lines = sweep(20, slots=1, train=lambda task: Outcome(fitness=0.1 if task.trial == 0 else 0.5))
-    (line,) = (line for line in lines if isinstance(line, Scheduled) and line.trial == 0 and line.until == 9 and not
-               line.seed)
+    default = [line for line in lines if isinstance(line, ScheduledEvent) and (line.trial, line.seed) == (0, 0)]
+    (line,) = (line for line in default if line.until == 9)
     assert line.why == "default"
     assert line.start == lines[1].end  # before any other training
 
 
 def test_after_exploration_paused_trials_train_to_their_ends_in_the_time_of_one():
     before, after = explored(sweep(40, slots=3))
-    (closed,) = (line for line in after if isinstance(line, Closed))
+    (closed,) = (line for line in after if isinstance(line, ClosedEvent))
     assert closed.until == closed.at + 6
-    finishing = [line for line in after if isinstance(line, Scheduled) and line.why == "finish"]
+    finishing = [line for line in after if isinstance(line, ScheduledEvent) and line.why == "finish"]
     assert finishing
     assert all(line.until == 9 and line.end <= closed.until and line.closing for line in finishing)
-    paused = {line.trial for line in before if isinstance(line, Counted)} - {
-        line.trial for line in before if isinstance(line, Scheduled) and line.until == 9}
+    paused = {line.trial for line in before if isinstance(line, CountedEvent)} - {
+        line.trial for line in before if isinstance(line, ScheduledEvent) and line.until == 9}
     left = paused - {line.trial for line in finishing}
     free = min(line.end for line in finishing)
-    genes = {line.trial: line.genes for line in before if isinstance(line, Proposed)}
+    genes = {line.trial: line.genes for line in before if isinstance(line, ProposedEvent)}
     assert left
     assert all(free + 6 * cost(genes[trial]) > closed.until for trial in left)  # none of them fits
 
@@ -156,7 +166,7 @@ def test_less_time_to_finish_lets_fewer_trials_end():
         schedule, tasks, ended = Schedule(SPACE, 0, RUNGS, 2), [], 0
         while True:
             reply = schedule.next(len(schedule.genes) < 20, lambda: time)
-            if isinstance(reply, Claimed):
+            if isinstance(reply, ClaimedEvent):
                 return schedule.closing_time(2), ended
             if isinstance(reply, Task):
                 tasks.append(reply)
@@ -198,10 +208,11 @@ def test_the_next_of_equal_trainings_waits_for_one_result_alone():
 def test_finalists_and_default_train_on_the_same_fresh_seeds():
     lines = sweep(60, slots=6)
     _, after = explored(lines)
-    closed, finalists = (next(line for line in after if isinstance(line, kind)) for kind in (Closed, Finalists))
+    closed = next(line for line in after if isinstance(line, ClosedEvent))
+    finalists = next(line for line in after if isinstance(line, FinalistsEvent))
     seeds = {}
     for line in after:
-        if isinstance(line, Scheduled) and line.seed:
+        if isinstance(line, ScheduledEvent) and line.seed:
             seeds.setdefault(line.trial, set()).add(line.seed)
     assert set(seeds) == {0, *finalists.trials}
     assert sum(map(len, seeds.values())) == closed.runs
@@ -230,9 +241,9 @@ def test_a_failed_trial_does_not_continue_and_equal_genes_are_not_trained_again(
     over = run(schedule, 100, train=counting)
     assert len(schedule.genes) == 6
     assert len(trained) == len(set(trained))
-    failed = {line.trial for line in lines if isinstance(line, Failed)}
+    failed = {line.trial for line in lines if isinstance(line, FailedEvent)}
     assert failed == {1, 3, 5}
-    assert not [line for line in lines if isinstance(line, Scheduled) and line.trial in failed and line.until == 9]
+    assert not [line for line in lines if isinstance(line, ScheduledEvent) and line.trial in failed and line.until == 9]
     assert schedule.genes[over.winner]["b"] == 8
 
 

@@ -20,7 +20,7 @@ from ray_yolo.runs.event_log import EventLog
 from ray_yolo.tune import trial
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trial import is_external_failure, read_outcome, task_config, train_task, train_trial
+from ray_yolo.tune.trainable import is_external_failure, read_outcome, task_config, train_task, train_trial
 from tests.support import run_log
 
 EPOCHS = 6

@@ -23,10 +23,8 @@ from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.ledger_events import Counted, Failed
-from ray_yolo.tune.schedule import Outcome
-from ray_yolo.tune.search import Pbt, Search
-from ray_yolo.tune.searcher import (
+from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
+from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
     PopulationCallback,
     SweepCallback,
@@ -34,6 +32,8 @@ from ray_yolo.tune.searcher import (
     _clipped,
     build_pbt,
 )
+from ray_yolo.tune.schedule import Outcome
+from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.verification import compare
 from tests.support.schedules import RESOLVED, dispatcher_of, open_ledger, outcome_of, run_sweep
 
@@ -203,7 +203,7 @@ class TestLosses:
         trial = tune.running()[0]
         tune.callback.on_trial_error(0, [], trial)
         trial.status = RayTrial.ERROR
-        while not any(isinstance(line, Failed) for line in tune.ledger.lines):
+        while not any(isinstance(line, FailedEvent) for line in tune.ledger.lines):
             tune.step()
             tune.finish(tune.running()[0])
         assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == ("failed", "its process died")
@@ -236,7 +236,8 @@ def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
     tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=drops)
     tune.run()
     tune.callback.check_room()
-    whole = [line for line in tune.ledger.lines if isinstance(line, Counted) and (line.epochs, line.seed) == (9, 3)]
+    counted = [line for line in tune.ledger.lines if isinstance(line, CountedEvent)]
+    whole = [line for line in counted if (line.epochs, line.seed) == (9, 3)]
     best = {line.trial for line in sorted(whole, key=lambda line: line.fitness)[-3:]}
     ended = {row.number for row in tune.ledger.trials if row.has_ended}
     assert sorted(dropped) == (sorted(f"trial{number}" for number in ended - best - {0}) if drops else [])
