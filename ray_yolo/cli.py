@@ -26,8 +26,10 @@ from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.settings import config_fields, describe
+from ray_yolo.core import deadline
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError, TrackingError
 from ray_yolo.core.redact import printable, redact
+from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE
@@ -38,8 +40,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 EXIT_FAILED = 3
 EXIT_UNREAD = 128 + signal.SIGPIPE
-# --help exits with 0, SIGTERM with its number: by the handler below, or by Ray's, which replaces it on import.
-_EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM}
+EXIT_HUNG_UP = 128 + signal.SIGHUP
+# --help exits with 0, SIGTERM with its number: by our handler, or by Ray's, which replaces it on import.
+_EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM, EXIT_HUNG_UP: EXIT_HUNG_UP}
 _STDOUT = 1
 QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
@@ -369,13 +372,16 @@ def run(main: Callable[[], int]) -> int:
     |---|---|
     | an error of this package: one message on stderr | the error's own |
     | any other exception, with its traceback | 3 |
-    | SIGINT, SIGTERM, after the `finally` blocks | 130, 143 |
+    | SIGINT, SIGTERM, SIGHUP, after the `finally` blocks | 130, 143, 129 |
     | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **QUIET_RAY, **os.environ})
     if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that its encoding lacks would end the command
         sys.stdout.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
+    signal.signal(signal.SIGTERM, exit_on_sigterm)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
+        signal.signal(signal.SIGHUP, exit_on_hangup)
+    deadline.end_process_at_deadline()
     status = _status(main)
     try:
         sys.stdout.flush()
@@ -420,6 +426,9 @@ def _has_no_reader(file_number: int) -> bool:
 def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
          note: Callable[[Model], str] | None = None) -> int:
     """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
+    from ray_yolo.data.index_cache import check_cache_folder
+
+    check_cache_folder()
     config, origins, dry_run = parsed
     if not dry_run:
         act(config)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from ray_yolo.core import deadline
+
 settings.register_profile("untimed", deadline=None)  # on a busy machine any example may take long
 settings.load_profile("untimed")
 
@@ -175,9 +177,18 @@ def scope_of(nodeid: str) -> str:
 @pytest.fixture
 def own_signal_handlers() -> Iterator[None]:
     """Those of a command are gone after a test that has run one in this process."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def no_deadline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that interrupts a command in this process leaves no deadline, which would end the process."""
+    yield
+    monkeypatch.setattr(deadline, "_ends_process", False)
+    deadline.clear()
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ This module does not interpret states and unpickles nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,9 @@ from ray_yolo.core.files import atomic_write, replacing, sync
 
 WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # prefixes of a checkpoint folder's name
 _OWN = f"{WRITING}{uuid.uuid4().hex[:8]}-"
+_START_OVER = "move checkpoints/ and weights/ away to train from the start, or choose another --name"
+_numbers = itertools.count()
+_in_use: set[Path] = set()  # by saves of this process that have not returned; one that hangs may return after others
 
 
 def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: str, kinds: Sequence[str]) -> Path:
@@ -39,8 +43,10 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     """
     root = run_dir / "checkpoints"
     folder = root / f"step-{step}"
-    temporary = root / f"{_OWN}step-{step}"
+    temporary = root / f"{_OWN}{next(_numbers)}-step-{step}"
+    replaced = root / f"{REPLACED}step-{step}"
     _sweep(root, others=False)
+    _in_use.update((temporary, replaced))
     try:
         temporary.mkdir(parents=True)
         manifest = {"format": FORMAT, "step": step, "recipe_digest": digest,
@@ -48,10 +54,11 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
                     "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
         atomic_write(temporary / MANIFEST, json.dumps(manifest, indent=1))
         if folder.exists():  # the same step again: training stopped after an epoch's last step, before its end
-            folder.rename(root / f"{REPLACED}step-{step}")
+            folder.rename(replaced)
         temporary.rename(folder)
         sync(root)
     finally:
+        _in_use.difference_update((temporary, replaced))
         _sweep(root, others=False)
     _link_weights(run_dir)
     return folder
@@ -111,7 +118,7 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         trained, step = json.loads((newest / MANIFEST).read_bytes())["recipe_digest"], int(newest.name[5:])
         if trained != digest:
             raise CheckpointError(f"{newest}: was trained by another recipe ({trained}) than this run's ({digest}); "
-                                  f"move {root} away to train from the start, or choose another --name")
+                                  f"{_START_OVER}")
         set_aside(run_dir, newer_than=step)
         _link_weights(run_dir)
         return step, problems
@@ -123,8 +130,8 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that matches its manifest, None if there has never been one; the problems of newer ones.
 
     Raises:
-        CheckpointError: if checkpoints cannot be read or have a newer format, or if there are some and none is intact.
-        Only the user may decide to start over.
+        CheckpointError: if checkpoints cannot be read or have a newer format, or if there are some and none is intact,
+        or if there are none although `weights/` shows one. Only the user may decide to start over.
     """
     problems: list[str] = []
     for folder in newest_first(run_dir):
@@ -133,9 +140,12 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
             return folder, problems
         problems.append(f"{folder.name}: {problem}")
     if names := _names(run_dir):
-        raise CheckpointError(f"{run_dir / 'checkpoints'}: no usable checkpoint "
-                              f"({'; '.join(problems or sorted(names))}); restore a checkpoint from a copy, move that "
-                              "folder away to train from the start, or choose another --name")
+        reasons = "; ".join(problems or sorted(names))
+        raise CheckpointError(f"{run_dir / 'checkpoints'}: no usable checkpoint ({reasons}); restore a checkpoint from "
+                              f"a copy, {_START_OVER}")
+    if shown := sorted((run_dir / "weights").glob("*.json")):
+        raise CheckpointError(f"{run_dir / 'checkpoints'}: has no checkpoint, although this run has saved some "
+                              f"({shown[0]}); restore a checkpoint from a copy, {_START_OVER}")
     return None, problems
 
 
@@ -187,10 +197,11 @@ def _sweep(root: Path, *, others: bool) -> None:
     """
     for path in root.glob(f"{REPLACED}*"):
         folder = root / path.name.removeprefix(REPLACED)
-        if not folder.exists():
+        if not folder.exists() and path not in _in_use:
             path.rename(folder)
     for path in root.glob(".*"):
-        if others or path.name.startswith(_OWN) or not path.name.startswith(WRITING):
+        may_be_alive = path.name.startswith(WRITING) and not path.name.startswith(_OWN)
+        if path not in _in_use and (others or not may_be_alive):
             shutil.rmtree(path, ignore_errors=True)
 
 

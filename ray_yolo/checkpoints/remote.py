@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.core.redact import redact
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.storage.lease import read_terms
-from ray_yolo.storage.store import Store, is_address, open_store
+from ray_yolo.storage.store import Store, in_parallel, is_address, open_store
 
 LEASE = "lease.json"
 
@@ -47,6 +48,7 @@ class RemoteCheckpoints:
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt
+        self._manifests: dict[tuple[_Name, str], dict[str, Any]] = {}  # by name and tag: a step may be saved twice
 
     def put(self, folder: Path, keep: int) -> None:
         """Upload a saved checkpoint. Of older ones the `keep` newest remain, and those that `weights/` shows.
@@ -56,10 +58,11 @@ class RemoteCheckpoints:
             TrainingError: if another attempt has started.
         """
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        newest = next(iter(self._names()), None)
-        stored = self._read(newest)["weights"] if newest else {}
+        listed = self._listed()  # the only names that this save removes: a later one may be of the next attempt
+        stored = self._read_all(listed, [*listed][:1])
         weights: dict[str, int] = {}
-        for kind, step in (*stored.items(), *manifest["weights"].items()):  # this worker may not have earlier ones
+        earlier = stored[0]["weights"] if stored else {}  # this worker may not have them
+        for kind, step in (*earlier.items(), *manifest["weights"].items()):
             if step <= manifest["step"]:
                 weights[kind] = max(step, weights.get(kind, step))
         data = json.dumps(manifest | {"weights": weights}, indent=1).encode()
@@ -70,9 +73,9 @@ class RemoteCheckpoints:
             for kind, step in weights.items():
                 if step == manifest["step"]:
                     self._store.put(f"weights/{kind}.json", data)
-            names = self._names()
+            names = sorted({*listed, _Name(self._attempt, manifest["step"])}, reverse=True)
             shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
-            self._keep([name for name in names if name in names[:keep] or name in shown])
+            self._remove(listed, [name for name in names[keep:] if name not in shown])
 
     def put_file(self, path: Path) -> None:
         """Upload a file of the run's folder."""
@@ -89,7 +92,7 @@ class RemoteCheckpoints:
         """
         problems: list[str] = []
         try:
-            names = [name for name in self._names() if step in (None, name.step)]
+            names = [name for name in self._listed() if step in (None, name.step)]
             for name in names:
                 folder, data = run_dir / "checkpoints" / f"step-{name.step}", self._store.get(name.key).data
                 problem = _download_state(self._store, data, folder / "state.pt", folder / MANIFEST)
@@ -100,12 +103,16 @@ class RemoteCheckpoints:
                 if step is None:
                     self._store.put(f"checkpoints/damaged-{name.attempt:06d}-step-{name.step}.json", data)
                     self._store.delete(name.key)
+            remains = [] if names else [*self._store.list("weights/"), *self._store.list("checkpoints/")]
         except OSError as error:
             raise io_error(run_dir, error) from error
-        if names or step is not None:
+        if remains and step is None:
+            problems = [f"there is none, although this run has saved {remains[0].name}"]
+        if problems or step is not None:
             raise CheckpointError(f"checkpoints/ of the store: no usable checkpoint ({'; '.join(problems)}); restore a "
                                   "checkpoint from a copy, or choose another --name")
         self._forget(run_dir)
+        shutil.rmtree(run_dir / "weights", ignore_errors=True)  # of saves that the store does not have
         return problems
 
     def remove_newer(self, newer_than: int) -> None:
@@ -114,13 +121,15 @@ class RemoteCheckpoints:
         Raises:
             OSError: if storage fails.
         """
-        self._keep([name for name in self._names() if name.attempt != self._attempt or name.step <= newer_than])
+        listed = self._listed()
+        self._remove(listed, [name for name in listed if name.attempt == self._attempt and name.step > newer_than])
 
     def download_weights(self, run_dir: Path) -> None:
         """Download the newest checkpoint and the current weights/last.pt and best.pt into a folder without them."""
         self.download(run_dir)
+        names = list(self._listed())
         for kind, step in checkpoint.steps_of_weights(run_dir).items():
-            name = next((name for name in self._names() if name.step == step), None)
+            name = next((name for name in names if name.step == step), None)
             if kind in ("last", "best") and name:
                 weights = run_dir / "weights" / f"{kind}.pt"
                 data = self._store.get(name.key).data
@@ -128,32 +137,41 @@ class RemoteCheckpoints:
 
     def download_all(self, run_dir: Path) -> None:
         """Download every checkpoint, intact or not."""
-        for name in reversed(self._names()):
+        for name in reversed(self._listed()):
             folder = run_dir / "checkpoints" / f"step-{name.step}"
             _download_state(self._store, self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
     def upload_pending(self, run_dir: Path) -> None:
         """Upload the newest checkpoint of a folder if an earlier attempt could not."""
         local, _ = checkpoint.newest_verified(run_dir)
-        stored = max((name.step for name in self._names()), default=-1)
+        listed = self._listed()
+        stored = max((name.step for name in listed), default=-1)
         if local and int(local.name[5:]) > stored:
-            self.put(local, keep=len(self._names()) + 1)
+            self.put(local, keep=len(listed) + 1)
 
     def drop(self) -> None:
         """Remove all of them."""
-        for folder in ("checkpoints", "weights", "states"):  # references before the states that they name
-            for entry in self._store.list(f"{folder}/"):
-                self._store.delete(f"{folder}/{entry.name}")
+        for folder in ("weights", "checkpoints", "states"):  # references before what they name
+            keys = [f"{folder}/{entry.name}" for entry in self._store.list(f"{folder}/")]
+            in_parallel(self._store.delete, keys)
 
-    def _names(self) -> list[_Name]:
-        """The names of all manifests, newest first."""
-        matches = (re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name)
-                   for entry in self._store.list("checkpoints/"))
-        return sorted((_Name(int(match[1]), int(match[2])) for match in matches if match), reverse=True)
+    def _listed(self) -> dict[_Name, str]:
+        """The names of all manifests, newest first, each with the tag of its object."""
+        tags = {}
+        for entry in self._store.list("checkpoints/"):
+            if match := re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name):
+                tags[_Name(int(match[1]), int(match[2]))] = entry.tag
+        return {name: tags[name] for name in sorted(tags, reverse=True)}
 
-    def _read(self, name: _Name) -> dict[str, Any]:
-        manifest: dict[str, Any] = json.loads(self._store.get(name.key).data)
-        return manifest
+    def _read_all(self, listed: Mapping[_Name, str], names: Iterable[_Name]) -> list[dict[str, Any]]:
+        """The manifests of some listed names. Each version of an object is read once."""
+        def read(name: _Name) -> dict[str, Any]:
+            version = name, listed[name]
+            if version not in self._manifests:
+                self._manifests[version] = json.loads(self._store.get(name.key).data)
+            return self._manifests[version]
+
+        return in_parallel(read, names)
 
     def _check_attempt(self) -> None:
         lease = read_terms(self._store, LEASE)
@@ -161,15 +179,22 @@ class RemoteCheckpoints:
             raise TrainingError(f"attempt {lease[0].attempt} of this run has started ({lease[0].owner}): the lease of "
                                 f"this one, {self._attempt}, expired, and it stores nothing more")
 
-    def _keep(self, kept: list[_Name]) -> None:
-        """Remove all checkpoints but these."""
-        states = {state_key(self._read(name)) for name in kept}
-        for name in self._names():
-            if name not in kept:
-                state = state_key(self._read(name))
-                self._store.delete(name.key)
-                if state not in states:
-                    self._store.delete(state)
+    def _remove(self, listed: Mapping[_Name, str], removed: Sequence[_Name]) -> None:
+        """Remove some of the listed checkpoints.
+
+        A superseded attempt may be here, long after its listing. It therefore removes no other names, and no state that
+        a checkpoint of now names: equal trainings save equal states.
+        """
+        if not removed:
+            return
+        states = {state_key(manifest) for manifest in self._read_all(listed, removed)}
+        now = self._listed()
+        kept = [name for name in now if name not in removed]
+        states -= {state_key(manifest) for manifest in self._read_all(now, kept)}
+        self._check_attempt()
+        in_parallel(self._store.delete, [name.key for name in removed])  # references before what they name
+        in_parallel(self._store.delete, sorted(states))
+        self._manifests = {version: manifest for version, manifest in self._manifests.items() if version[0] in kept}
 
     def _forget(self, run_dir: Path, but: Path | None = None) -> None:
         for folder in checkpoint.newest_first(run_dir):

@@ -6,9 +6,11 @@ Boxes are xyxy float32 in pixels of the image they belong to; sizes are (height,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -66,14 +68,65 @@ class DatasetSnapshot(NamedTuple):
     folder: str
 
 
+class Paths(Sequence[str]):
+    """An immutable sequence of file paths, in arrays: a path costs 8 bytes and its file name, a str 49 and all of it.
+
+    Ray's workers map arrays from the memory of their node. Each of them would have its own copy of a tuple.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        folders: dict[str, int] = {}
+        numbers, lengths, names = array("i"), array("q", [0]), bytearray()
+        for path in paths:
+            folder, separator, name = path.rpartition("/")
+            numbers.append(folders.setdefault(folder + separator, len(folders)))
+            names += name.encode("utf-8", "surrogateescape")
+            lengths.append(len(names))
+        self._folders = tuple(folders)
+        self._numbers = np.frombuffer(numbers, np.int32) if numbers else np.zeros(0, np.int32)
+        ends = np.frombuffer(lengths, np.int64)
+        self._ends = ends.astype(np.uint32) if len(names) < 1 << 32 else ends
+        self._names = np.frombuffer(bytes(names), np.uint8)
+
+    def moved(self, folder: str, target: str) -> Paths:
+        """The same files, where the beginning `folder` of their paths is `target` instead."""
+        paths = copy(self)
+        paths._folders = tuple(f"{target}{each.removeprefix(folder)}" for each in self._folders)
+        return paths
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, number: int | slice) -> str | tuple[str, ...]:
+        if isinstance(number, slice):
+            return tuple(self[each] for each in range(len(self))[number])
+        at = range(len(self))[number]  # also for negative numbers; IndexError
+        name = self._names[self._ends[at]:self._ends[at + 1]].tobytes()
+        return self._folders[self._numbers[at]] + name.decode("utf-8", "surrogateescape")
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Paths, tuple, list)) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Paths({list(self[:3])}{'...' if len(self) > 3 else ''})"
+
+
 @dataclass(frozen=True)
 class AnnotationIndex:
     """All annotations of a data split as flat arrays, cheap to share between the processes of a node."""
 
-    paths: tuple[str, ...]
+    paths: Sequence[str]  # in memory as `Paths`
     sizes: np.ndarray  # (images, 2) int32, (height, width)
     offsets: np.ndarray  # (images + 1,) int64 into classes and boxes
-    classes: np.ndarray  # (labels,) int64
+    classes: np.ndarray  # (labels,) int32
     boxes: np.ndarray  # (labels, 4) float32
     names: tuple[str, ...]
     polygons: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)  # by image; only where there are any
@@ -91,13 +144,18 @@ class AnnotationIndex:
     other_files: OtherFiles = field(default_factory=OtherFiles)
     twins: tuple[tuple[str, str], ...] = ()  # (path, path of a training image with the same content)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, Paths):
+            object.__setattr__(self, "paths", Paths(self.paths))
+        object.__setattr__(self, "classes", np.asarray(self.classes, np.int32))
+
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, image: int) -> Annotation:
         rows = slice(int(self.offsets[image]), int(self.offsets[image + 1]))
         height, width = self.sizes[image].tolist()
-        return Annotation(self.paths[image], (height, width), self.classes[rows], self.boxes[rows],
+        return Annotation(self.paths[image], (height, width), self.classes[rows].astype(np.int64), self.boxes[rows],
                           self.polygons.get(image, ()))
 
     @property
@@ -110,8 +168,8 @@ class AnnotationIndex:
         """Identity of the labels: 16 hex digits of SHA-256 over class names, image sizes, classes and boxes, and over
         the range of the pixels if there is one."""
         digest = hashlib.sha256("\0".join(self.names).encode())
-        for array in (self.sizes, self.offsets, self.classes, self.boxes):
-            digest.update(np.ascontiguousarray(array).tobytes())
+        for values in (self.sizes, self.offsets, self.classes.astype(np.int64), self.boxes):
+            digest.update(np.ascontiguousarray(values).tobytes())
         if self.pixel_range:  # else the digest is that of older versions
             digest.update(repr(sorted(self.pixel_range.items())).encode())
         return digest.hexdigest()[:16]

@@ -36,8 +36,8 @@ from ray_yolo.ops.seeding import Stream, generator
 
 Sample = dict[str, Any]
 Batch = dict[str, Tensor]
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""A terminal or `timeout` sends them to the whole process group; only the training process handles them."""
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A terminal, its end, or `timeout` sends them to the whole process group; only the training process handles them."""
 _QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
 _log = logging.getLogger(__name__)
 
@@ -189,9 +189,10 @@ def _quad(group: Sequence[Sample]) -> Sample:
 def start_forkserver() -> None:
     """Start the fork server of loader processes, unless it runs. The server and its children block `GROUP_SIGNALS`."""
     multiprocessing.set_forkserver_preload([__name__])  # torch is imported once, not by each child
-    resource_tracker.ensure_running()  # which unblocks these signals; it ignores them itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
+        resource_tracker.ensure_running()  # which unblocks all of them but SIGHUP; it ignores those itself
+        signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

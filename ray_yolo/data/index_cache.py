@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
@@ -34,19 +35,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
 
 
+def check_cache_folder() -> None:
+    """Create RAY_YOLO_CACHE, if it is set.
+
+    Raises:
+        InputError: if it cannot be created. Without the other folders a command works, only slower.
+    """
+    if os.environ.get("RAY_YOLO_CACHE"):
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(cache_folder(), error) from None
+
+
 def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
-    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does."""
+    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does.
+
+    Raises:
+        InputError: if its folder cannot be written to.
+    """
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        try:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
             make(temporary := Path(folder, target.name))
             temporary.replace(target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
+    except OSError as error:
+        if not target.is_dir():  # another process was faster
+            raise _unusable(target.parent, error) from error
     return target
+
+
+def _unusable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder}: the cache cannot be written ({error.strerror}); set RAY_YOLO_CACHE to a folder that "
+                      "can be")
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:

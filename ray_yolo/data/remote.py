@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
-from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
+from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot, Paths
 from ray_yolo.data import voc
 from ray_yolo.data.images import SUFFIXES
 from ray_yolo.data.index_cache import cache_folder
@@ -120,7 +120,8 @@ def localize(index: AnnotationIndex) -> AnnotationIndex:
     folder = cache_folder() / "data" / Path(source).parent.name / version
     if not _use(folder):
         snapshot(address, version)
-    return replace(index, paths=tuple(f"{folder}{path.removeprefix(source)}" for path in index.paths),
+    assert isinstance(index.paths, Paths)
+    return replace(index, paths=index.paths.moved(source, str(folder)),
                    snapshot=DatasetSnapshot(address, version, str(folder)))
 
 
@@ -201,7 +202,12 @@ def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[s
 
     files = _reused(folder, listing)
     if missing := [key for key in listing if key not in files]:
-        size = sum(listing[key][0] for key in missing) / 1e6
+        needed, free = sum(listing[key][0] for key in missing), shutil.disk_usage(folder.parent).free
+        if needed > free:
+            raise DatasetError(f"data: {len(missing)} files of {needed / 1e9:.3g} GB do not fit in {folder.parent}, "
+                               f"where {free / 1e9:.3g} GB are free; free some, or set RAY_YOLO_CACHE to a folder of a "
+                               "larger disk, on every node")
+        size = needed / 1e6
         notify(f"downloading {len(missing)} files ({size:.1f} MB) into {folder}")
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for first in range(0, len(missing), _PART):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -104,26 +104,41 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
 
 
 def launch_steps(components: TrainComponents, progress: Progress, poll_controls: PollControls) -> Iterator[Launched]:
-    """The remaining steps of an epoch. The caller finishes each step before it requests the next one. Collective.
-
-    A GPU runs asynchronously. On a GPU, a step is yielded only after the next step's forward and backward passes are
-    queued behind it; these change no weights. The host therefore waits only for finished work, and the device never
-    waits for the host. A step launched before a peer was lost is yielded too, because the device may have completed it.
-    """
-    batches, pending = iter(components.loader), None
+    """The remaining steps of an epoch. The caller finishes each step before it requests the next one. Collective."""
     steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
+    in_order = one_behind if runs_ahead(components.context.device) else one_by_one
+    return in_order(components, steps, progress, poll_controls)
+
+
+def one_by_one(components: TrainComponents, steps: Sequence[Step], progress: Progress, poll_controls: PollControls
+               ) -> Iterator[Launched]:
+    """Each step as soon as it is computed: on a CPU."""
+    batches = iter(components.loader)
+    for number, step in enumerate(steps, progress.step):
+        summed = sum_microbatches(components, step, batches, number, poll_controls)
+        yield update_weights(components, summed, components.plan.rates(step, progress.epoch))
+
+
+def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Progress, poll_controls: PollControls
+               ) -> Iterator[Launched]:
+    """Each step after the next one is queued behind it: on a GPU, which works asynchronously.
+
+    The next step's forward and backward passes change no weights. The host therefore waits only for finished work, and
+    the device never waits for the host.
+    """
+    batches, launched = iter(components.loader), None
     for number, step in enumerate(steps, progress.step):
         try:
             summed = sum_microbatches(components, step, batches, number, poll_controls)
-        finally:
-            if pending:
-                yield pending
-        pending = update_weights(components, summed, components.plan.rates(step, progress.epoch))
-        if not runs_ahead(components.context.device):
-            yield pending
-            pending = None
-    if pending:
-        yield pending
+        except Exception:
+            if launched:  # the device may have completed it: the caller reads it before the error ends the loop
+                yield launched
+            raise
+        if launched:
+            yield launched
+        launched = update_weights(components, summed, components.plan.rates(step, progress.epoch))
+    if launched:
+        yield launched
 
 
 def runs_ahead(device: torch.device) -> bool:

@@ -123,22 +123,27 @@ class ShardSampler(DistributedSampler[SampleKey]):
         super().__init__(positions, num_replicas=num_workers, rank=worker, shuffle=False)
         self._plan, self._worker, self._num_workers = plan, worker, num_workers
         self._fixed_order = fixed_order
-        self._keys: list[SampleKey] = []
+        self._epoch = 0
+        self._positions = self._images = np.zeros(0, np.int32)  # of each sample: a list of keys takes 144 bytes for it
 
     def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None) -> None:
         """Prepare an epoch's keys after its first `images_done` images (whole steps); `weights` biases the draw."""
         order = self._fixed_order
         if order is None:
             order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)
-        self._keys = [
-            SampleKey(epoch, position, int(order[position]))
-            for step in self._plan.steps(epoch) if step.images.start >= images_done
-            for microbatch in self._plan.shard(step, self._worker, self._num_workers)
-            for position in microbatch.images
-        ]
+        parts = [np.zeros(0, np.int32)]
+        for step in self._plan.steps(epoch):
+            if step.images.start >= images_done:
+                for microbatch in self._plan.shard(step, self._worker, self._num_workers):
+                    images = microbatch.images
+                    parts.append(np.arange(images.start, images.stop, images.step, dtype=np.int32))
+        self._epoch, self._positions = epoch, np.concatenate(parts)
+        self._images = order[self._positions].astype(np.int32)
 
     def __iter__(self) -> Iterator[SampleKey]:
-        return iter(self._keys)
+        epoch = self._epoch
+        for position, image in zip(self._positions, self._images, strict=True):
+            yield SampleKey(epoch, int(position), int(image))
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._positions)

@@ -62,14 +62,15 @@ _logger = logging.getLogger(__name__)
 class EventLog:
     """The writer. Several threads of one process may use it.
 
-    A full or failing disk never stops the caller: lines wait in memory, one warning is logged, and every later
-    `append` tries again.
+    A full or failing disk does not stop a training: lines wait in memory, one warning is logged, and every later
+    `append` tries again. A durable log has no such lines.
 
     Args:
-        durable: flush each line to the device before `append` returns.
+        durable: `append` returns once its line is on the device. If that fails, it raises the OSError, and the log is
+            without the line.
 
     Raises:
-        OSError: on construction only, if the log cannot be opened at all.
+        OSError: on construction, if the log cannot be opened at all.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = False) -> None:
@@ -96,19 +97,29 @@ class EventLog:
             self._next_seq += 1
             line = {"seq": seq, "time": round(time.time(), 3), "type": type} | plain(fields)
             self._pending.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-            self._write_pending()
+            error = self._write_pending()
+            if error and self._durable:
+                self._pending.clear()
+                self._next_seq = seq
+                raise error
             return seq
 
     def close(self) -> None:
         """Try once more to write the pending lines, and close the file."""
         with self._lock:
-            self._write_pending()
+            error = self._write_pending()
+            if error and self._pending:
+                _logger.warning("%s: its last %s could not be written (%s) and are lost", self.path,
+                                format_count(len(self._pending), "event"), error.strerror)
             self._release()
 
-    def _write_pending(self) -> None:
+    def _write_pending(self) -> OSError | None:
+        """Write the pending lines. Returns the error that prevented it."""
+        end = 0
         try:
             if self._file is None:
                 self._file, _ = _open_and_repair(self.path)
+            end = os.fstat(self._file).st_size
             while self._pending:
                 if os.write(self._file, self._pending[0]) < len(self._pending[0]):
                     raise OSError(0, "the disk accepted only a part of a line")
@@ -116,11 +127,16 @@ class EventLog:
             if self._durable:
                 os.fsync(self._file)
         except OSError as error:
+            if self._durable and self._file is not None:  # a line that may be lost later must not be read until then
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, end)
             self._release()  # opening it again removes a line that was written in part
-            if not self._warned:
+            if not self._warned and not self._durable:
                 _logger.warning("%s cannot be written (%s): events wait in memory until it can be written again",
                                 self.path, error.strerror)
             self._warned = True
+            return error
+        return None
 
     def _release(self) -> None:
         if self._file is not None:

@@ -19,8 +19,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
@@ -46,12 +45,11 @@ from ray_yolo.runs.working_copy import (
 )
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease, try_lock
-from ray_yolo.storage.store import Store, open_store
+from ray_yolo.storage.store import Store, in_parallel, open_store
 
 # Not synchronised by `put_files`.
 _SPECIAL_FILES = (EVENTS_FILE, LEDGER_FILE, RECORD_FILE, FINISHED, LEASE)
 _SPECIAL_FOLDERS = ("checkpoints", "states", "weights", "log", "ray", "trials")
-_THREADS = 16
 
 _logger = logging.getLogger(__name__)
 
@@ -116,11 +114,8 @@ class RemoteRun:
         is_newest = bool(local) and local.startswith(stored)
         if not is_newest and stored:
             atomic_write(log, stored)
-        for key in _file_keys(self._store):
-            path = self._folder / key
-            if not (is_newest and path.exists()):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._store.fetch(key, path)
+        keys = [key for key in _file_keys(self._store) if not (is_newest and (self._folder / key).exists())]
+        _fetch_all(self._store, keys, self._folder)
         if is_newest:
             self.checkpoints.upload_pending(self._folder)
 
@@ -148,9 +143,8 @@ class RemoteRun:
                     raise TrainingError(f"{self.address}/{key} was written by another process; this one stores "
                                         "nothing more")
                 if not self._segments:
-                    for entry in self._store.list("log/"):
-                        if entry.name < f"{self.attempt:06d}":
-                            self._store.delete(f"log/{entry.name}")
+                    names = [entry.name for entry in self._store.list("log/")]
+                    in_parallel(self._store.delete, [f"log/{name}" for name in names if name < f"{self.attempt:06d}"])
                 self._offset, self._segments = self._offset + len(stored), self._segments + 1
                 segment = segment[len(stored):]
 
@@ -169,13 +163,16 @@ class RemoteRun:
         if self.finished:
             paths += [path for kind in ("last", "best") for end in ("json", "pt")  # last.json names both states
                       if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
-        for path in paths:
-            key = path.relative_to(self._folder).as_posix()
-            with suppress(FileNotFoundError):  # a temporary file
-                status = path.stat()
-                if self._stored.get(key) != (status.st_mtime_ns, status.st_size):
-                    self._store.put(key, path)
-                    self._stored[key] = status.st_mtime_ns, status.st_size
+        in_parallel(self._put_file, paths)
+
+    def _put_file(self, path: Path) -> None:
+        """Store a file if it is new or changed."""
+        key = path.relative_to(self._folder).as_posix()
+        with suppress(FileNotFoundError):  # a temporary file
+            status = path.stat()
+            if self._stored.get(key) != (status.st_mtime_ns, status.st_size):
+                self._store.put(key, path)
+                self._stored[key] = status.st_mtime_ns, status.st_size
 
     def sync_files(self) -> None:
         """Store everything new, or nothing if another process has the lease (`is_lost`).
@@ -271,9 +268,7 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
             files = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
             keys += [*_file_keys(store), *files]
             RemoteCheckpoints(store, 0).download_all(folder)
-        for key in keys:
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            store.fetch(key, folder / key)
+        _fetch_all(store, keys, folder)
         log_file(folder).write_bytes(log)
     except OSError as error:
         raise InputError(f"{address}: {error}") from None
@@ -291,8 +286,7 @@ def put_results(folder: Path, address: str) -> None:
         return
     store, paths = open_store(address), _files_of(folder, _SPECIAL_FOLDERS)
     try:
-        with ThreadPoolExecutor(_THREADS) as writers:
-            list(writers.map(lambda path: store.put(path.relative_to(folder).as_posix(), path), paths))
+        in_parallel(lambda path: store.put(path.relative_to(folder).as_posix(), path), paths)
     except OSError as error:
         raise RayYoloError(f"{address}: some results are not stored ({error}); all of them are in {folder}") from None
 
@@ -301,8 +295,16 @@ def read_log(store: Store) -> bytes:
     """The log of a run: the segments of its last attempt."""
     names = [entry.name for entry in store.list("log/")]
     newest = [name for name in names if name[:7] == names[-1][:7]]
-    with ThreadPoolExecutor(_THREADS) as readers:
-        return b"".join(readers.map(lambda name: store.get(f"log/{name}").data, newest))
+    return b"".join(in_parallel(lambda name: store.get(f"log/{name}").data, newest))
+
+
+def _fetch_all(store: Store, keys: Iterable[str], folder: Path) -> None:
+    """Download objects into a folder, each to the path of its key."""
+    def fetch(key: str) -> None:
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        store.fetch(key, folder / key)
+
+    in_parallel(fetch, keys)
 
 
 def _file_keys(store: Store, prefix: str = "") -> Iterator[str]:

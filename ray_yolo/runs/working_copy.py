@@ -24,7 +24,7 @@ from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.runs.record import RECORD_FILE
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import check_conditions
-from ray_yolo.storage.store import is_address, open_store
+from ray_yolo.storage.store import in_parallel, is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
 
@@ -70,12 +70,17 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
     store = open_store(address)
     check_conditions(store, address)
     names = [only] if only else [entry.name[:-1] for entry in store.list() if entry.name.endswith("/")]
-    runs = {name: files for name in names if (files := {each.name: each.modified for each in store.list(f"{name}/")})}
-    for name, files in runs.items():
-        folder = project / name
-        if RECORD_FILE not in files or is_held(folder):
+    listings = in_parallel(lambda name: store.list(f"{name}/"), names)
+    runs = {}
+    for name, listing in zip(names, listings, strict=True):
+        if listing:
+            runs[name] = {entry.name: entry.modified for entry in listing}
+    recorded = [name for name, files in runs.items() if RECORD_FILE in files and not is_held(project / name)]
+    records = in_parallel(lambda name: store.get(f"{name}/{RECORD_FILE}").data, recorded)
+    for name, record in zip(recorded, records, strict=True):
+        folder, files = project / name, runs[name]
+        if is_held(folder):  # since then
             continue
-        record = store.get(f"{name}/{RECORD_FILE}").data
         if folder.exists() and read_or_empty(folder / RECORD_FILE) != record:
             shutil.rmtree(folder)  # of an earlier run with this name
         create_working_copy(folder, f"{address}/{name}")

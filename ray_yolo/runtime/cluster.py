@@ -69,7 +69,7 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
     global _is_shared
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
-        address = _address(placement)
+        address = _address(placement, lambda text: print(f"warning: {text}", file=sys.stderr))
         _is_shared = address != "local"
         if fault := _connection_fault(address):
             raise ResourcesError(f"address: no answer from {address} ({fault}); check --address or RAY_ADDRESS, and "
@@ -94,6 +94,11 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def is_shared() -> bool:
+    """Whether other jobs may use the cluster; False for one that `connect` has started."""
+    return _is_shared
 
 
 def connect_and_wait(placement: Placement, notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
@@ -184,15 +189,16 @@ def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
     return ResourcesError(f"address: {address}: {reason}; {advice}")
 
 
-def _address(placement: Placement) -> str:
+def _address(placement: Placement, notify: Callable[[str], None] = lambda text: None) -> str:
     """The requested address, or `auto` (the cluster that `ray start` noted on this machine), or `local` (a new one).
+    `notify` gets a message about a note that is not used.
 
     A killed head leaves its note behind, and Ray would trust it for many minutes, so the address is tried. A live head
     is returned as `auto`, because Ray uses this user's token only if it finds the head itself.
     """
     if requested := placement.address or os.environ.get("RAY_ADDRESS"):
         return requested
-    address = local_head()
+    address = local_head(notify)
     return "local" if not address or _connection_fault(address) else "auto"
 
 

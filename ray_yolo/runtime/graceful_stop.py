@@ -1,7 +1,8 @@
 """Graceful stop: an interrupted training first saves the current step, so that no step is repeated.
 
 All workers stop after the same step (`engine.loop.train`) and exit normally, which frees their resources. After the
-first signal, this takes at most `SAVE_SECONDS`. A second signal stops at once.
+first signal, this takes at most `SAVE_SECONDS`. What follows it has one deadline (`core.deadline`). A second signal
+stops at once, except for SIGHUP: the end of a terminal sends it more than once.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray_yolo.core.events import EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.core import deadline
+from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.core.signals import STOPS, exit_on_hangup, exit_status_of, leave_terminal
 from ray_yolo.core.threads import run_in_thread
-from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.runs.event_log import EVENTS_FILE, follow, read_events
 from ray_yolo.runs.recorder import STOP_REQUEST, RecorderClient
 
 if TYPE_CHECKING:
     import ray
 
-SAVE_SECONDS = 15.0
+SAVE_SECONDS = 11.0  # for the current step and its save
+FAILED_SECONDS = 12.5  # from the signal to the end of the command, if the step could not be saved
+END_SECONDS = 10.0  # for everything that follows a save, so that the command ends 22 s after the signal at the latest
 MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.2
 
@@ -40,42 +45,90 @@ def run_in_background(work: Callable[[], T], before_end: Callable[[Future[T]], N
     gets the pending result before the interruption propagates.
     """
     result = run_in_thread(work, "background")
+    with _exit_on_hangup():
+        try:
+            return result.result()
+        except (KeyboardInterrupt, SystemExit) as stop:
+            deadline.start(FAILED_SECONDS, exit_status_of(stop))
+            before_end(result)
+            raise
+
+
+@contextlib.contextmanager
+def _exit_on_hangup() -> Iterator[None]:
+    """Context in which SIGHUP raises SystemExit if it would end the process at once, as in a user's script."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGHUP, exit_on_hangup)
     try:
-        return result.result()
-    except (KeyboardInterrupt, SystemExit):
-        before_end(result)
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
-    """Context of a training in this thread: SIGINT and SIGTERM request a stop, and have their usual effect at its end.
+    """Context of a training in this thread: SIGINT, SIGTERM and SIGHUP request a stop, and have their usual effect at
+    its end. A signal that is ignored, as SIGHUP under `nohup`, stays ignored.
 
     Handlers can be set in the main thread only; in another thread, this context changes nothing.
     """
-    received: list[tuple[int, threading.Timer]] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    handlers = {int(number): handler for number in (signal.SIGINT, signal.SIGTERM)
-                if is_main and callable(handler := signal.getsignal(number))}
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for stop in STOPS:
+            handler = signal.getsignal(stop)
+            if handler not in (signal.SIG_IGN, None):  # None: not set by Python
+                handlers[stop.value] = handler
+    received: list[int] = []
+    has_timed_out = threading.Event()
+
+    def give_up() -> None:
+        has_timed_out.set()
+        os.kill(os.getpid(), received[0])
+
+    timer = threading.Timer(SAVE_SECONDS, give_up)
+
+    def take_effect(number: int, frame: Any) -> None:
+        handler = handlers[number]
+        if callable(handler):
+            handler(number, frame)
+        else:
+            signal.signal(number, handler)
+            os.kill(os.getpid(), number)
 
     def handle(number: int, frame: Any) -> None:
-        if received:
-            handlers[number](number, frame)
-        received.append((number, threading.Timer(SAVE_SECONDS, os.kill, (os.getpid(), number))))
-        received[0][1].start()
-        notify(MESSAGE)
+        if number == signal.SIGHUP:
+            leave_terminal()
+        if not received:
+            received.append(number)
+            deadline.start(FAILED_SECONDS, 128 + number)
+            timer.start()
+            notify(MESSAGE)
+        elif number != signal.SIGHUP or has_timed_out.is_set():
+            take_effect(number, frame)
 
     for number in handlers:
         signal.signal(number, handle)
     try:
         yield lambda: bool(received)
     finally:
-        for _, again in received:
-            again.cancel()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        timer.cancel()
+        for number, usual in handlers.items():
+            signal.signal(number, usual)
     if received:
-        handlers[received[0][0]](received[0][0], None)
+        take_effect(received[0], None)
+
+
+def extend_if_saved(run_dirs: Iterable[Path]) -> None:
+    """Give the end of interrupted trainings `END_SECONDS`, if one of them has saved its step since the signal. If none
+    has, storage probably does not answer, and what follows would wait for it, too."""
+    for folder in run_dirs:
+        events = read_events(folder / EVENTS_FILE)
+        if any(isinstance(event, CheckpointEvent) and event.time >= deadline.started() for event in events):
+            deadline.extend(END_SECONDS)
+            return
 
 
 def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> StopRequested:
@@ -115,19 +168,23 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
     if not training:
         return
     notify(MESSAGE)
-    deadline = time.monotonic() + SAVE_SECONDS
+    until = time.monotonic() + SAVE_SECONDS
     requests = [folder / STOP_REQUEST for folder in training]
     with contextlib.suppress(OSError):  # failing storage must not prevent the usual exit
         for request in requests:
             request.touch()
         try:
-            while training and not ended() and time.monotonic() < deadline:
+            while training and time.monotonic() < until:
+                if ended():
+                    training.clear()
+                    break
                 time.sleep(_POLL_SECONDS / 2)
                 training -= {folder for folder in training
                              if any(isinstance(event, EndEvent) for event in next(logs[folder]))}
         finally:
             for request in requests:
                 request.unlink(missing_ok=True)
+    extend_if_saved(logs)
 
 
 def _is_training(events: Iterable[Event]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -46,12 +47,25 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove a folder of this user whose process has exited."""
+    """Remove a folder of this user whose process has exited, and end what is left of the Ray in it."""
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return
     with (folder / _LOCK).open("r+") as lock:
         if try_lock(lock):
+            _end_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_processes(folder: Path) -> None:
+    """Kill this user's processes with a path below a session folder among their arguments, such as Ray's.
+
+    Ray's processes end with their driver, but they take a killed driver for alive until it is reaped.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended, or another user's
+            arguments = (process / "cmdline").read_bytes()
+            if f"{folder}/".encode() in arguments and process.stat().st_uid == os.getuid():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -61,10 +62,26 @@ def creator_of(group: str) -> str:
     return group[-2 * ray.JobID.size():]
 
 
-def local_head() -> str:
-    """The address that `ray start` has noted on this machine; '' if there is none."""
-    note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-    return note.read_text().strip() if note.is_file() else ""
+def local_head(notify: Callable[[str], None]) -> str:
+    """The address that `ray start` has noted on this machine; '' if there is none.
+
+    All users may write to the note's folder. Pickled code is sent to the address and its replies are unpickled, so the
+    note of another user is not used; `notify` gets a message then.
+    """
+    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(file) as note:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        if status.st_uid not in (0, os.getuid()):
+            notify(f"{path} belongs to another user, so its cluster is not used; to use it, give its address "
+                   f"({note.read(100).strip()!r}) with --address or RAY_ADDRESS")
+            return ""
+        return note.read().strip()
 
 
 def on_node(node: str) -> dict[str, str]:
@@ -100,13 +117,21 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
 
     Each worker, and each replacement, calls `prepare` in its main thread: the train function runs in another one.
     """
-    def start(self: object, worker_group: Any, backend_config: object) -> None:
-        worker_group.execute(prepare)
+    base: Any = internal("ray.train.torch.config", "_TorchBackend")
 
-    def do_nothing(self: object, worker_group: Any, backend_config: object) -> None: ...
+    class InPlaceBackend(base):
+        """Read by Ray."""
 
-    return type("InPlaceBackend", (internal("ray.train.torch.config", "_TorchBackend"),), {
-        "has_replica_groups": True, "on_start": start, "on_training_start": do_nothing, "on_shutdown": do_nothing})
+        has_replica_groups = True
+
+        def on_start(self, worker_group: Any, backend_config: object) -> None:
+            worker_group.execute(prepare)
+
+        def on_training_start(self, worker_group: Any, backend_config: object) -> None: ...
+
+        def on_shutdown(self, worker_group: Any, backend_config: object) -> None: ...
+
+    return InPlaceBackend
 
 
 def expect_no_result_files() -> None:

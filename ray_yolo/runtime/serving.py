@@ -5,8 +5,12 @@
 
 `Ingress` reads requests and refuses bodies that are too large or not a picture. `Model` replicas detect objects in
 batches of images. `Ingress` keeps a request until it is answered. If its replica is lost, another replica processes the
-request alone, and the client does not notice. A picture that crashes a second replica is refused from then on. Settings
-are those of `ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
+request alone, and the client does not notice. A picture that crashes a second replica is refused from then on.
+
+On a signal, the command first takes itself out of service: /health and new requests get 503, accepted requests are
+answered, and then the application ends.
+
+Settings are those of `ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
 """
 
 from __future__ import annotations
@@ -16,18 +20,26 @@ import hashlib
 import io
 import logging
 import os
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import ray
 import torch
 from PIL import Image
 from pydantic import ValidationError
 from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RequestCancelledError,
+)
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -42,13 +54,16 @@ from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained
-from ray_yolo.runtime.cluster import connect
+from ray_yolo.runtime.cluster import connect, is_shared
 
 # A GIF may have many pictures, and the reply has the detections of one.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", *(name for name in ("TIFF", "AVIF", "JPEG2000") if name in READ_FORMATS))
 NAME = "ray_yolo"  # of the application: "default" may be another one
 VARIABLE = "RAY_YOLO_"
 MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
+READ_SECONDS = 60.0  # for a client to send its picture
+DRAIN_SECONDS = 20.0  # for accepted requests to be answered after a signal; a scheduler kills after 30 s
+NOTICE_SECONDS = 2.0  # in which the last responses leave, and a load balancer sees that /health has changed
 
 _logger = logging.getLogger("ray.serve")
 
@@ -77,7 +92,8 @@ def application(config: ServeConfig) -> serve.Application:
         num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
         max_queued_requests=config.max_waiting,
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
-    ingress = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
+    ingress = serve.deployment(max_ongoing_requests=max(1000, 2 * config.max_waiting),
+                               ray_actor_options={"num_cpus": 0})(Ingress)
     return ingress.bind(config, model.bind(config))
 
 
@@ -95,9 +111,29 @@ def run(config: ServeConfig) -> None:
         serve.run(application(config), name=NAME)
         shown = "127.0.0.1" if config.host == "0.0.0.0" else config.host
         print(f"POST picture files to http://{shown}:{config.port}/predict; Ctrl-C ends the server", flush=True)
-        threading.Event().wait()
+        try:
+            threading.Event().wait()
+        except (KeyboardInterrupt, SystemExit):
+            _drain()
+            raise
     finally:
-        serve.delete(NAME)
+        if is_shared():
+            serve.delete(NAME)
+        else:
+            ray.shutdown()  # at once: while an application is deleted, Serve answers 404, which no client tries again
+
+
+def _drain() -> None:
+    """Refuse new requests, and wait until the accepted ones are answered, for at most `DRAIN_SECONDS`."""
+    print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
+    try:
+        ingress = serve.get_app_handle(NAME)
+        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=DRAIN_SECONDS + NOTICE_SECONDS + 1)
+    except (RayError, RayServeException, TimeoutError) as error:
+        print(f"warning: accepted requests may be lost: {type(error).__name__}: {error}", file=sys.stderr)
+        return
+    if left:
+        print(f"warning: {left} accepted requests were not answered within {DRAIN_SECONDS:g} s", file=sys.stderr)
 
 
 class Model:
@@ -155,6 +191,7 @@ class Ingress:
         self._most_requests = self._config.max_waiting + at_replicas
         self._most_bytes = max(MOST_HELD, self._config.max_bytes)
         self._requests = self._bytes = 0  # being read or waiting for a replica
+        self._is_draining = False
         self._suspects = asyncio.Lock()
         self._deadly: deque[bytes] = deque(maxlen=1000)  # digests of pictures that have crashed two replicas
 
@@ -163,6 +200,7 @@ class Ingress:
         try:
             match request.method, request.url.path.rstrip("/").rpartition("/")[2]:
                 case "GET", "health":
+                    self._refuse_if_draining()
                     return JSONResponse({"status": "ok"})
                 case "POST", "predict":
                     return JSONResponse(await self._predict(request))
@@ -173,8 +211,23 @@ class Ingress:
             again = {"Retry-After": "1"} if refused.status_code == HTTPStatus.SERVICE_UNAVAILABLE else {}
             return JSONResponse({"error": refused.detail}, refused.status_code, again)
 
+    async def drain(self, limit_seconds: float) -> int:
+        """Refuse requests from now on, and wait until the accepted ones are answered. Returns how many are not, after
+        the limit."""
+        self._is_draining = True
+        end = time.monotonic() + limit_seconds
+        while self._requests and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(NOTICE_SECONDS)
+        return self._requests
+
+    def _refuse_if_draining(self) -> None:
+        if self._is_draining:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "this server is about to stop")
+
     async def _predict(self, request: Request) -> dict[str, Any]:
         """The detections of a request's picture. The body is read only if there is room for it."""
+        self._refuse_if_draining()
         size = int(request.headers.get("content-length", self._config.max_bytes))
         self._check_size(size)
         if self._requests >= self._most_requests or self._bytes + size > self._most_bytes:
@@ -191,11 +244,16 @@ class Ingress:
                                 f"the file has more than {self._config.max_bytes:,} bytes")
 
     async def _read(self, request: Request) -> bytes:
-        """The body; reading stops at the size limit."""
+        """The body; reading stops at the limits of size and time."""
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            self._check_size(len(content))
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                async for part in request.stream():
+                    content += part
+                    self._check_size(len(content))
+        except TimeoutError:
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT,
+                                f"the body has not arrived within {READ_SECONDS:g} s") from None
         check_header(content, self._config.max_pixels)
         return bytes(content)
 
@@ -218,6 +276,8 @@ class Ingress:
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas") from None
         except BackPressureError:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
+        except (DeploymentUnavailableError, RequestCancelledError):  # Serve is about to end the application
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "this server is about to stop") from None
         if isinstance(reply, str):
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {reply}")
         return reply

@@ -19,6 +19,7 @@ import torch
 from ray_yolo.checkpoints.local import check_weights, slim_weights
 from ray_yolo.config.placement import Images, NodeResources, Placement, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
@@ -31,7 +32,7 @@ from ray_yolo.runs.record import TransferRecord
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import await_former_workers
-from ray_yolo.runtime.graceful_stop import graceful_signals
+from ray_yolo.runtime.graceful_stop import extend_if_saved, graceful_signals
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -112,7 +113,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                             trained=trained)
     finally:
         if run:
-            run.release()
+            deadline.wait_for(run.release, "release")
+        deadline.clear()
     return result
 
 
@@ -262,6 +264,9 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
             device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
+        if stop_requested():
+            run_logger.recorder.flush()
+            extend_if_saved([run.folder])
 
 
 def _result(run: Run, summary: Summary) -> TrainResult:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.redact import reason_of, redact
@@ -101,6 +102,7 @@ class SinkRunner:
         """
         message = ""
         limit = self._sink.prompt_seconds if self._interactive else math.inf
+        limit = seconds_left(limit)
         complete = self._await_last_update(min(deadline, time.monotonic() + limit) if limit < math.inf else math.inf)
         try:
             if complete:
@@ -163,7 +165,7 @@ class Sinks:
         Args:
             flush: writes those warnings, so that the sinks that follow receive them.
         """
-        deadline, in_time = time.monotonic() + _PROMPT_SECONDS, True
+        deadline, in_time = time.monotonic() + seconds_left(_PROMPT_SECONDS), True
         for runner in self._runners:
             in_time &= runner.finish(deadline)
             flush()

@@ -10,12 +10,14 @@ GOOGLE_APPLICATION_CREDENTIALS, the role of a machine, ...).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
@@ -39,8 +41,11 @@ _CREDENTIALS = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOG
 _NO_CREDENTIALS = "http://169.254.169.254", "http://metadata", "Account must be specified"
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
 
+_REQUESTS = 32  # at the same time
+
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Entry(NamedTuple):
@@ -92,6 +97,20 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
+
+
+def in_parallel(call: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+    """The results of a call for each item, in order. At most `_REQUESTS` calls run at the same time.
+
+    A request to a bucket takes about 0.1 s, nearly all of it waiting, so many requests must not follow each other.
+    The first error of a call is raised, after the calls that run have ended.
+    """
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        futures = [threads.submit(call, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            threads.shutdown(cancel_futures=True)
 
 
 def is_address(path: str) -> bool:
@@ -159,20 +178,39 @@ class FolderStore:
         return hashlib.sha256(data).hexdigest()
 
     def walk(self, prefix: str = "") -> list[Entry]:
-        entries = []
-        for folder, folders, names in os.walk(self._folder / prefix, followlinks=True):
-            folders[:] = [name for name in folders if name[0] != "."]
-            paths = (Path(folder, name) for name in names if name[0] != ".")
-            entries += [_file_entry(path.relative_to(self._folder).as_posix(), path) for path in paths]
-        return sorted(entries)
+        return sorted(self._walk(prefix, ()))
+
+    def _walk(self, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
+        """`walk`, below folders with the ids `above`. A link to one of them is left out: it would never end."""
+        try:
+            status = (self._folder / prefix).stat()
+        except FileNotFoundError:  # removed since it was listed
+            return
+        own_id = status.st_dev, status.st_ino
+        if own_id in above:
+            return
+        for entry in self.list(prefix):
+            if entry.name.endswith("/"):
+                yield from self._walk(f"{prefix}{entry.name}", (*above, own_id))
+            else:
+                yield entry._replace(name=f"{prefix}{entry.name}")
 
     def list(self, prefix: str = "") -> list[Entry]:
         try:
             with os.scandir(self._folder / prefix) as entries:
-                return sorted(Entry(f"{entry.name}/", 0.0) if entry.is_dir() else
-                              _file_entry(entry.name, entry) for entry in entries if entry.name[0] != ".")
+                visible = [entry for entry in entries if entry.name[0] != "."]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        listed = []
+        for entry in visible:
+            try:
+                listed.append(Entry(f"{entry.name}/", 0.0) if entry.is_dir() else _file_entry(entry.name, entry))
+            except FileNotFoundError:  # removed since, or a link to nothing
+                continue
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # a link to itself
+                    raise
+        return sorted(listed)
 
     def delete(self, key: str) -> None:
         (self._folder / key).unlink(missing_ok=True)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.evolution import Genes, Space, propose
+from ray_yolo.tune.identity import changed_parts, has_same_inputs
 from ray_yolo.tune.ledger_events import (
     SCHEDULE_EVENTS,
     ClaimedEvent,
@@ -54,7 +55,7 @@ class SweepEvent(LedgerEvent):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
-    identity: dict[str, str]  # digests of `data set` (its labels) and `base recipe` (as requested)
+    identity: dict[str, str]  # digests of the data sets, the base recipe and named files; see `tune.identity`
     space: Space
     search: Search
     recipe: Recipe  # the base of all trials, resolved; its seed also seeds the search
@@ -129,7 +130,11 @@ class Ledger:
         return claim_of(self.lines)
 
     def append(self, line: LedgerEvent) -> None:
-        """Write a line, and update its row."""
+        """Write a line, and update its row.
+
+        Raises:
+            TrainingError: if the line is not on disk; the sweep must not act on it.
+        """
         with self._lock:
             written = self._write(line)
             self.lines.append(written)
@@ -153,7 +158,11 @@ class Ledger:
         elif isinstance(line, ExploitedEvent):
             lineage = fork_trial(self._trials, self._trials[line.trial], line.genes, line.origin).lineage
             fields["command"] = replay_command(self.recipe, lineage)
-        self._log.append_line(NAMES[type(line)], **fields)
+        try:
+            self._log.append_line(NAMES[type(line)], **fields)
+        except OSError as error:
+            raise TrainingError(f"{self.path}: cannot be written ({error.strerror}); free or repair the storage and "
+                                "run the same command again: it continues the sweep") from error
         if self.stored:
             self.stored.sync_files()
         return _as_written(line)
@@ -231,8 +240,10 @@ def verify(lines: Sequence[LedgerEvent]) -> list[str]:
     return problems
 
 
-def results_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
-    """The results of all other sweeps of a project on the same labels: address and epochs, run folder, and outcome."""
+def results_elsewhere(project: Path, identity: Mapping[str, str], but: Path
+                      ) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
+    """The results of all other sweeps of a project on the same data and files: address and epochs, run folder, and
+    outcome."""
     for path in sorted(project.glob(f"*/{LEDGER_FILE}")):
         try:
             lines = read_ledger(path) if path != but else []
@@ -241,7 +252,7 @@ def results_elsewhere(project: Path, labels: str, but: Path) -> Iterator[tuple[t
         if not lines:
             continue
         begun = begun_of(lines)
-        if begun.identity["data set"] != labels or isinstance(begun.search.scheduler, Pbt):
+        if not has_same_inputs(begun.identity, identity) or isinstance(begun.search.scheduler, Pbt):
             continue
         genes = {line.trial: line.genes for line in lines if isinstance(line, ProposedEvent)}
         for line in lines:
@@ -277,8 +288,9 @@ def _as_written(line: Any) -> Any:
 
 
 def _check_identity(path: Path, recorded: SweepEvent, current: SweepEvent) -> None:
-    same = {"search space": recorded.space == current.space, "search settings": recorded.search == current.search,
-            **{part: recorded.identity[part] == current.identity[part] for part in ("data set", "base recipe")}}
-    if changed := [part for part, equal in same.items() if not equal]:
+    changed = [] if recorded.space == current.space else ["search space"]
+    changed += [] if recorded.search == current.search else ["search settings"]
+    changed += changed_parts(recorded.identity, current.identity)
+    if changed:
         raise InputError(f"{path}: started with another {' and another '.join(changed)}; give the original one to "
                          "continue it, or another --name to start a new sweep (nothing was changed)")

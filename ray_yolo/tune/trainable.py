@@ -35,7 +35,8 @@ from ray_yolo.runs.recorder import STOP_REQUEST, Recorder, start_recorder
 from ray_yolo.runs.run_dir import download_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.workers.pool_jobs import PoolShare, QueueHandle
+from ray_yolo.runtime.workers.client import QueueHandle
+from ray_yolo.runtime.workers.pool_jobs import PoolShare
 from ray_yolo.tune.budget import trained_spans
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork
 from ray_yolo.tune.schedule import Outcome

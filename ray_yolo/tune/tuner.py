@@ -29,6 +29,7 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.core import deadline
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
@@ -61,6 +62,7 @@ from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
+from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, results_elsewhere
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver
@@ -134,7 +136,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         InputError: for bad input, before any cluster work.
         TrainingError: if every trial failed.
     """
-    config, space, train = _checked(config)
+    config, space, train, val = _checked(config)
     run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config))
     try:
         gpus = cluster.connect(config.placement)
@@ -147,18 +149,19 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
-        begun = _begun(config, space, resolved, train, slots, latencies)
+        identity = identity_of(config.recipe, space.space, train, val)
+        begun = _begun(config, space, resolved, train, slots, latencies, identity)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         if run:
-            run.release()
+            deadline.wait_for(run.release, "release")
+        deadline.clear()
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
-           latencies: Mapping[str, float]) -> SweepEvent:
+           latencies: Mapping[str, float], identity: dict[str, str]) -> SweepEvent:
     """The first line of the ledger of a sweep over `recipe`."""
-    identity = {"data set": train.digest, "base recipe": recipe_digest(config.recipe)}
     virtual_slots = config.sweep.virtual_slots or _processes(config, space.search, slots)
     return SweepEvent(identity=identity, space=space.space, search=space.search, recipe=recipe,
                       rungs=_rungs(space, recipe), latencies=latencies, virtual_slots=virtual_slots)
@@ -185,17 +188,17 @@ def dry_run(config: TuneConfig) -> TuneConfig:
     Raises:
         InputError: as `search` does.
     """
-    config, _, _ = _checked(config)
+    config, _, _, _ = _checked(config)
     recipe = planned_recipe(config.recipe, config.placement, cluster.planned_gpus(config.placement))
     return config.model_copy(update={"recipe": recipe})
 
 
 def plan(config: TuneConfig) -> list[str]:
     """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
-    config, space, train = _checked(config)
+    config, space, train, _ = _checked(config)
     here = cores() // (config.placement.cpus * config.sweep.workers_per_trial)  # trials that fit on this machine
     slots = max(1, room_for_trials(config, 0.0) if ray.is_initialized() else int(here))
-    begun = _begun(config, space, config.recipe, train, slots, {})
+    begun = _begun(config, space, config.recipe, train, slots, {}, {})
     seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
                                      config.sweep.workers_per_trial)
     return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
@@ -225,12 +228,12 @@ def _processes(config: TuneConfig, search: Search, slots: int) -> int:
     return slots if limited else slots + trials_ahead(slots)
 
 
-def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
+def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex, AnnotationIndex]:
     """Check everything that needs no cluster.
 
     Returns:
-        The configuration, the space with warm starts, and the training labels. The configuration has each trial's
-        workers in its placement, and at most as many trials as a grid has points.
+        The configuration, the space with warm starts, training and validation labels. The configuration has each
+        trial's workers in its placement, and at most as many trials as a grid has points.
 
     Raises:
         InputError: for a configuration that cannot be searched or trained.
@@ -247,10 +250,10 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
                           "folder that all nodes mount, or another scheduler")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
-    _, train, _ = read_dataset(config.recipe)
+    _, train, val = read_dataset(config.recipe)
     _check_weights(config, space, train)
     warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
-    return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train
+    return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train, val
 
 
 def _check_genes(config: TuneConfig, space: Space) -> None:
@@ -288,7 +291,7 @@ class _Execution:
         self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
         spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity["data set"],
+        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity[DATA],
                                                self.sweep.workers_per_trial)
         self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
                              self.slots_now)
@@ -375,7 +378,7 @@ class _Execution:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
                 request_stop(list(self.trials.iterdir()), self.display.say)
-                wait_until_released(list(self.trials.iterdir()), RECORD_SECONDS)
+                wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
                 raise
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
@@ -472,7 +475,7 @@ class _Execution:
         return [folder for key, folder, _ in self._elsewhere() if key == wanted]
 
     def _elsewhere(self) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
-        return results_elsewhere(self.folder.parent, self.ledger.begun.identity["data set"], self.ledger.path)
+        return results_elsewhere(self.folder.parent, self.ledger.begun.identity, self.ledger.path)
 
 
 def _trial_name(trial: Any) -> str:

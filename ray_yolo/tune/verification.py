@@ -10,6 +10,7 @@ from typing import Any
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.verification import CheckResult, check_files
+from ray_yolo.tune.identity import DATA
 from ray_yolo.tune.ledger import SweepEvent, read_ledger, verify
 from ray_yolo.tune.ledger_events import LedgerEvent
 
@@ -38,7 +39,7 @@ def _essence(line: LedgerEvent) -> Any:
     if not isinstance(line, SweepEvent):
         return line
     recipe = line.recipe.model_dump(exclude={"data"}) | {"model": Path(line.recipe.model).name}
-    return (line.identity["data set"], line.space, line.search, line.rungs, line.virtual_slots, recipe)
+    return (line.identity[DATA], line.space, line.search, line.rungs, line.virtual_slots, recipe)
 
 
 def _read(folder: Path) -> list[LedgerEvent]:

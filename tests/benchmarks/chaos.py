@@ -1,7 +1,9 @@
 """A training through random faults: `python tests/benchmarks/run.py chaos --minutes 20`.
 
 Two to four workers on two Ray nodes of this machine. One of them, the driver, the MLflow server or the storage fails at
-random moments, and the second node goes and comes. If the driver has ended, the same command is given again. With
+random moments, and the second node goes and comes. The driver is killed, asked to end by each of the three signals, or
+ends with its container: half of the drivers are the child of process 1 of a PID namespace. It must exit within 30 s of
+a signal, with the signal's status. If it has ended, the same command is given again. With
 `--bucket`, the run is stored in an S3 server behind a relay, which is slow or closed for a while. At the end, training
 is stopped, and the same one without faults is trained in one process up to there. The weights must have the same bits
 at the end of every epoch, and each epoch one row, in `results.csv` and in MLflow. Needs root and a file system with
@@ -33,17 +35,22 @@ import ray
 from mlflow.tracking import MlflowClient
 from ray.cluster_utils import Cluster
 
+from ray_yolo.cli import run
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.events import EpochEvent, StepEvent
+from ray_yolo.core.signals import exit_on_sigterm
 from ray_yolo.runs.event_log import measure_goodput, read_events
 from ray_yolo.runs.working_copy import working_copy_of_run
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.workers import worker
 from tests.support.faults import PATIENCE, Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
 from tests.support.object_storage import Relay, s3_server
+from tests.support.processes import children
 from tests.support.run_log import only
 from tests.support.servers import MlflowServer
 
+EXIT_SECONDS = 30.0  # from a signal to the driver's exit
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh")
 MENDED_SECONDS = 10.0  # how long storage is full, read-only or slow, and the tracker locked or away
 BUCKET = "s3://bucket/chaos"
 
@@ -54,6 +61,8 @@ class Chaos:
     def __init__(self, folder: Path, nodes: Cluster, seed: int, bucket: Relay | None) -> None:
         self._folder, self._nodes, self._random, self._bucket = folder, nodes, random.Random(seed), bucket
         self.faults: Counter[str] = Counter()
+        self.exits: list[float] = []  # seconds from a signal to the driver's exit
+        self._is_contained = False
         self.tracker = MlflowServer(folder)
         self.tracker.wait_until_up()
         storage = {"storage_path": BUCKET} if bucket else {}
@@ -66,11 +75,13 @@ class Chaos:
 
     def close(self) -> None:
         """End its processes."""
-        self._driver.kill()
+        self._kill_the_driver()
         self.tracker.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.benchmarks.chaos", str(self._folder), self._nodes.address]
+        self._is_contained = self._random.random() < 0.5
+        command = [*(CONTAINER if self._is_contained else ()), sys.executable, "-m", "tests.benchmarks.chaos",
+                   str(self._folder), self._nodes.address]
         return subprocess.Popen(command, cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     @property
@@ -80,7 +91,10 @@ class Chaos:
                 "leave": lambda: self._hit(signal.SIGTERM), "hang": lambda: self._order("hang"),
                 "fail": lambda: self._order("fail"), "full disk": self._fill_the_disk,
                 "read-only": self._forbid_writing, "tracker locked": self._lock_the_tracker,
-                "tracker killed": self._kill_the_tracker, "driver": self._kill_the_driver, "node": self._change_nodes,
+                "tracker killed": self._kill_the_tracker, "driver": self._kill_the_driver,
+                "container": self._end_the_container,
+                "hangup": lambda: self._interrupt(signal.SIGHUP), "terminate": lambda: self._interrupt(signal.SIGTERM),
+                "interrupt": lambda: self._interrupt(signal.SIGINT), "node": self._change_nodes,
                 **({"slow bucket": lambda: self._delay(1.0), "no bucket": lambda: self._delay(math.inf)}
                    if self._bucket else {})}
 
@@ -103,8 +117,7 @@ class Chaos:
             self._revive()
             time.sleep(0.5)
         self.tracker.wait_until_up()
-        self._driver.send_signal(signal.SIGINT)
-        self._driver.wait(PATIENCE)
+        self._interrupt(signal.SIGINT)
         subprocess.run([sys.executable, "-m", "ray_yolo.sync", self.training.run_dir, "--mlflow-uri", self.tracker.uri],
                        check=True, stdout=sys.stderr)
 
@@ -153,9 +166,37 @@ class Chaos:
             time.sleep(MENDED_SECONDS)
             store.execute("ROLLBACK")
 
+    def _driver_pid(self) -> int:
+        """The driver, not the container around it."""
+        if self._driver.poll() is not None:
+            raise ProcessLookupError
+        if not self._is_contained:
+            return self._driver.pid
+        return children(self._first_of_namespace())[0]
+
+    def _first_of_namespace(self) -> int:
+        return children(self._driver.pid)[0]
+
     def _kill_the_driver(self) -> None:
-        self._driver.kill()
-        self._driver.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._driver_pid(), signal.SIGKILL)
+        self._driver.wait(PATIENCE)
+
+    def _end_the_container(self) -> None:
+        """Kill process 1 of the driver's namespace, and with it everything that the driver has started."""
+        if not self._is_contained or self._driver.poll() is not None:
+            raise ProcessLookupError
+        os.kill(self._first_of_namespace(), signal.SIGKILL)
+        self._driver.wait(PATIENCE)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        """Ask the driver to end; it must be gone in time, with the signal's status."""
+        os.kill(self._driver_pid(), number)
+        begun = time.monotonic()
+        status = self._driver.wait(PATIENCE)
+        self.exits.append(time.monotonic() - begun)
+        assert self.exits[-1] < EXIT_SECONDS, f"{number.name}: {self.exits[-1]:.1f} s"
+        assert status == 128 + number, f"{number.name}: status {status}"
 
     def _change_nodes(self) -> None:
         if self._node:
@@ -191,11 +232,19 @@ def tracked_epochs(folder: Path) -> list[int]:
 
 def drive(folder: Path, address: str) -> None:
     """The driver's process: start or continue the training."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    worker.train_on_pool_worker = breakable_worker
-    ray.init(address=address, log_to_driver=False)
-    with contextlib.suppress(KeyboardInterrupt):
-        trainer.fit(RunConfig.model_validate_json((folder / "config.json").read_text()), quiet=True)
+    worker.pool_worker = breakable_worker
+    config = RunConfig.model_validate_json((folder / "config.json").read_text())
+
+    def train() -> int:
+        ray.init(address=address, log_to_driver=False)
+        signal.signal(signal.SIGTERM, exit_on_sigterm)  # Ray's core has set a handler that aborts
+        trainer.fit(config, quiet=True)
+        return 0
+
+    sys.exit(run(train))
 
 
 def main(argv: list[str]) -> None:
@@ -220,7 +269,9 @@ def main(argv: list[str]) -> None:
         cost = measure_goodput(events)
         print(json.dumps({"benchmark": "chaos", "minutes": given.minutes, "faults": dict(chaos.faults),
                           "steps": chaos.training.step, "restarts": cost.restarts, "regroupings": cost.regroupings,
-                          "steps_repeated": cost.steps_repeated, "idle_seconds": round(cost.idle_seconds, 1),
+                          "steps_repeated": cost.steps_repeated,
+                          "longest_exit_seconds": round(max(chaos.exits), 1),
+                          "idle_seconds": round(cost.idle_seconds, 1),
                           "goodput": round(cost.goodput, 3), "bits": "equal", "left_over": left_over()}))
 
 

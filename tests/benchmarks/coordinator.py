@@ -16,8 +16,9 @@ import ray
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.workers.coordinator import Coordinator
-from ray_yolo.runtime.workers.rendezvous import RendezvousClient, start_here
+from ray_yolo.runtime.workers.client import JobClient
+from ray_yolo.runtime.workers.rendezvous import RendezvousClient
+from ray_yolo.runtime.workers.watchdog import start_queue
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import report, take_turns
 from tests.benchmarks.step import draw, parts_of
@@ -43,8 +44,8 @@ def main(argv: list[str]) -> None:
             loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
             parts.context.activity.finished(number, time.perf_counter() - began)
 
-    coordinator = start_here(Coordinator, 1)
-    ray.get(coordinator.present.remote())
+    coordinator = JobClient(start_queue(), "job", 1)
+    coordinator.present()
 
     def train_listed() -> dict[str, float]:
         members = RendezvousClient(coordinator, 0, parts.context.activity, parts.context.device, 60.0, print,

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.core.errors import CheckpointError, TrainingError
-from tests.support.checkpoints import begin, save
+from tests.support.checkpoints import begin, save, shown, value
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -250,3 +251,39 @@ def test_training_starts_at_0_only_without_any_checkpoint_even_a_damaged_one(tmp
     checkpoint.set_aside(tmp_path, newer_than=-1)
     with pytest.raises(CheckpointError, match=r"no usable checkpoint.*\(damaged-step-1; damaged-step-2\); restore"):
         checkpoint.recover(tmp_path, "digest")
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_again_at_0(tmp_path: Path) -> None:
+    save(tmp_path, 1, "last")
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"no checkpoint, although .*last\.json.*move checkpoints/ and weig"):
+        checkpoint.recover(tmp_path, "digest")
+    shutil.rmtree(tmp_path / "weights")
+    assert checkpoint.recover(tmp_path, "digest") == (-1, [])
+
+
+def test_a_save_that_returns_late_leaves_the_next_save_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that hangs counts as failed after ten minutes, and the next one begins in the same process."""
+    write, hangs, returns, is_writing = checkpoint.write_state, Event(), Event(), Event()
+
+    def write_state(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+        written = write(path, content)
+        if "step-1" in str(path):
+            hangs.set()
+            returns.wait(10)
+        else:
+            is_writing.set()
+            first.join(10)  # the late save cleans up while the next one writes
+        return written
+
+    monkeypatch.setattr(checkpoint, "write_state", write_state)
+    first = Thread(target=save, args=(tmp_path, 1, "last"))
+    first.start()
+    assert hangs.wait(10)
+    second = Thread(target=save, args=(tmp_path, 2, "last"))
+    second.start()
+    assert is_writing.wait(10)
+    returns.set()
+    second.join(10)
+    assert [value(folder / "state.pt") for folder in checkpoint.newest_first(tmp_path)] == [2, 1]
+    assert shown(tmp_path) == {"last": 2}

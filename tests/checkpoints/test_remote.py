@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.session import run_session
 from ray_yolo.storage.lease import Terms
-from ray_yolo.storage.store import FolderStore
+from ray_yolo.storage.store import Entry, FolderStore
 from tests.support.checkpoints import save, value
 from tests.support.jobs import make_spec
+from tests.support.object_storage import DistantStore
 from tests.support.workers import run_workers, wrap_model
 
 
@@ -194,3 +196,82 @@ def test_workers_without_a_common_folder_continue_from_the_store(tmp_path: Path)
     assert second["6"] == uninterrupted["6"]
     assert silent == {}
     assert [path.name for path in (tmp_path / "after" / "1" / "checkpoints").iterdir()] == ["step-4"]
+
+
+def test_a_superseded_attempt_that_was_frozen_deletes_nothing_of_the_living_one(
+        here: Machine, tmp_path: Path, store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes old checkpoints after its upload. Meanwhile the next attempt trains and saves, with equal states."""
+    here.save(1, "last", keep=2)
+    here.save(2, "last", keep=2)
+    living = Machine(tmp_path / "living", store, attempt=2)
+    listed, calls = FolderStore.list, []
+
+    def freeze_after_first_listing(self: FolderStore, prefix: str = "") -> list[Entry]:
+        entries = listed(self, prefix)
+        calls.append(prefix)
+        if len(calls) == 1:
+            for step in (1, 3):  # the state of step 1 equals the one that the frozen attempt is about to remove
+                living.save(step, "last", keep=5)
+        return entries
+
+    monkeypatch.setattr(FolderStore, "list", freeze_after_first_listing)
+    here.save(3, "last", keep=2)
+    monkeypatch.undo()
+    assert [name for name in names(store, "checkpoints/") if name.startswith("000002")] == [
+        "000002-step-1.json", "000002-step-3.json"]
+    restored = Machine(tmp_path / "restored", store, attempt=3)
+    assert restored.download() == ([], [3])
+    assert restored.download(1)[1] == [1]
+
+
+def test_a_frozen_attempt_whose_lease_was_taken_removes_nothing(here: Machine, store: FolderStore) -> None:
+    here.save(1, "last")
+    before = contents(store)
+    store.put(LEASE, Terms(2, "another", "another machine").to_bytes())
+    with pytest.raises(TrainingError, match="attempt 2 of this run has started"):
+        here.stored.remove_newer(0)
+    assert contents(store) == before
+
+
+def contents(store: FolderStore) -> list[str]:
+    return [entry.name for entry in store.walk() if entry.name != LEASE]
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_again_at_0(
+        here: Machine, there: Machine, store: FolderStore) -> None:
+    here.save(1, "last")
+    for name in names(store, "checkpoints/"):
+        store.delete(f"checkpoints/{name}")
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint \(there is none, although .*last\.json\)"):
+        there.download()
+    here.stored.drop()
+    assert there.download() == ([], [])
+
+
+def test_a_damaged_checkpoint_that_was_set_aside_does_not_make_the_next_start_begin_at_0(
+        here: Machine, there: Machine, store: FolderStore) -> None:
+    here.save(1)
+    for entry in store.list("states/"):
+        store.put(f"states/{entry.name}", b"torn")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no usable checkpoint"):
+            there.download()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first save of a process", "later save"])
+def test_a_save_beside_a_hundred_checkpoints_takes_few_round_trips(tmp_path: Path, first: bool) -> None:
+    distant = DistantStore(tmp_path / "store")
+    here = Machine(tmp_path / "here", distant)
+    for step in range(101):
+        here.save(step, "last", keep=100)
+    folder = save(here.folder, 101, "last")
+    stored = RemoteCheckpoints(distant, 1) if first else here.stored
+    distant.requests.clear()
+    distant.delay, start = 0.1, time.monotonic()
+    stored.put(folder, keep=100)
+    seconds = time.monotonic() - start
+    print(f"{dict(distant.requests)}: {seconds:.1f} s")
+    assert seconds < 2.5
+    assert distant.requests["get"] <= (103 if first else 4)
+    assert distant.most_at_once <= 32
+    assert len(names(distant, "checkpoints/")) == 100

@@ -208,7 +208,7 @@ def test_the_workers_fit_on_the_nodes() -> None:
 
 
 @pytest.mark.parametrize("file", JOBS)
-@pytest.mark.parametrize("title", ["RayTrainWorker.poll_status", "train_on_pool_worker", "pool_worker", "Recorder"])
+@pytest.mark.parametrize("title", ["RayTrainWorker.poll_status", "pool_worker", "Recorder"])
 @pytest.mark.root
 def test_workers_are_signalled_before_their_pod_ends(file: str, title: str) -> None:
     """In a process space of its own, with a stand-in of that name that says what it gets."""

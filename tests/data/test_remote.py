@@ -343,3 +343,15 @@ def test_errors_of_a_description_name_its_address(bucket: Path, address: str, te
 def test_a_folders_address_means_its_data_yaml() -> None:
     assert address_parts("s3://b/set/") == address_parts("s3://b/set") == ("s3://b/set", "data.yaml")
     assert address_parts("s3://b/set/coco.yml") == ("s3://b/set", "coco.yml")
+
+
+def test_a_set_that_is_larger_than_the_disk_is_refused_before_the_first_file(
+        address: str, bucket: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = sum(path.stat().st_size for path in bucket.rglob("*") if path.is_file())
+    usage = shutil.disk_usage(bucket)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(DatasetError, match=r"files of .* GB do not fit in .*, where .* GB are free; free some, or"):
+        snapshot(address)
+    assert fetched == ["data.yaml"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    assert snapshot(address).version

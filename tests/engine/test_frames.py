@@ -18,7 +18,7 @@ from ray_yolo.core.events import Event, FailureEvent
 from ray_yolo.core.system import own_process
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers import worker
-from ray_yolo.runtime.workers.worker import train_on_pool_worker
+from ray_yolo.runtime.workers.worker import train_job
 from tests.support.jobs import make_config, make_spec
 
 MOST_FRAMES = 7
@@ -81,7 +81,7 @@ def test_no_more_lie_between_the_function_of_a_worker_and_backward(tmp_path: Pat
                "recorder": recorder, "coordinator": None, "on_pool": True, "stored": None,
                "driver": own_process()}
     with pytest.raises(ReachedError):
-        train_on_pool_worker(payload, 1)
+        train_job(payload, 1, None)
     assert isinstance(events[-1], FailureEvent)
-    assert frames[-1] == "train_on_pool_worker"
+    assert frames[-1] == "train_job"
     assert len(frames) <= MOST_FRAMES, " <- ".join(frames)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", autouse=True)
 def nodes() -> Iterator[Cluster]:
     with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "train_on_pool_worker", breakable_worker)
+        patch.setattr(worker, "pool_worker", breakable_worker)
         yield found
 
 
@@ -42,7 +42,7 @@ def kill_actor(kind: str) -> float:
     return time.time()
 
 
-@pytest.mark.parametrize("kind", ["Recorder", "Coordinator"])
+@pytest.mark.parametrize("kind", ["Recorder", "JobQueue"])
 def test_one_that_is_killed_is_started_again_and_no_step_is_lost(
     uninterrupted: Path, tmp_path: Path, kind: str
 ) -> None:

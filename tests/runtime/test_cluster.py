@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ import ray.util
 from ray_yolo.config.placement import NodeResources, Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.data.image_cache import room_for_images
-from ray_yolo.runtime import cluster
+from ray_yolo.runtime import cluster, ray_internals
 from ray_yolo.runtime.node_checks import least_room_for_images
 
 
@@ -58,6 +60,37 @@ def test_a_head_on_this_machine_is_used_as_long_as_it_lives(asked: list[str], tm
         cluster.connect(Placement(gpus_per_worker=0.0))
     cluster.connect(Placement(gpus_per_worker=0.0))
     assert asked == ["auto", "local"]  # by its address Ray would not use this user's token
+
+
+@pytest.mark.parametrize(("owner", "used"), [(os.getuid(), True), (0, True), (12345, False)])
+def test_the_cluster_of_another_user_is_not_used_unasked(
+        asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        owner: int, used: bool) -> None:
+    """All users may write to the folder of the note, and what Ray receives is unpickled."""
+    def owned(file: int) -> os.stat_result:
+        fields = list(status(file))
+        fields[stat.ST_UID] = owner
+        return os.stat_result(fields)
+
+    status = os.fstat
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        leave_word(tmp_path, address)
+        monkeypatch.setattr(ray_internals.os, "fstat", owned)
+        cluster.connect(Placement(gpus_per_worker=0.0))
+        monkeypatch.undo()
+    assert asked == ["auto" if used else "local"]
+    message = f"ray_current_cluster belongs to another user, so its cluster is not used; .*'{address}'.*--address"
+    assert bool(re.search(message, capsys.readouterr().err)) != used
+
+
+def test_a_link_in_the_place_of_the_note_is_not_followed(asked: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        (tmp_path / "own").write_text(f"127.0.0.1:{head.getsockname()[1]}")
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").symlink_to(tmp_path / "own")
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["local"]
 
 
 def test_the_address_of_the_environment_is_used_without_a_fallback(

@@ -45,7 +45,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nodes() -> Iterator[Cluster]:
     """Room for two workers beside the driver, and for one on a node that can be taken away."""
     with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "train_on_pool_worker", breakable_worker)
+        patch.setattr(worker, "pool_worker", breakable_worker)
         patch.setattr(worker, "train_worker", breakable_train_worker)
         yield found
 
@@ -147,7 +147,7 @@ def test_a_node_that_is_lost_for_good(nodes: Cluster, uninterrupted: Path, tmp_p
 
 def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "train_on_pool_worker", dies_at_once)
+    monkeypatch.setattr(worker, "pool_worker", dies_at_once)
     Training(tmp_path, "1-2").join(LostWorkersError)
     assert left_over() == ""
 

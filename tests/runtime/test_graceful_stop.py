@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -11,11 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from ray_yolo.core import deadline
 from ray_yolo.core.events import Event, PlacementEvent
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import graceful_stop
-from ray_yolo.runtime.graceful_stop import MESSAGE, StopRequested, graceful_signals, request_stop, run_in_background
+from ray_yolo.runtime.graceful_stop import (
+    MESSAGE,
+    StopRequested,
+    extend_if_saved,
+    graceful_signals,
+    request_stop,
+    run_in_background,
+)
 from tests.support import run_log
 
 PLACED, STARTED, AGAIN = PlacementEvent(group="g"), run_log.start(), PlacementEvent(group="h", instead_of="g")
@@ -31,7 +40,7 @@ def terminate(number: int, frame: object) -> None:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Handlers as a command has them, however the tests were started."""
-    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
+    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
     before = {number: signal.signal(number, handler) for number, handler in before.items()}
     yield
     for number, handler in before.items():
@@ -47,7 +56,16 @@ def train(work: Callable[[StopRequested], None], notify: Callable[[str], None] =
         work(stop_requested)
 
 
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)])
+@pytest.fixture(autouse=True)
+def terminals_left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tests keep their terminal."""
+    left: list[str] = []
+    monkeypatch.setattr(graceful_stop, "leave_terminal", lambda: left.append("left"))
+    return left
+
+
+@pytest.mark.parametrize(("number", "raised"), [
+    (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError), (signal.SIGHUP, TerminatedError)])
 def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
         number: int, raised: type[BaseException]) -> None:
     messages: list[str] = []
@@ -62,8 +80,84 @@ def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
         train(work, messages.append)
     assert asked == [False, True]
     assert messages == [MESSAGE]
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == [
-        signal.default_int_handler, terminate]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == [
+        signal.default_int_handler, terminate, terminate]
+
+
+def test_a_terminal_that_is_lost_hangs_up_more_than_once(terminals_left: list[str]) -> None:
+    """The shell and the kernel each send SIGHUP. The second one is no request to stop at once."""
+    reached: list[str] = []
+
+    def work(stop_requested: StopRequested) -> None:
+        for _ in range(3):
+            tell_myself(signal.SIGHUP)
+        assert stop_requested()
+        reached.append("saved")
+
+    with pytest.raises(TerminatedError):
+        train(work)
+    assert reached == ["saved"]
+    assert terminals_left
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """As SIGHUP under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def work(stop_requested: StopRequested) -> None:
+        tell_myself(signal.SIGHUP)
+        assert not stop_requested()
+
+    train(work)
+
+
+def test_a_hangup_that_cannot_save_takes_effect_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(stop_requested: StopRequested) -> None:
+        tell_myself(signal.SIGHUP)
+        time.sleep(5)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.1)
+    with pytest.raises(TerminatedError):
+        train(work)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_follows_a_save_has_one_deadline(tmp_path: Path, saved: bool) -> None:
+    log, left = EventLog(tmp_path / "events.jsonl"), list[float]()
+    log.append(run_log.checkpoint(4))  # before the signal
+
+    def work(stop_requested: StopRequested) -> None:
+        left.append(deadline.seconds_left())
+        time.sleep(0.05)
+        tell_myself(signal.SIGTERM)
+        left.append(deadline.seconds_left())
+        time.sleep(0.05)
+        if saved:
+            log.append(run_log.checkpoint(5))
+        deadline._at = time.monotonic() + 1.0  # as after a save that took long
+        extend_if_saved([tmp_path / "none", tmp_path])
+
+    with pytest.raises(TerminatedError):
+        train(work)
+    left.append(deadline.seconds_left())
+    assert left[0] == math.inf
+    assert left[1] == pytest.approx(graceful_stop.FAILED_SECONDS, abs=0.4)
+    assert left[2] == pytest.approx(graceful_stop.END_SECONDS if saved else 1.0, abs=0.5)
+    assert graceful_stop.SAVE_SECONDS + graceful_stop.END_SECONDS <= 25  # of the 30 s that a job has
+
+
+def test_a_save_that_was_in_vain_leaves_only_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.3)
+    monkeypatch.setattr(graceful_stop, "FAILED_SECONDS", 1.0)
+
+    def work(stop_requested: StopRequested) -> None:
+        tell_myself(signal.SIGTERM)
+        time.sleep(5)
+
+    with pytest.raises(TerminatedError):
+        train(work)
+    assert 0 < deadline.seconds_left() < 0.8
 
 
 def test_a_second_signal_stops_at_once() -> None:

@@ -48,6 +48,19 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(base: Path) 
     assert (killed.exists(), live.exists(), (base / "ray_yolo-other").exists()) == (False, True, True)
 
 
+def test_what_is_left_of_the_ray_of_a_killed_process_is_ended_and_nothing_else(base: Path) -> None:
+    code = ("from ray_yolo.runtime.local_ray import session_folder; import os; "
+            "print(session_folder(), flush=True); os.kill(os.getpid(), 9)")
+    live = session_folder()
+    stale = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen([*sleep, f"--temp-dir={stale}"]) as left, subprocess.Popen([*sleep, str(live)]) as other:
+        session_folder()
+        assert left.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
+
+
 def test_a_long_temporary_folder_leaves_room_for_addresses_of_sockets(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 10)))

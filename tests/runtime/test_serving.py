@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,6 +203,63 @@ def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
     assert replicas.lost == 2
 
 
+def test_a_server_that_stops_answers_what_it_holds_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 requests are in flight, as many as came in vain before."""
+    monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.05)
+    health = Body(b"", path="/health")
+    health.scope["method"] = "GET"
+
+    async def main() -> None:
+        door = serving.Ingress(ServeConfig(weights="", max_waiting=400), replicas)
+        assert (await door(health.request)).status_code == 200
+        held = [asyncio.ensure_future(door(Body(encoded((64, 64)) + b"%d" % number).request)) for number in range(300)]
+        while len(replicas._waiting) < 300:
+            await asyncio.sleep(0.01)
+        draining = asyncio.ensure_future(door.drain(20.0))
+        await asyncio.sleep(0.1)
+        for late in (Body(encoded((64, 64))), health):
+            answer = await door(late.request)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert json.loads(answer.body) == {"error": "this server is about to stop"}
+        assert not draining.done()
+        replicas.release.set()
+        assert {(await answer).status_code for answer in held} == {200}
+        assert await draining == 0
+
+    replicas = Collectives()
+    replicas.release.clear()
+    asyncio.run(main())
+
+
+def test_a_server_that_stops_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.0)
+
+    async def main() -> int:
+        door = serving.Ingress(ServeConfig(weights=""), replicas)
+        held = asyncio.ensure_future(door(Body(encoded((64, 64))).request))
+        await asyncio.sleep(0.1)
+        left = await door.drain(0.2)
+        held.cancel()
+        return left
+
+    replicas = Collectives()
+    replicas.release.clear()
+    assert asyncio.run(main()) == 1
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Body):
+        async def receive(self) -> dict[str, Any]:
+            await asyncio.sleep(0.02)
+            self.read += 1
+            return {"type": "http.request", "body": self.content[self.read - 1:self.read], "more_body": True}
+
+    monkeypatch.setattr(serving, "READ_SECONDS", 0.2)
+    slow = Slow(encoded((64, 64)))
+    assert ask_all([slow], Collectives()) == [(408, {"error": "the body has not arrived within 0.2 s"})]
+    assert 0 < slow.read < 20
+
+
 def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_WEIGHTS", "other.pt")
     monkeypatch.setenv("RAY_YOLO_IOU", "0.6")
@@ -316,3 +374,49 @@ def test_the_command_serves_on_a_private_ray_until_it_is_stopped(
     text = (tmp_path / "log").read_text()
     assert "Traceback" not in text
     assert f"*** {number.name}" not in text  # by Ray's core, which then aborts
+
+
+@pytest.mark.slow
+def test_a_command_that_is_stopped_loses_no_request(weights: Path, tmp_path: Path) -> None:
+    """300 in flight at SIGTERM. Each is answered, or refused with a status that clients try again; none gets 404 or
+    500. Until the end, new ones are refused so, and then there is no connection.
+    """
+    def ask(number: int) -> str:
+        try:
+            return str(client(content)[0])
+        except ConnectionRefusedError:
+            return "no server"
+        except (http.client.HTTPException, OSError) as error:
+            return f"lost: {type(error).__name__}"
+
+    client, content = Client(8000), encoded((640, 640))
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-m", "ray_yolo.serve", "--weights", str(weights), "--max-waiting", "400",
+                   "--imgsz", "640"]
+        server = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RAY_TMPDIR": base}, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 200
+            while "POST picture files to" not in (text := (tmp_path / "log").read_text()):
+                assert server.poll() is None, text
+                assert time.monotonic() < deadline, text
+                time.sleep(0.2)
+            with ThreadPoolExecutor(330) as pool:
+                held = [pool.submit(ask, number) for number in range(300)]
+                time.sleep(1.0)
+                server.send_signal(signal.SIGTERM)
+                start, late = time.monotonic(), []
+                while server.poll() is None:
+                    late.append(pool.submit(ask, -1))
+                    time.sleep(0.05)
+                seconds = time.monotonic() - start
+                counts = Counter(answer.result() for answer in held)
+                refused = Counter(answer.result() for answer in late)
+            assert server.wait(60) == 143
+        finally:
+            server.kill()
+    print(f"held {dict(counts)}, later {dict(refused)}, {seconds:.1f} s")
+    assert set(counts) <= {"200", "503"}
+    assert counts["200"] >= 250
+    assert set(refused) <= {"200", "503", "no server"}
+    assert refused["503"] > 0
+    assert seconds < 30

@@ -6,8 +6,10 @@ import builtins
 import errno
 import io
 import json
+import math
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -18,12 +20,13 @@ from typing import Any
 
 import pytest
 
+from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints.remote import LEASE
 from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import TrainingError
-from ray_yolo.core.events import CheckpointEvent
+from ray_yolo.core.events import CheckpointEvent, StepEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.remote_run import read_log
 from ray_yolo.runs.verification import compare_runs
@@ -33,7 +36,7 @@ from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from tests.support import run_log
 from tests.support.jobs import make_config
-from tests.support.object_storage import upload
+from tests.support.object_storage import Relay, upload
 from tests.support.processes import kill, on_machine
 
 TRAIN = """
@@ -268,3 +271,44 @@ def test_a_folder_that_is_read_only_for_a_while_loses_nothing(uninterrupted: Tra
     assert (result.run_dir / "results.csv").read_text().count("\n") == EPOCHS + 1
     mine, theirs = (digest(read_state(run / "weights" / "last.pt")) for run in (result.run_dir, uninterrupted.run_dir))
     assert mine == theirs
+
+
+STOPPED = """
+import sys
+from ray_yolo.cli import run
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.runtime.trainer import fit
+if __name__ == "__main__":
+    sys.exit(run(lambda: fit(RunConfig.model_validate_json(sys.argv[1])) and 0))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_ends_in_time_although_its_bucket_is_closed(
+        s3: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+    """Each request to the bucket would wait for a minute. The newest save is on this machine's disk."""
+    machine, name = tmp_path / "machine", f"closed-{number.name}"
+    address = f"s3://bucket/{name}"
+    settings = make_config(tmp_path, 0, {"storage_path": address, "save_steps": 2}, epochs=2000, noval=True)
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    store = open_store(f"{address}/runs/train/exp")
+    with Relay(s3["AWS_ENDPOINT_URL"]) as relay, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", relay.url)
+        with on_machine(machine, script, settings.model_dump_json()) as process:
+            while not store.list("checkpoints/"):
+                assert process.poll() is None, process.stderr and process.stderr.read().decode()
+                time.sleep(0.1)
+            relay.delay = math.inf
+            time.sleep(0.5)
+            process.send_signal(number)
+            start = time.monotonic()
+            status = process.wait(120)
+            seconds = time.monotonic() - start
+    print(f"{number.name} with a closed bucket: {seconds:.1f} s")
+    assert status == 128 + number
+    assert seconds < 16  # 15 by the command's clock, and the exit of a process on a busy machine
+    (log,) = machine.glob("spool/*/runs/train/exp/events.jsonl")
+    newest = max(event.step for event in run_log.only(StepEvent, read_events(log)))
+    saved = int(next(checkpoint.newest_first(log.parent)).name.removeprefix("step-"))
+    assert saved >= newest - 2  # a save waits for the upload of the one before

@@ -10,6 +10,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,62 @@ def test_walk_lists_all_objects_below_a_prefix_with_size_and_tag(
     assert store.walk("a/b/")[0].tag != entries["a/b/c"].tag
     if address.startswith("s3://"):  # a dataset snapshot is checked by it; Azure has other tags
         assert entries["a/b/c"].tag == hashlib.md5(b"1").hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of a store with objects `a` and `b/c`."""
+    folder = tmp_path / "folder"
+    (folder / "b").mkdir(parents=True)
+    (folder / "a").touch()
+    (folder / "b" / "c").touch()
+    return folder
+
+
+def test_an_entry_that_vanishes_while_it_is_listed_hides_no_other(
+        folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process removes old checkpoints: an empty listing would start the training again at step 0."""
+    seen = os.scandir
+
+    @contextmanager
+    def scandir(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with seen(path) as entries:
+            listed = list(entries)
+            (folder / "gone").unlink(missing_ok=True)
+            yield iter(listed)
+
+    (folder / "gone").touch()
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert names(open_store(f"file://{folder}")) == ["a", "b/"]
+
+
+@pytest.mark.parametrize("target", ["loop", ".", "nothing", "b"])
+def test_a_link_ends_neither_list_nor_walk(folder: Path, target: str) -> None:
+    (folder / "loop").symlink_to(target)
+    store = open_store(f"file://{folder}")
+    through = {".": ["loop/"], "b": ["loop/"]}.get(target, [])
+    assert names(store) == ["a", "b/", *through]
+    beyond = ["loop/c"] if target == "b" else []  # a link into another folder is followed, one to a parent is not
+    assert [entry.name for entry in store.walk()] == ["a", "b/c", *beyond]
+
+
+def test_calls_in_parallel_are_bounded_and_keep_their_order() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def call(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        return number * number
+
+    assert store_module.in_parallel(call, range(200)) == [number * number for number in range(200)]
+    assert 8 < most <= 32
+    with pytest.raises(ZeroDivisionError):
+        store_module.in_parallel(lambda number: 1 // number, range(5))
 
 
 def test_a_condition_holds_for_the_version_that_was_read(store: Store) -> None:

@@ -41,13 +41,19 @@ EPOCHS, UNINTERRUPTED_STEPS = 1000, 240  # three steps each; nothing trains to t
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
-_train_on_pool_worker, _train_worker = own_worker.train_on_pool_worker, own_worker.train_worker
+_pool_worker, _train_worker, _train_job = own_worker.pool_worker, own_worker.train_worker, own_worker.train_job
 
 
-def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
-    """Replaces `train_on_pool_worker`; see `_make_breakable`."""
-    _make_breakable(config, number)
-    return _train_on_pool_worker(config, number)
+def breakable_worker(config: dict[str, Any], number: int) -> bool:
+    """Replaces `pool_worker`; see `_make_breakable`. Its process trains one job."""
+    own_worker.train_job = _breakable_job
+    return _pool_worker(config, number)
+
+
+def _breakable_job(payload: dict[str, Any], number: int, *coordinator: Any) -> Summary | None:
+    own_worker.train_job = _train_job
+    _make_breakable(payload, number)
+    return _train_job(payload, number, *coordinator)
 
 
 def breakable_train_worker(config: dict[str, Any]) -> Summary | None:

@@ -12,14 +12,18 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
+from typing import Any
 
-from ray_yolo.storage.store import open_store
+from ray_yolo.storage.store import FolderStore, open_store
 
+_REQUESTS = ("get", "fetch", "put", "put_if", "walk", "list", "delete")
 _SERVE = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', sys.argv[1]])"
 
 
@@ -80,6 +84,29 @@ def _served(command: list[str], make_bucket: Callable[[], urllib.request.Request
         server.wait()
 
 
+class DistantStore(FolderStore):
+    """A folder whose requests take as long as a bucket's. It counts them, and how many wait at the same time."""
+
+    def __init__(self, folder: Path, delay: float = 0.0) -> None:
+        super().__init__(folder)
+        self.delay, self._lock = delay, Lock()
+        self.requests, self._waiting, self.most_at_once = Counter[str](), 0, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return partial(self._request, name, found) if name in _REQUESTS else found
+
+    def _request(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            self.requests[name] += 1
+            self._waiting += 1
+            self.most_at_once = max(self.most_at_once, self._waiting)
+        time.sleep(self.delay)
+        with self._lock:
+            self._waiting -= 1
+        return call(*args, **kwargs)
+
+
 class Relay:
     """A relay to a server. Each piece of a reply or request waits for `delay` seconds; if infinite, it is closed."""
 
@@ -111,6 +138,7 @@ class Relay:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        source.close()  # the other direction closes the other one
 
 
 def upload(folder: Path, address: str) -> None:

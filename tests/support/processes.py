@@ -13,7 +13,7 @@ from pathlib import Path
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """kill -9 of a process and of all that it has started."""
-    for pid in (process.pid, *_descendants(process.pid)):
+    for pid in (process.pid, *descendants(process.pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.communicate()
@@ -33,7 +33,13 @@ def on_machine(machine: Path, *words: str | Path) -> Iterator[subprocess.Popen[b
                 kill(process)
 
 
-def _descendants(pid: int) -> list[int]:
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-                for child in (task / "children").read_text().split()]
-    return children + [grand for child in children for grand in _descendants(child)]
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that live, in the order of their starts."""
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """`children`, and theirs."""
+    own = children(pid)
+    return own + [grand for child in own for grand in descendants(child)]

@@ -1,15 +1,18 @@
 """The ledger: one truth for a sweep, whatever dies and whenever."""
 
+import errno
 import json
 import os
+import resource
 import shlex
+import signal
 from dataclasses import replace
 
 import pytest
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import read_lines
 from ray_yolo.tune.evolution import propose as proposal
 from ray_yolo.tune.ledger import (
@@ -62,6 +65,42 @@ def test_a_line_is_on_the_device_before_the_sweep_acts_on_it(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_size))
     propose(ledger, 0)
     assert flushed == [path.stat().st_size]
+
+
+def test_a_sweep_does_not_act_on_a_line_that_the_disk_refuses(path):
+    ledger = open_ledger(path)
+    propose(ledger, 0)
+    full, before = path.stat().st_size + 40, read_ledger(path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes beyond the limit then fail, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (full, limit[1]))
+    try:
+        for number in range(1, 4):
+            with pytest.raises(TrainingError, match=r"ledger\.jsonl: cannot be written .*run the same command again"):
+                propose(ledger, number)
+            assert len(ledger.trials) == len(ledger.lines) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    propose(ledger, 1)  # there is room again
+    ledger.close()
+    assert len(read_ledger(path)) == len(before) + 1
+    assert [line["seq"] for line in read_lines(path)] == [0, 1, 2]
+
+
+def test_a_line_that_did_not_reach_the_device_is_not_read_later(path, monkeypatch):
+    ledger = open_ledger(path)
+
+    def fail(file):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", fail)
+        with pytest.raises(TrainingError, match="Input/output error"):
+            propose(ledger, 0)
+    assert read_ledger(path)[1:] == []
+    propose(ledger, 0)
+    assert [line["seq"] for line in read_lines(path)] == [0, 1]
 
 
 class TestRows:
@@ -186,7 +225,7 @@ class TestFunction:
 class TestAddresses:
     def test_results_of_other_sweeps_of_the_project_are_known_by_genes_seed_and_recipe(self, tmp_path):
         ledger = run_sweep(tmp_path / "one" / "ledger.jsonl", TRIALS)
-        elsewhere = list(results_elsewhere(tmp_path, "0123", tmp_path / "two" / "ledger.jsonl"))
+        elsewhere = list(results_elsewhere(tmp_path, {"data set": "0123"}, tmp_path / "two" / "ledger.jsonl"))
         known = {key: outcome for key, _, outcome in elsewhere}
         counted = [line for line in ledger.lines if isinstance(line, CountedEvent)]
         assert len(known) == len({(line.trial, line.seed, line.epochs) for line in counted}) > TRIALS
@@ -201,10 +240,10 @@ class TestAddresses:
 
     def test_other_labels_and_the_own_ledger_are_left_out(self, tmp_path):
         run_sweep(tmp_path / "one" / "ledger.jsonl", 2)
-        assert not list(results_elsewhere(tmp_path, "other", tmp_path / "ledger.jsonl"))
-        assert not list(results_elsewhere(tmp_path, "0123", tmp_path / "one" / "ledger.jsonl"))
+        assert not list(results_elsewhere(tmp_path, {"data set": "other"}, tmp_path / "ledger.jsonl"))
+        assert not list(results_elsewhere(tmp_path, {"data set": "0123"}, tmp_path / "one" / "ledger.jsonl"))
         (tmp_path / "one" / "ledger.jsonl").write_text("no ledger")
-        assert not list(results_elsewhere(tmp_path, "0123", tmp_path / "ledger.jsonl"))
+        assert not list(results_elsewhere(tmp_path, {"data set": "0123"}, tmp_path / "ledger.jsonl"))
 
 
 POPULATION = {"search": Search.model_validate({"algorithm": "random", "scheduler": "pbt"}),

@@ -15,6 +15,7 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from enum import Flag, auto
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -73,6 +74,7 @@ class HeartbeatReply(NamedTuple):
     stack_dump_requests: int  # so far; at each new one every worker dumps its stacks
     peer_lost: bool  # this generation's collectives cannot finish: abort them
     all_draining: bool  # all members have to leave, and no other worker could take over the state
+    must_leave: bool = False  # the queue of a pool wants the worker to leave this job after the current step
     unknown: bool = False  # the worker is not registered, as after a restart: see `Coordinator.introduce`
 
 
@@ -83,29 +85,32 @@ class HungWorker(NamedTuple):
     text: str
 
 
-class _State(NamedTuple):
-    """The states by which the coordinator counts workers."""
+class WorkerState(Flag):
+    """What the coordinator knows of a worker; several may hold at once."""
 
-    member: bool  # of the current generation
-    waits: bool  # for the next one
-    draining: bool  # leaves before the next generation
-    alive: bool  # has sent a heartbeat lately
+    WAITING = auto()  # for the next generation
+    MEMBER = auto()  # of the current generation
+    DRAINING = auto()  # leaves before the next generation
+    SILENT = auto()  # has sent no heartbeat lately, so it counts as dead
+    LEFT = auto()  # has left, or was lost: it is not registered any more
+
+
+WAITING, MEMBER, DRAINING, SILENT, LEFT = WorkerState
+NOTHING = WorkerState(0)
 
 
 class _Worker(NamedTuple):
-    """A worker that waits or is a member."""
+    """A worker that has registered."""
 
     registration: Registration
     heartbeat: Heartbeat  # the newest
     heard: float  # when the newest heartbeat came
-    alive: bool = True
-    since: float | None = None  # when it began to wait; None: it does not wait
-    quorum: Quorum | None = None  # the current generation; None: it is no member
-    draining: bool = False
+    state: WorkerState
+    quorum: Quorum | None = None  # of the newest generation that it was a member of
 
-    @property
-    def state(self) -> _State:
-        return _State(self.quorum is not None, self.since is not None, self.draining, self.alive)
+    def is_in(self, states: WorkerState, *, but_not: WorkerState = NOTHING) -> bool:
+        """Whether it is in all of some states, and in none of others."""
+        return _holds(self.state, states, but_not)
 
     @property
     def name(self) -> str:
@@ -115,6 +120,10 @@ class _Worker(NamedTuple):
     def idle(self, now: float) -> float:
         """Seconds in its current phase, by the newest heartbeat."""
         return now - self.heard + self.heartbeat.seconds
+
+
+def _holds(state: WorkerState, states: WorkerState, but_not: WorkerState) -> bool:
+    return state & (states | but_not) == states
 
 
 class _View(NamedTuple):
@@ -133,12 +142,14 @@ class _View(NamedTuple):
     @staticmethod
     def may_wait(worker: _Worker) -> bool:
         """Whether a member may wait for others, by its phase."""
-        return worker.alive and (worker.since is not None or worker.heartbeat.phase in PEERS_NEEDED)
+        is_in_exchange = worker.heartbeat.phase in PEERS_NEEDED
+        return SILENT not in worker.state and (WAITING in worker.state or is_in_exchange)
 
     @staticmethod
     def surely_waits(worker: _Worker) -> bool:
         """Whether a member waits for others without doing any work."""
-        return worker.alive and (worker.since is not None or worker.heartbeat.phase == "exchanging")
+        is_exchanging = worker.heartbeat.phase == "exchanging"
+        return SILENT not in worker.state and (WAITING in worker.state or is_exchanging)
 
     def silence(self, worker: _Worker) -> float:
         """Seconds without a heartbeat."""
@@ -150,20 +161,22 @@ class _View(NamedTuple):
 
     def is_blocked(self, worker: _Worker) -> bool:
         """Whether a member is in an exchange that only its peers can finish."""
-        return (self.surely_waits(worker) and worker.since is None and worker.heartbeat.step == self.furthest
-                and len(self.inside) > 1 and not self.broken)
+        is_last = worker.heartbeat.step == self.furthest
+        return (self.surely_waits(worker) and WAITING not in worker.state and is_last and len(self.inside) > 1
+                and not self.broken)
 
     def is_needed(self, worker: _Worker) -> bool:
         """Whether another member waits for this one; the last living member always counts as needed."""
-        if not worker.alive:
+        if SILENT in worker.state:
             return self.waiting > 0
         return self.surely_waiting > self.surely_waits(worker) or self.alive == 1
 
     def lateness(self, worker: _Worker) -> float:
         """Seconds by which a silent worker, or a member that others wait for, exceeds its limit."""
         silent = self.silence(worker) - worker.heartbeat.heartbeat_limit
-        if not worker.quorum or worker.since is not None or self.is_blocked(worker) or not (
-                self.broken or self.is_needed(worker)):
+        if not worker.is_in(MEMBER, but_not=WAITING) or self.is_blocked(worker):
+            return silent
+        if not self.broken and not self.is_needed(worker):
             return silent
         return max(silent, self.waited(worker) - worker.heartbeat.limit)
 
@@ -173,7 +186,7 @@ class _View(NamedTuple):
             return worker.heartbeat.limit if self.left_at > -math.inf else worker.registration.timeout_seconds
 
         return bool(self.inside) and not self.broken and all(
-            worker.alive and worker.heartbeat.phase in _PEERS_ONLY and self.waited(worker) > limit(worker)
+            SILENT not in worker.state and worker.heartbeat.phase in _PEERS_ONLY and self.waited(worker) > limit(worker)
             for worker in self.inside.values())
 
 
@@ -189,8 +202,8 @@ class Coordinator:
     def __init__(self, wanted: int, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._wanted, self._clock = wanted, clock
         self._workers: dict[str, _Worker] = {}
-        self._states: Counter[_State] = Counter()  # of these; without those of no worker
-        self._departed: OrderedDict[str, bool] = OrderedDict()  # left or lost workers: whether they were draining
+        self._states: Counter[WorkerState] = Counter()  # of these; without those of no worker
+        self._departed: OrderedDict[str, WorkerState] = OrderedDict()  # the newest that have LEFT
         self._numbered: dict[int, str] = {}  # the newest worker of each number
         self._scanned = -math.inf
         self._quiet_until = clock() + SILENCE_SECONDS if restarted else -math.inf
@@ -209,14 +222,18 @@ class Coordinator:
         if uid in self._departed:
             return
         before = self._workers.get(uid)
-        if not any(state.waits for state in self._states):
+        if not self._any(WAITING):
             self._first_waiting_at = now
-        if before and before.quorum:
-            self._left_at, self._left[before.registration.worker] = now, before.name
-        quorum, draining = (before.quorum, before.draining) if before else (None, False)
+        state, quorum = WAITING, None
+        if before:
+            state |= before.state & (MEMBER | DRAINING)
+            quorum = before.quorum
+            if MEMBER in state:
+                self._left_at, self._left[registration.worker] = now, before.name
+        if registration.heartbeat.must_leave:
+            state |= DRAINING
         self._numbered[registration.worker] = uid
-        self._put(uid, _Worker(registration, registration.heartbeat, now, since=now, quorum=quorum,
-                               draining=draining or registration.heartbeat.must_leave))
+        self._put(uid, _Worker(registration, registration.heartbeat, now, state, quorum))
 
     def quorum(self, uid: str) -> Quorum | Summary | Literal["left", "unknown"] | None:
         """The reply to a registered worker.
@@ -236,10 +253,10 @@ class Coordinator:
             self._form()
         if (worker := self._workers.get(uid)) is None:
             return "left" if uid in self._departed else "unknown"
-        if worker.draining and not worker.quorum and self._can_do_without(worker):
+        if worker.is_in(DRAINING, but_not=MEMBER) and self._can_do_without(worker):
             self.leave(uid)
             return "left"
-        return worker.quorum if worker.since is None else None
+        return None if WAITING in worker.state else worker.quorum
 
     def introduce(self, uid: str, registration: Registration, quorum: Quorum) -> bool:
         """A member reports its generation to a coordinator that has no record of it, as after a restart.
@@ -256,8 +273,8 @@ class Coordinator:
         if uid in self._departed or self._generation != (quorum.number, quorum.address):
             return False
         self._numbered[registration.worker] = uid
-        self._put(uid, _Worker(registration, registration.heartbeat, now, quorum=quorum,
-                               draining=registration.heartbeat.must_leave))
+        state = MEMBER | DRAINING if registration.heartbeat.must_leave else MEMBER
+        self._put(uid, _Worker(registration, registration.heartbeat, now, state, quorum))
         return True
 
     def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
@@ -267,12 +284,14 @@ class Coordinator:
         if worker is None:
             lost = uid in self._departed
             return HeartbeatReply(False, self._stack_dump_requests, lost, all_draining=False, unknown=not lost)
-        self._put(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True,
-                                       draining=worker.draining or heartbeat.must_leave))
-        newcomers = any(state.waits and state.alive and not state.member for state in self._states)
-        draining = any(state.member and state.draining for state in self._states)
-        staying = any(state.member and state.alive and not state.draining for state in self._states)
-        member = worker.quorum is not None
+        state = worker.state & ~SILENT
+        if heartbeat.must_leave:
+            state |= DRAINING
+        self._put(uid, worker._replace(heartbeat=heartbeat, heard=now, state=state))
+        newcomers = self._any(WAITING, but_not=SILENT | MEMBER)
+        draining = self._any(MEMBER | DRAINING)
+        staying = self._any(MEMBER, but_not=SILENT | DRAINING)
+        member = MEMBER in state
         return HeartbeatReply(newcomers or (draining and staying), self._stack_dump_requests, member and self._broken,
                               member and not staying)
 
@@ -282,15 +301,16 @@ class Coordinator:
         """
         workers = {uid: worker for uid, worker in self._workers.items() if worker.registration.node in nodes}
         for uid, worker in workers.items():
-            self._put(uid, worker._replace(draining=True))
+            self._put(uid, worker._replace(state=worker.state | DRAINING))
         return {worker.registration.worker: worker.registration.node for worker in workers.values()}
 
     def leave(self, uid: str) -> None:
         """A worker has left and will not register again."""
         worker = self._drop(uid)
-        if worker and worker.quorum:
+        if worker and MEMBER in worker.state:
             self._left_at, self._left[worker.registration.worker] = self._clock(), worker.name
-        self._departed[uid] = worker.draining if worker else self._departed.get(uid, False)
+        state = worker.state if worker else self._departed.get(uid, NOTHING)
+        self._departed[uid] = LEFT | (state & DRAINING)
         if len(self._departed) > _REMEMBERED:
             self._departed.popitem(last=False)
 
@@ -298,8 +318,8 @@ class Coordinator:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
         were not draining."""
         self._broken |= any(number in self._left for number in workers)  # left with an error, unknown to peers
-        draining = {uid for uid, worker in self._workers.items() if worker.draining}
-        draining |= {uid for uid, was_draining in self._departed.items() if was_draining}
+        draining = {uid for uid, worker in self._workers.items() if DRAINING in worker.state}
+        draining |= {uid for uid, state in self._departed.items() if DRAINING in state}
         failed = [number for number in workers if self._numbered.get(number) not in draining]
         for uid in [uid for uid, worker in self._workers.items() if worker.registration.worker in workers]:
             self._lose(uid)
@@ -316,7 +336,7 @@ class Coordinator:
     def present(self) -> int:
         """The number of living workers."""
         self._refresh()
-        return sum(number for state, number in self._states.items() if state.alive)
+        return self._count(NOTHING, but_not=SILENT)
 
     def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         """Members and waiting workers, by number, without those that have ended."""
@@ -324,9 +344,9 @@ class Coordinator:
         for worker in self._workers.values():
             heartbeat, registration = worker.heartbeat, worker.registration
             phase, seconds = heartbeat.phase, worker.idle(view.now)
-            if not worker.alive:
+            if SILENT in worker.state:
                 phase, seconds = "silent", view.silence(worker)
-            waits = worker.alive and (worker.since is not None or view.is_blocked(worker))
+            waits = SILENT not in worker.state and (WAITING in worker.state or view.is_blocked(worker))
             statuses.append(WorkerStatus(
                 worker=registration.worker, node=registration.process.node, pid=registration.process.pid, phase=phase,
                 step=heartbeat.step, seconds=seconds, waits=waits))
@@ -342,12 +362,13 @@ class Coordinator:
         if view.is_deadlock():
             return self._abort_exchange(view)
         busy = {uid: worker for uid, worker in view.inside.items() if not view.is_blocked(worker)}
-        uid = max(busy, key=lambda uid: (not busy[uid].alive, busy[uid].idle(view.now)), default="")
+        uid = max(busy, key=lambda uid: (SILENT in busy[uid].state, busy[uid].idle(view.now)), default="")
         if not uid or self._reported_stall == (uid, busy[uid].heartbeat.step):
             return None
         slow, heartbeat = busy[uid], busy[uid].heartbeat
         reasons = [("without a heartbeat", view.silence(slow), heartbeat.heartbeat_limit)]
-        if slow.alive or heartbeat.phase not in PEERS_NEEDED:  # else it may have waited when its heartbeats stopped
+        # A silent worker may have waited for others when its heartbeats stopped
+        if SILENT not in slow.state or heartbeat.phase not in PEERS_NEEDED:
             reasons.insert(0, (heartbeat.phase, slow.idle(view.now), heartbeat.limit))
         due = [reason for reason in reasons if reason[1] >= max(STALL_REPORT_SECONDS, reason[2] / 4)]
         if not due or not view.is_needed(slow):
@@ -391,50 +412,66 @@ class Coordinator:
             for uid, worker in list(self._workers.items()):
                 if worker.registration.process.has_ended:
                     self._lose(uid)
-                elif worker.alive and now - worker.heard > SILENCE_SECONDS:
-                    self._put(uid, worker._replace(alive=False))
+                elif SILENT not in worker.state and now - worker.heard > SILENCE_SECONDS:
+                    self._put(uid, worker._replace(state=worker.state | SILENT))
         return now
 
+    def _count(self, states: WorkerState, *, but_not: WorkerState = NOTHING) -> int:
+        """The number of workers that are in all of some states, and in none of others."""
+        return sum(number for state, number in self._states.items() if _holds(state, states, but_not))
+
+    def _any(self, states: WorkerState, *, but_not: WorkerState = NOTHING) -> bool:
+        """Whether there is such a worker."""
+        return any(_holds(state, states, but_not) for state in self._states)
+
     def _put(self, uid: str, worker: _Worker) -> None:
-        if before := self._workers.get(uid):
-            self._states -= Counter([before.state])  # drops a count of zero
+        before = self._workers.get(uid)
         self._workers[uid] = worker
+        if before and before.state is worker.state:
+            return
+        if before:
+            self._uncount(before.state)
         self._states[worker.state] += 1
 
     def _drop(self, uid: str) -> _Worker | None:
-        if worker := self._workers.pop(uid, None):
-            self._states -= Counter([worker.state])
+        worker = self._workers.pop(uid, None)
+        if worker:
+            self._uncount(worker.state)
         return worker
+
+    def _uncount(self, state: WorkerState) -> None:
+        self._states[state] -= 1
+        if not self._states[state]:
+            del self._states[state]
 
     def _lose(self, uid: str) -> None:
         """A worker has ended, or is being killed, without having left."""
-        if self._workers[uid].quorum:
+        if MEMBER in self._workers[uid].state:
             self._broken = True
         self.leave(uid)
 
     def _can_do_without(self, newcomer: _Worker) -> bool:
         """Whether other workers train, or will train, without a newcomer."""
-        staying = any(state.waits and state.alive and not state.draining for state in self._states)
-        return any(state.member for state in self._states) or (staying and newcomer.registration.progress is None)
+        staying = self._any(WAITING, but_not=SILENT | DRAINING)
+        return self._any(MEMBER) or (staying and newcomer.registration.progress is None)
 
     def _is_ready(self, now: float) -> bool:
         """Whether the next generation can form. Draining workers count only if no other worker waits."""
-        waiting = sum(number for state, number in self._states.items() if state.waits and state.alive)
-        staying = sum(number for state, number in self._states.items()
-                      if state.waits and state.alive and not state.draining)
-        if now < self._quiet_until or not waiting or any(
-                state.member and state.alive and not state.waits for state in self._states):
+        waiting = self._count(WAITING, but_not=SILENT)
+        staying = self._count(WAITING, but_not=SILENT | DRAINING)
+        if now < self._quiet_until or not waiting or self._any(MEMBER, but_not=SILENT | WAITING):
             return False
         wanted = 1 if self._number else self._wanted  # a restart from a checkpoint waits for no further workers
-        return (any(state.member and state.waits for state in self._states) or (staying or waiting) >= wanted
-                or now - self._first_waiting_at > SETTLE_SECONDS)
+        if self._any(MEMBER | WAITING) or (staying or waiting) >= wanted:
+            return True
+        return now - self._first_waiting_at > SETTLE_SECONDS
 
     def _form(self) -> None:
-        chosen = {uid: worker for uid, worker in self._workers.items() if worker.since is not None and worker.alive}
-        staying = [worker for worker in chosen.values() if not worker.draining]
-        if staying and (any(worker.registration.progress for worker in staying)
-                        or not any(worker.registration.progress for worker in chosen.values())):
-            for uid in [uid for uid, worker in chosen.items() if worker.draining]:
+        chosen = {uid: worker for uid, worker in self._workers.items() if worker.is_in(WAITING, but_not=SILENT)}
+        staying = [worker for worker in chosen.values() if DRAINING not in worker.state]
+        has_state = any(worker.registration.progress for worker in chosen.values())
+        if staying and (not has_state or any(worker.registration.progress for worker in staying)):
+            for uid in [uid for uid, worker in chosen.items() if DRAINING in worker.state]:
                 del chosen[uid]
                 self.leave(uid)
         self._end_generation()
@@ -446,22 +483,25 @@ class Coordinator:
         self._generation = self._number, registrations[0][2].address
         for number, (_, uid, registration) in enumerate(registrations):
             quorum = Quorum(self._number, number, len(registrations), registrations[0][2].address, source, behind)
-            self._put(uid, self._workers[uid]._replace(since=None, quorum=quorum, registration=registration))
+            worker = self._workers[uid]
+            state = (worker.state & ~WAITING) | MEMBER
+            self._put(uid, worker._replace(state=state, quorum=quorum, registration=registration))
 
     def _end_generation(self) -> None:
         """Members that wait become newcomers; the others become unknown."""
         for uid, worker in list(self._workers.items()):
-            if worker.since is None:
+            if WAITING not in worker.state:
                 self._drop(uid)
-            elif worker.quorum:
-                self._put(uid, worker._replace(quorum=None))
+            else:
+                self._put(uid, worker._replace(state=worker.state & ~MEMBER))
         self._left_at, self._left, self._broken = -math.inf, {}, False
 
     def _view(self) -> _View:
         now = self._refresh()
-        members = [worker for worker in self._workers.values() if worker.quorum]
-        inside = {uid: worker for uid, worker in self._workers.items() if worker.quorum and worker.since is None}
-        return _View(now, self._left_at, inside, len(members), sum(worker.alive for worker in members),
+        members = [worker for worker in self._workers.values() if MEMBER in worker.state]
+        inside = {uid: worker for uid, worker in self._workers.items() if worker.is_in(MEMBER, but_not=WAITING)}
+        alive = sum(SILENT not in worker.state for worker in members)
+        return _View(now, self._left_at, inside, len(members), alive,
                      sum(map(_View.may_wait, members)), sum(map(_View.surely_waits, members)),
                      max((worker.heartbeat.step for worker in members), default=0), self._broken)
 

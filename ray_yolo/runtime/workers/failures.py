@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
+
+import ray.exceptions
 
 from ray_yolo.core.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
@@ -14,6 +17,7 @@ from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
+from ray_yolo.runtime.workers.client import JobClient
 
 # Errors that would recur: bad input, or a bug. torch raises NotImplementedError if a device lacks an operator, such as
 # a CPU build of torchvision's nms on a GPU. It is a subclass of RuntimeError, as are torch's transient errors, so it is
@@ -45,14 +49,20 @@ class RestartBudget:
 
 
 class FailurePolicy:
-    """The policy of one training: permanent errors end it at once, others after `max_failures` without progress.
+    """The policy of a training or a sweep. It alone counts failures: each count is limited by `max_failures`.
+
+    Permanent errors end a training at once, others after `max_failures` of them without progress.
 
     Args:
+        run_dir: of the training, or the sweep.
         emit: takes events. The policy is pickled with it.
     """
 
     def __init__(self, run_dir: Path, max_failures: int, emit: Emit) -> None:
-        self.run_dir, self.restarts, self.emit = run_dir, RestartBudget(max_failures), emit
+        self.run_dir, self.emit = run_dir, emit
+        self._limit = max_failures
+        self._of_trainings = RestartBudget(max_failures)
+        self._of_idle_workers = RestartBudget(max_failures)
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
         """Return if workers that failed together may be restarted; otherwise raise the training's error."""
@@ -62,40 +72,51 @@ class FailurePolicy:
         if _is_permanent(error):
             raise type(error)(reason) if isinstance(error, RayYoloError) else TrainingError(reason)
         step = reached_step(events) if others_continue else saved_step(events)
-        preempted = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)
-                        for each in failures.values())
-        if not (preempted or self.restarts.allow(step)):
+        if not (_was_preempted(failures) or self._of_trainings.allow(step)):
             # Ray has seen the worker die, or the worker has lost another one: the recipe is not at fault
             lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
-            kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
-            raise kind(f"{reason}; given up after {limit} restarts without a new checkpoint" if limit else reason)
+            kind = LostWorkersError if lost else TrainingError
+            given_up = f"{reason}; given up after {self._limit} restarts without a new checkpoint"
+            raise kind(given_up if self._limit else reason)
         self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else
                                      f"all workers restart from step {step}"))
+
+    def decide_idle(self, failures: Mapping[int, Exception], progress: int) -> None:
+        """Return if workers that trained nothing may be replaced; otherwise raise a LostWorkersError.
+
+        Args:
+            progress: a number that grows while workers start or train.
+        """
+        if _was_preempted(failures) or self._of_idle_workers.allow(progress):
+            return
+        worker, error = min(failures.items())
+        raise LostWorkersError(f"worker {worker}: {error_line(error)}; given up after {self._limit} restarts in which "
+                               "no worker started")
+
+    def decide_controller(self, error: Exception) -> None:
+        """Return if Ray Train's controller, which failed, may be restarted; otherwise raise a LostWorkersError."""
+        if not self._of_trainings.allow(saved_step(read_events(self.run_dir / EVENTS_FILE))):
+            raise LostWorkersError(f"Ray could not run the workers: {error}") from error
+        self.notify(f"Ray's controller failed and is restarted: {error_line(error)}")
 
     def notify(self, text: str) -> None:
         """Emit a warning."""
         self.emit(WarningEvent(message=text))
 
 
-class PoolFailurePolicy:
-    """The policy of a standing pool: lost workers are replaced as long as others start or make progress.
-
-    The `FailurePolicy` of a job decides what a failure means for the job.
+def decide_lost(coordinator: JobClient, failures: Mapping[int, Exception], policy: FailurePolicy, *,
+                others_continue: bool | None = None) -> None:
+    """Report a job's failed workers to its coordinator, and apply the policy to those that were not draining.
 
     Args:
-        progress: a number that grows while workers start or train.
-        notify: takes warnings.
+        others_continue: None: if other workers are present.
     """
-
-    def __init__(self, max_failures: int, progress: Callable[[], int], notify: Callable[[str], None]) -> None:
-        self._restarts, self._progress, self.notify = RestartBudget(max_failures), progress, notify
-
-    def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
-        """Return if the workers may be replaced; otherwise raise a LostWorkersError."""
-        if not self._restarts.allow(self._progress()):
-            worker, error = min(failures.items())
-            raise LostWorkersError(f"{describe_worker(worker, [])}: {error_line(error)}; given up after "
-                                   f"{self._restarts.limit} restarts in which no worker started")
+    failed = list(failures)
+    with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted, and knows of no worker
+        failed = coordinator.mark_lost(failed)
+    if failed:
+        continues = coordinator.present() > 0 if others_continue is None else others_continue
+        policy.decide({worker: failures[worker] for worker in failed}, others_continue=continues)
 
 
 def run_gracefully(work: Callable[[], T], run_dir: Path, notify: Callable[[str], None]) -> T:
@@ -119,6 +140,12 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
         return (0 if _is_permanent(error) else 1 + lost, worker)
 
     return min(failures.items(), key=rank)
+
+
+def _was_preempted(failures: Mapping[int, Exception]) -> bool:
+    """Whether Ray knows of a preempted node among the causes."""
+    causes = [getattr(error, "health_check_failure", error) for error in failures.values()]
+    return any(getattr(cause, "preempted", False) for cause in causes)
 
 
 def _is_permanent(error: Exception) -> bool:

@@ -5,7 +5,8 @@ Starting a worker takes ten seconds or more; a standing worker starts the next j
 process. The queue only assigns workers to jobs. Workers and trials poll the queue, so a lost one is detected by its
 silence.
 
-`JobQueue` runs as an actor on the driver's node. It imports neither Ray nor torch.
+`JobQueue` runs as an actor on the driver's node. It imports neither Ray nor torch. Workers are indexed by what they do,
+so the cost of a call does not depend on their number. At most ten times a second all of them are scanned.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_SILENCE_SECONDS
-from ray_yolo.runtime.workers.coordinator import Coordinator
+from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply
 
-SILENCE_SECONDS = 10.0  # without a message, until a worker is lost
+SILENCE_SECONDS = 10.0  # without a message, until an idle worker is lost; heartbeats contain a busy one's limit
+START_SECONDS = 90.0  # from an assignment to the first heartbeat, while the worker receives the job
+REASON_SECONDS = 3.0  # from the end of a worker's process, for the driver to report the reason
 ABSENCE_SECONDS = 20.0  # without a poll, until a job's trial counts as dead
 IDLE_SECONDS = 3.0  # until a worker without a job helps with a running one
-_SCAN_SECONDS = 0.1  # between two scans of all workers, for heartbeats
+LEAST_WAIT, MOST_WAIT = 0.1, 2.0  # seconds until an idle worker asks again
+CALLS_PER_SECOND = 1000  # of all idle workers together, between these bounds
+_SCAN_SECONDS = 0.1  # between two scans of all workers
 _REMEMBERED = 100  # ended jobs, whose workers may still call their coordinators
 ENDING_SECONDS = 15.0  # from a job's summary, for its last workers to finish
 
@@ -51,7 +58,7 @@ class Failure(NamedTuple):
     """The failure of a job on one worker."""
 
     number: int
-    error: Exception | None  # None: the worker is lost
+    error: Exception | None  # None: the worker is lost for an unknown reason
 
 
 class JobStatus(NamedTuple):
@@ -83,7 +90,44 @@ class _QueueWorker:
     since: float  # since when it is idle
     job: str | None = None
     number: int = 0
+    step: int = 0  # of that job
+    limit: float = SILENCE_SECONDS  # without a message, until it is lost
     draining: bool = False  # has to leave its job
+
+
+@dataclass
+class _Team:
+    """The workers that train one job."""
+
+    workers: dict[str, _QueueWorker] = field(default_factory=dict)  # in the order in which they came
+    leaving: set[str] = field(default_factory=set)  # those that leave after the current step
+    numbers: Counter[int] = field(default_factory=Counter)  # taken; twice by a worker that returns when it is replaced
+    first_free: int = 0  # all smaller numbers are taken
+
+    @property
+    def staying(self) -> int:
+        """How many of them stay."""
+        return len(self.workers) - len(self.leaving)
+
+    def free_number(self) -> int:
+        """The smallest number that no worker has."""
+        while self.first_free in self.numbers:
+            self.first_free += 1
+        return self.first_free
+
+    def add(self, uid: str, worker: _QueueWorker) -> None:
+        """Add a worker under its number."""
+        self.workers[uid] = worker
+        self.numbers[worker.number] += 1
+
+    def remove(self, uid: str) -> None:
+        """Remove a worker."""
+        number = self.workers.pop(uid).number
+        self.leaving.discard(uid)
+        self.numbers[number] -= 1
+        if not self.numbers[number]:
+            del self.numbers[number]
+            self.first_free = min(self.first_free, number)
 
 
 class JobQueue:
@@ -101,9 +145,16 @@ class JobQueue:
         self._folders: dict[str, str] = {}  # of these jobs and the newest ended ones
         self._coordinators: dict[str, Coordinator] = {}  # the same
         self._workers: dict[str, _QueueWorker] = {}
+        self._idle: set[str] = set()  # those without a job
+        self._teams: dict[str, _Team] = {}  # the others, by job
+        self._ended: dict[int, tuple[_QueueWorker, float]] = {}  # by bundle; and when: the driver reports the reason
+        self._recalled: set[str] = set()  # those that have to leave their job, but not because of their node
         self._draining: frozenset[str] = frozenset()  # nodes
         self._progress, self._scanned = 0, -math.inf
-        self._closed: str | None = None
+        self._has_changed = True  # since the next jobs were chosen
+        self._next_needed: str | None = None  # the job that the next idle worker gets
+        self._next_helped: str | None = None  # the job that it gets if it has been idle for long
+        self._closed: RayYoloError | None = None
 
     def submit(self, job: str, folder: str, wanted: int, most: int, config: Any, priority: float = 0.0) -> None:
         """Add a job.
@@ -115,7 +166,7 @@ class JobQueue:
             priority: workers are assigned to the job of the least priority first, among equal ones to the first.
         """
         self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock(), priority), folder
-        self._scanned = -math.inf
+        self._has_changed = True
 
     def coordinator(self, job: str, wanted: int, method: str, *arguments: Any) -> Any:
         """Call a method of a job's coordinator, whose first generation has `wanted` workers."""
@@ -123,15 +174,15 @@ class JobQueue:
             self._coordinators[job] = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
         return getattr(self._coordinators[job], method)(*arguments)
 
-    async def wait_for_news(self, job: str, seconds: float) -> JobStatus | str | None:
+    async def wait_for_news(self, job: str, seconds: float) -> JobStatus | RayYoloError | None:
         """`poll`, at the next failure or end of a worker's part in the job, or after `seconds`."""
         if job in self._jobs and self._closed is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._jobs[job].news.wait(), seconds)
         return self.poll(job)
 
-    def poll(self, job: str) -> JobStatus | str | None:
-        """The status of a job for its trial. Text: the queue is closed for this reason. None: the job is unknown.
+    def poll(self, job: str) -> JobStatus | RayYoloError | None:
+        """The status of a job for its trial. An error: the queue is closed for this reason. None: the job is unknown.
 
         After a failure, no worker acquires the job until it was polled twice. By then the failure policy has decided.
         """
@@ -142,79 +193,107 @@ class JobQueue:
             return None
         state, now = self._jobs[job], self._clock()
         state.news.clear()
-        state.heard, state.judged = now, not state.failures
         failures, state.failures = tuple(state.failures), []
-        over = state.summary and (now - state.ended > ENDING_SECONDS or not self._busy_at(job))
+        was_open = state.judged and not failures and now - state.heard <= ABSENCE_SECONDS
+        state.heard, state.judged = now, not failures
+        self._has_changed |= not was_open
+        over = state.summary and (now - state.ended > ENDING_SECONDS or job not in self._teams)
         return JobStatus(state.summary if over else None, failures)
 
     def cancel(self, job: str) -> None:
         """A job's trial no longer waits for it."""
         self._jobs.pop(job, None)
+        self._has_changed = True
         for old in [name for name in self._folders if name not in self._jobs][:-_REMEMBERED]:
             del self._folders[old]
             self._coordinators.pop(old, None)
 
-    def acquire(self, uid: str, worker: PoolWorker) -> JobAssignment | Literal["over", "leave"] | None:
-        """Work for an idle worker. None: no work yet; `leave`: its node is draining; `over`: the queue is closed.
+    def acquire(self, uid: str, worker: PoolWorker) -> JobAssignment | Literal["over", "leave"] | float:
+        """Work for an idle worker.
+
+        Returns:
+            The assignment; `leave`: its node is draining; `over`: the queue is closed; or, if there is no work yet, the
+            seconds until it should ask again.
         """
         if self._closed is not None:
             return "over"
         if worker.node in self._draining:
-            self._workers.pop(uid, None)
+            self._remove(uid)
             return "leave"
-        now = self._clock()
         idle = self._set_idle(uid, worker)
         self._scan()
-        if now < self._quiet_until:
-            return None
-        job = self._needed() or (self._helped() if now - idle.since >= IDLE_SECONDS else None)
+        job = self._choose(idle)
         if job is None:
-            return None
-        taken = {other.number for other in self._busy_at(job)}
-        idle.number = next(number for number in range(len(taken) + 1) if number not in taken)
-        idle.job = job
-        self._progress, self._scanned = self._progress + 1, -math.inf
+            return min(max(LEAST_WAIT, len(self._idle) / CALLS_PER_SECOND), MOST_WAIT)
+        team = self._teams.get(job)
+        idle.number, idle.limit = team.free_number() if team else 0, START_SECONDS
+        self._set_busy(uid, idle, job)
+        self._progress += 1
         return JobAssignment(job, idle.number, self._jobs[job].config)
 
-    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool, must_leave: bool
-                  ) -> bool:
-        """A worker trains at (job, number). Returns whether it has to leave after the current step.
+    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], wanted: int, member: str,
+                  heartbeat: Heartbeat) -> HeartbeatReply:
+        """A worker trains at (job, number). Returns its coordinator's reply, and whether it has to leave the job.
 
         Args:
-            moved: it has finished a step since the last heartbeat.
-            must_leave: another worker takes its part.
+            wanted: see `coordinator`.
+            member: the worker's id in the job's coordinator.
         """
-        state = self._workers.setdefault(uid, _QueueWorker(worker, 0.0, 0.0))
-        state.heard, (state.job, state.number) = self._clock(), assignment
-        state.draining |= must_leave
-        self._progress += moved
-        if self._clock() - self._scanned >= _SCAN_SECONDS:  # else each heartbeat would need a pass over all workers
-            self._scan()
-        return self._leaves(state)
+        state = self._workers.get(uid) or _QueueWorker(worker, 0.0, 0.0)
+        state.heard, state.limit = self._clock(), heartbeat.heartbeat_limit
+        job, number = assignment
+        if (state.job, state.number) != assignment:  # this queue does not know it, as after a restart
+            self._remove(uid)
+            state.number = number
+            self._workers[uid] = state
+            self._set_busy(uid, state, job)
+        if heartbeat.must_leave and not state.draining:
+            self._recall(uid, state)  # another worker takes its part
+        self._progress += heartbeat.step > state.step
+        state.step = heartbeat.step
+        self._scan()
+        reply: HeartbeatReply = self.coordinator(job, wanted, "heartbeat", member, heartbeat)
+        return reply._replace(must_leave=self._leaves(state))
 
     def ended(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], result: Summary | Exception | None
               ) -> None:
         """A worker has finished its job, or (None) its part in it."""
-        job, number = assignment
+        name, number = assignment
         self._set_idle(uid, worker)
-        if job in self._jobs and isinstance(result, Summary):
-            self._jobs[job].summary, self._jobs[job].ended = result, self._clock()
-        elif job in self._jobs and isinstance(result, Exception):
-            self._fail(job, Failure(number, result))
-        if job in self._jobs:
-            self._jobs[job].news.set()
+        job = self._jobs.get(name)
+        if job is None:
+            return
+        if isinstance(result, Summary):
+            job.summary, job.ended = result, self._clock()
+        elif isinstance(result, Exception):
+            job.failures.append(Failure(number, result))
+            job.judged = False
+        job.news.set()
+        self._has_changed = True
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Make the workers on exactly these nodes leave after the current step. Returns the node of each, by the number
         of its bundle."""
-        self._draining = frozenset(nodes)
+        if nodes != self._draining:
+            self._draining, self._has_changed = frozenset(nodes), True
+            for team in self._teams.values():
+                team.leaving = {uid for uid, worker in team.workers.items() if self._leaves(worker)}
         return {worker.identity.number: worker.identity.node for worker in self._workers.values()
                 if worker.identity.node in nodes}
 
-    def mark_lost(self, numbers: Collection[int]) -> None:
-        """The driver reports bundles whose processes have ended."""
-        for uid in [uid for uid, worker in self._workers.items() if worker.identity.number in numbers]:
-            self._lose(uid)
+    def mark_lost(self, errors: Mapping[int, Exception]) -> list[int]:
+        """The driver reports bundles whose processes have ended, and why. Returns those that trained no job; a job
+        learns of the others."""
+        without_job = []
+        for uid in [uid for uid, worker in self._workers.items() if worker.identity.number in errors]:
+            self._take_out(uid)
+        for number, error in errors.items():
+            if number in self._ended:
+                worker, _ = self._ended.pop(number)
+                self._fail(worker, error)
+            else:
+                without_job.append(number)
+        return without_job
 
     def progress(self) -> int:
         """A number that grows while workers start or train."""
@@ -225,28 +304,83 @@ class JobQueue:
         self._scan()
         return len(self._workers)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: RayYoloError) -> None:
         """Close the queue: there is no more work. Trials receive the reason."""
         self._closed = reason
         for job in self._jobs.values():
             job.news.set()
 
+    # The indices of workers
+
     def _set_idle(self, uid: str, worker: PoolWorker) -> _QueueWorker:
         now = self._clock()
-        state = self._workers.setdefault(uid, _QueueWorker(worker, now, now))
+        state = self._workers.get(uid)
+        if state is None or state.job is not None:
+            self._remove(uid)
+            state = _QueueWorker(worker, now, since=now)
+            self._workers[uid] = state
+            self._idle.add(uid)
         state.heard = now
-        if state.job is not None:
-            state.job, state.draining, state.since = None, False, now
         return state
 
-    def _busy_at(self, job: str) -> list[_QueueWorker]:
-        return [worker for worker in self._workers.values() if worker.job == job]
+    def _set_busy(self, uid: str, worker: _QueueWorker, job: str) -> None:
+        """Add a worker with its number to a job's team."""
+        worker.job = job
+        self._idle.discard(uid)
+        team = self._teams.setdefault(job, _Team())
+        team.add(uid, worker)
+        if self._leaves(worker):
+            team.leaving.add(uid)
+        self._has_changed = True
 
-    def _stay_at(self, job: str) -> list[_QueueWorker]:
-        return [worker for worker in self._busy_at(job) if not self._leaves(worker)]
+    def _recall(self, uid: str, worker: _QueueWorker) -> None:
+        """Make a worker leave its job after the current step."""
+        assert worker.job is not None, "it trains"
+        worker.draining = True
+        self._recalled.add(uid)
+        self._teams[worker.job].leaving.add(uid)
+        self._has_changed = True
+
+    def _remove(self, uid: str) -> _QueueWorker | None:
+        """Remove a worker from all indices; returns it if it was known."""
+        worker = self._workers.pop(uid, None)
+        if worker is None:
+            return None
+        self._idle.discard(uid)
+        self._recalled.discard(uid)
+        if worker.job is not None:
+            self._has_changed = True
+            team = self._teams[worker.job]
+            team.remove(uid)
+            if not team.workers:
+                del self._teams[worker.job]
+        return worker
 
     def _leaves(self, worker: _QueueWorker) -> bool:
         return worker.draining or worker.identity.node in self._draining
+
+    def _staying(self, job: str) -> int:
+        """The number of workers that train a job and stay."""
+        return self._teams[job].staying if job in self._teams else 0
+
+    # Decisions
+
+    def _choose(self, idle: _QueueWorker) -> str | None:
+        """The job of an idle worker, if there is one for it."""
+        now = self._clock()
+        if now < self._quiet_until:
+            return None
+        self._choose_next()
+        if self._next_needed is None and now - idle.since >= IDLE_SECONDS:
+            return self._next_helped
+        return self._next_needed
+
+    def _choose_next(self) -> None:
+        """Choose the next jobs again, if anything has changed."""
+        if self._has_changed:
+            open_jobs = self._open()
+            self._next_needed, self._next_helped = self._needed(open_jobs), self._helped(open_jobs)
+            self._has_changed = False
 
     def _open(self) -> dict[str, _Job]:
         """The jobs that workers may acquire."""
@@ -254,39 +388,64 @@ class JobQueue:
         return {name: job for name, job in self._jobs.items()
                 if job.summary is None and job.judged and not job.failures and now - job.heard <= ABSENCE_SECONDS}
 
-    def _needed(self) -> str | None:
+    def _needed(self, open_jobs: Mapping[str, _Job]) -> str | None:
         """The most urgent job that waits for a worker, unless workers still train another job of its folder."""
-        others = {worker.job for worker in self._workers.values()}
-        busy = {self._folders[job]: job for job in others if job in self._folders}
-        waiting = (name for name, job in self._open().items()
-                   if len(self._stay_at(name)) < job.wanted and busy.get(job.folder, name) == name)
-        return min(waiting, key=lambda name: self._jobs[name].priority, default=None)
+        trained = {self._folders[job]: job for job in self._teams if job in self._folders}
+        waiting = [name for name, job in open_jobs.items()
+                   if self._staying(name) < job.wanted and trained.get(job.folder, name) == name]
+        return min(waiting, key=lambda name: open_jobs[name].priority, default=None)
 
-    def _helped(self) -> str | None:
+    def _helped(self, open_jobs: Mapping[str, _Job]) -> str | None:
         """The most urgent running job that can use another worker; of equally urgent jobs, the one with the fewest."""
-        counts = {name: len(self._busy_at(name)) for name in self._open()}
-        can = [name for name, count in counts.items() if 0 < count < self._jobs[name].most]
-        return min(can, key=lambda name: (self._jobs[name].priority, counts[name]), default=None)
+        counts = {name: len(self._teams[name].workers) for name in open_jobs if name in self._teams}
+        can = [name for name, count in counts.items() if count < open_jobs[name].most]
+        return min(can, key=lambda name: (open_jobs[name].priority, counts[name]), default=None)
 
-    def _fail(self, job: str, failure: Failure) -> None:
-        self._jobs[job].failures.append(failure)
-        self._jobs[job].judged = False
-        self._jobs[job].news.set()
+    def _fail(self, worker: _QueueWorker, error: Exception | None) -> None:
+        """Report a failure to a worker's job. If its node was draining, a lost worker is none."""
+        if worker.job not in self._jobs or worker.identity.node in self._draining:
+            return
+        job = self._jobs[worker.job]
+        job.failures.append(Failure(worker.number, error))
+        job.judged = False
+        job.news.set()
+        self._has_changed = True
 
-    def _lose(self, uid: str) -> None:
-        """Note a lost worker. If its node was draining, this is no failure of its job."""
-        worker = self._workers.pop(uid)
-        if worker.job in self._jobs and worker.identity.node not in self._draining:
-            self._fail(worker.job, Failure(worker.number, None))
+    def _take_out(self, uid: str) -> None:
+        """Remove a worker whose process has ended. If it trained a job, the job is told the reason."""
+        worker = self._remove(uid)
+        if worker and worker.job is not None:
+            self._ended[worker.identity.number] = worker, self._clock()
 
     def _scan(self) -> None:
-        """Drop lost workers; if a job waits and no worker is idle, recall a helper from another job."""
-        self._scanned = self._clock()
+        """Drop lost workers, at most ten times a second. After a change, recall a helper if a job waits."""
+        now = self._clock()
+        if now - self._scanned >= _SCAN_SECONDS:
+            self._scanned, self._has_changed = now, True  # jobs become absent by time alone
+            self._drop_lost(now)
+        if not self._idle and not self._recalled:
+            self._choose_next()
+            if self._next_needed:
+                self._recall_helper()
+
+    def _drop_lost(self, now: float) -> None:
         for uid, worker in list(self._workers.items()):
-            if worker.identity.process.has_ended or self._clock() - worker.heard > SILENCE_SECONDS:
-                self._lose(uid)
-        coming = any(worker.job is None or worker.draining for worker in self._workers.values())
-        if not coming and self._needed():
-            helpers = [worker for name, job in self._jobs.items() for worker in self._stay_at(name)[job.wanted:]]
-            for worker in helpers[-1:]:
-                worker.draining = True
+            if worker.identity.process.has_ended:
+                self._take_out(uid)
+            elif now - worker.heard > worker.limit:
+                self._remove(uid)
+                self._fail(worker, None)
+        for number, (worker, ended) in list(self._ended.items()):
+            if now - ended > REASON_SECONDS:
+                del self._ended[number]
+                self._fail(worker, None)
+
+    def _recall_helper(self) -> None:
+        """Recall the last helper of the newest job that has more workers than it waits for."""
+        for name, job in reversed(self._jobs.items()):
+            if self._staying(name) <= job.wanted:
+                continue
+            team = self._teams[name]
+            uid = next(uid for uid in reversed(team.workers) if uid not in team.leaving)
+            self._recall(uid, team.workers[uid])
+            return

@@ -3,32 +3,31 @@
 Ray reserves a bundle as soon as its resources are available. If its node is lost, Ray reserves it again on another
 node. The minimum number of workers share one placement group with the placement strategy. Each further worker has its
 own group, which waits for resources without blocking the others. The pool therefore need not track nodes or other jobs:
-a bundle is either used or waits. The coordinator tracks which workers train together.
+a bundle is either used or waits. The workers train the jobs of a queue (`job_queue.py`).
 
-Elastic trainings and sweeps use the pool. Ray Train would restart all workers whenever their number changes.
+An elastic training is a pool with one job; a sweep is a pool with many. Ray Train would restart all workers whenever
+their number changes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import ray
 import ray.exceptions
-from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
-from ray_yolo.core.events import Emit, PlacementEvent, Summary
+from ray_yolo.core.events import Emit, PlacementEvent
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed
-from ray_yolo.runtime.workers.coordinator import Coordinator
-from ray_yolo.runtime.workers.failures import FailurePolicy, PoolFailurePolicy
-from ray_yolo.runtime.workers.job_queue import JobQueue
-from ray_yolo.runtime.workers.rendezvous import answer, drain_nodes
+from ray_yolo.runtime.workers.client import QueueHandle, answer
+from ray_yolo.runtime.workers.failures import FailurePolicy
+from ray_yolo.runtime.workers.watchdog import drain_nodes
 
 _POLL_SECONDS = 1.0
 _TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
@@ -157,64 +156,50 @@ class WorkerPool:
         return ray.wait(list(self._running), num_returns=number or len(self._running), timeout=seconds)[0]
 
 
-def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placement, gpus: float, policy: FailurePolicy
-                  ) -> Summary:
-    """Train on a new pool, with `train_fn(payload, number)` on each worker. Returns how training ended.
-
-    Raises:
-        RayYoloError: by the failure policy.
-        ResourcesError: if no worker can be placed for `wait_for_resources` seconds.
-    """
-    coordinator: ActorHandle[Coordinator] = payload["coordinator"]
-    with WorkerPool(train_fn, payload, placement, gpus, policy.emit) as pool:
-        for number in range(len(pool)):
-            pool.launch(number)
-        supervisor = Supervisor(pool, coordinator, placement, gpus, policy)
-        while (summary := supervisor.poll()) is None:
-            pass
-        supervisor.wait_for_the_others()
-        return cast(Summary, summary)
-
-
 class Supervisor:
-    """Relaunches the workers of a pool, makes them leave draining nodes, and applies the failure policy."""
+    """Relaunches the workers of a pool, and makes them leave draining nodes.
 
-    def __init__(self, pool: WorkerPool, coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue],
-                 placement: Placement, gpus: float, policy: FailurePolicy | PoolFailurePolicy) -> None:
-        self._pool, self._coordinator, self._policy = pool, coordinator, policy
+    A job's driver decides about the failures of workers that train it, and the policy given here about the others.
+    """
+
+    def __init__(self, pool: WorkerPool, queue: QueueHandle, placement: Placement, gpus: float, policy: FailurePolicy
+                 ) -> None:
+        self._pool, self._queue, self._policy = pool, queue, policy
         self._placement, self._gpus = placement, gpus
         self._draining: set[str] = set()  # nodes
         self._leaving: dict[int, str] = {}  # workers on draining nodes: their end is no failure
         self._held: dict[int, str] = {}  # empty bundles on draining nodes; launched once Ray has moved them
-        self._trainable_at = time.monotonic()  # when a worker trained last, or could have
+        self._trainable_at = time.monotonic()  # when a worker was present last, or could have been placed
 
-    def poll(self) -> Any:
-        """Check all bundles once. Returns the first true value that a worker returned: all work is done."""
+    def poll(self) -> bool:
+        """Check all bundles once. Returns whether there is no more work."""
         returned, failed = self._pool.ended(_POLL_SECONDS)
-        for result in returned.values():
-            if result:
-                return result
-        self._draining, leaving = drain_nodes(self._coordinator, self._draining, self._policy.notify)
+        if any(returned.values()):
+            return True
+        self._draining, leaving = drain_nodes(self._drain, self._draining, self._policy.notify)
         self._leaving |= leaving
         present = self._present()
         relaunch = self._pool.replace_lost_groups() if failed or present < len(self._pool) else []
         if failed or relaunch:
-            answer(self._coordinator.mark_lost.remote([*failed, *relaunch]))
-        if counted := {number: error for number, error in failed.items() if number not in self._leaving}:
-            self._policy.decide(counted, others_continue=self._present() > 0)
+            self._report(failed, relaunch)
         self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed, *relaunch)}
         for number in [number for number, node in self._held.items() if node not in self._draining]:
             del self._held[number]
             self._pool.launch(number)
         self._check_room(present)
-        return None
+        return False
 
-    def wait_for_the_others(self) -> None:
-        """Wait until the other workers have finished; one that is still starting has nothing to finish."""
-        deadline = time.monotonic() + _END_SECONDS
-        while self._present() and time.monotonic() < deadline:
-            self._pool.wait(_POLL_SECONDS)
-        self._pool.wait(_POLL_SECONDS)  # their last events are in flight
+    def _report(self, failed: Mapping[int, Exception], relaunch: Collection[int]) -> None:
+        """Report lost workers to the queue; decide about those that trained nothing."""
+        moved = {number: LostWorkersError("its node is lost") for number in relaunch}
+        without_job = answer(self._queue.mark_lost.remote({**moved, **failed}))
+        counted = {number: failed[number] for number in without_job
+                   if number in failed and number not in self._leaving}
+        if counted:
+            self._policy.decide_idle(counted, answer(self._queue.progress.remote()))
+
+    def _drain(self, nodes: Collection[str]) -> dict[int, str]:
+        return cast("dict[int, str]", answer(self._queue.drain_nodes.remote(nodes)))
 
     def _check_room(self, present: int) -> None:
         """Raise a ResourcesError if for `wait_for_resources` seconds no worker was present and none could be placed."""
@@ -225,4 +210,4 @@ class Supervisor:
             raise ResourcesError(f"no workers left: {missing}; rerun the same command when nodes are available")
 
     def _present(self) -> int:
-        return cast(int, answer(self._coordinator.present.remote()))
+        return cast(int, answer(self._queue.present.remote()))

@@ -14,25 +14,24 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray.exceptions
 import ray.train
-from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import LostWorkersError, RayYoloError
+from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import Summary
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.collectives import BACKENDS, use_interface
-from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runtime.cluster import free, held_by, leave_notice, resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
-from ray_yolo.runtime.workers.coordinator import Coordinator
-from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, error_line, run_gracefully, saved_step
-from ray_yolo.runtime.workers.rendezvous import answer, await_departure, drain_nodes, own_address
+from ray_yolo.runtime.workers.client import JobClient
+from ray_yolo.runtime.workers.failures import FailurePolicy, decide_lost, run_gracefully
+from ray_yolo.runtime.workers.rendezvous import own_address
+from ray_yolo.runtime.workers.watchdog import await_departure, drain_nodes
 from ray_yolo.runtime.workers.worker import prepare_process
 
 _POLL_SECONDS = 0.5
@@ -58,15 +57,19 @@ class InterfaceConfig(TorchConfig):
     @property
     def backend_cls(self) -> Any:
         """Read by Ray."""
-        backend_class = super().backend_cls
+        base: Any = super().backend_cls
+        trains = self.trains
 
-        def on_start(backend: Any, worker_group: Any, config: TorchConfig) -> None:
-            worker_group.execute(_use_interface)
-            if self.trains:
-                worker_group.execute(prepare_process)
-            backend_class.on_start(backend, worker_group, config)
+        class InterfaceBackend(base):
+            """Ray's backend, after the network interface was chosen."""
 
-        return type(backend_class.__name__, (backend_class,), {"on_start": on_start})
+            def on_start(self, worker_group: Any, config: TorchConfig) -> None:
+                worker_group.execute(_use_interface)
+                if trains:
+                    worker_group.execute(prepare_process)
+                super().on_start(worker_group, config)
+
+        return InterfaceBackend
 
 
 def _use_interface() -> None:
@@ -86,19 +89,16 @@ class FailureCallback(ray.train.UserCallback):
         coordinator: of these workers. The end of a draining worker is no failure, nor is any end after training.
     """
 
-    def __init__(self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
-                 ) -> None:
+    def __init__(self, policy: FailurePolicy, workers: int = 0, coordinator: JobClient | None = None) -> None:
         self.policy, self._workers, self._coordinator = policy, workers, coordinator
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, with these keyword names."""
-        failed = list(worker_exceptions)
-        if self._coordinator:
-            with contextlib.suppress(ray.exceptions.RayError):
-                failed = answer(self._coordinator.mark_lost.remote(failed))
-        if failed and (self._coordinator is None or not outcome_of(self._coordinator)):
-            self.policy.decide({worker: worker_exceptions[worker] for worker in failed},
-                               others_continue=len(worker_exceptions) < self._workers)
+        others_continue = len(worker_exceptions) < self._workers
+        if self._coordinator is None:
+            self.policy.decide(worker_exceptions, others_continue=others_continue)
+        elif not outcome_of(self._coordinator):
+            decide_lost(self._coordinator, worker_exceptions, self.policy, others_continue=others_continue)
 
 
 def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement, gpus: float,
@@ -131,10 +131,9 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
 
     Raises:
         RayYoloError: by the failure policy.
-        LostWorkersError: if Ray itself fails more often than `max_failures` allows.
+        LostWorkersError: by the failure policy, if Ray itself fails.
     """
     coordinator, folder = payload.get("coordinator"), policy.run_dir
-    restarts = RestartBudget(policy.restarts.limit)
     callback = FailureCallback(policy, placement.max_workers if coordinator else 0, coordinator)
     while True:
         try:
@@ -148,13 +147,11 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
             decision = getattr(error, "controller_failure", None)
             if isinstance(decision, RayYoloError):
                 raise decision from error
-            if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
-                raise LostWorkersError(f"Ray could not run the workers: {error}") from error
-            policy.notify(f"Ray's controller failed and is restarted: {error_line(error)}")
+            policy.decide_controller(error)
             stop_workers(folder)  # a killed controller has not freed its workers' resources; the next one needs them
 
 
-def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, policy: FailurePolicy,
+def _fit(trainer: TorchTrainer, coordinator: JobClient | None, policy: FailurePolicy,
          patience: float = _END_SECONDS) -> Any:
     """Return the result of the trainer's first worker, or the training's outcome as soon as the coordinator has it.
     Meanwhile workers leave draining nodes; without a coordinator, all workers stop after the current step.
@@ -174,7 +171,7 @@ def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, po
                 free(held_by(policy.run_dir))
             return outcome
         with contextlib.suppress(ray.exceptions.RayError):
-            draining, _ = drain_nodes(coordinator, draining, policy.notify)
+            draining, _ = drain_nodes(coordinator.drain_nodes, draining, policy.notify)
     if draining and coordinator is None:
         (policy.run_dir / STOP_REQUEST).unlink(missing_ok=True)
     return (coordinator and outcome_of(coordinator)) or result.result()
@@ -192,8 +189,8 @@ def _stop_on_draining_nodes(policy: FailurePolicy) -> set[str]:
     return nodes
 
 
-def outcome_of(coordinator: ActorHandle[Coordinator]) -> Summary | None:
+def outcome_of(coordinator: JobClient) -> Summary | None:
     """How training ended; None: it has not, or the coordinator does not answer."""
     with contextlib.suppress(ray.exceptions.RayError):
-        return cast("Summary | None", answer(coordinator.outcome.remote()))
+        return coordinator.outcome()
     return None

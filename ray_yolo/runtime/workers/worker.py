@@ -6,8 +6,9 @@ import gc
 import os
 import signal
 import socket
+import time
 import traceback
-from collections.abc import Callable
+import uuid
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,15 +16,16 @@ from queue import SimpleQueue
 from typing import Any
 
 import ray
+import ray.exceptions
 import torch
 from ray.util import get_current_placement_group
 from torch import nn
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import WorkerLeftError
+from ray_yolo.core.errors import RayYoloError, WorkerLeftError, release_frames
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
-from ray_yolo.core.system import Process, undo_niceness
+from ray_yolo.core.system import Process, own_process, undo_niceness
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
@@ -34,6 +36,8 @@ from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import hold_folder
 from ray_yolo.runtime.graceful_stop import poll_stop_request
+from ray_yolo.runtime.workers.client import JobClient, PoolJobClient, answer
+from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
@@ -60,16 +64,45 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     worker, group = ray.train.get_context().get_world_rank(), get_current_placement_group()
     if group is not None and worker == 0:
         payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
-    summary = train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
+    summary = train_job(payload, worker, payload["coordinator"])
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # otherwise Ray Train would not replace it
     return summary
 
 
-def train_on_pool_worker(payload: dict[str, Any], worker: int) -> Summary | None:
-    """The task of a pool's worker. Returns the session's summary; None if the worker had to leave before the end."""
+def pool_worker(config: dict[str, Any], number: int) -> bool:
+    """The task of a pool's worker: train one job after another. Returns whether there is no more work for any worker.
+
+    After an error of a job that this process may have caused, it ends, and a new process replaces it.
+    """
     prepare_process()
-    return train_job(payload, worker, Activity(payload["placement"].stall_seconds), received_sigterm)
+    queue, uid = config["queue"], uuid.uuid4().hex
+    worker = PoolWorker(number, ray.get_runtime_context().get_node_id(), own_process())
+    while not received_sigterm():
+        reply: JobAssignment | str | float = answer(queue.acquire.remote(uid, worker))
+        if isinstance(reply, str):
+            return reply == "over"
+        if isinstance(reply, float):
+            time.sleep(reply)
+            continue
+        result = _train_assignment(uid, worker, reply)
+        gc.collect()  # loaders, their processes and DDP are in reference cycles
+        torch.cuda.empty_cache()  # the next job may measure what is free; without a GPU this does nothing
+        answer(queue.ended.remote(uid, worker, reply[:2], result))
+        if isinstance(result, Exception) and not isinstance(result, (RayYoloError, ray.exceptions.RayError)):
+            return False
+    return False
+
+
+def _train_assignment(uid: str, worker: PoolWorker, assignment: JobAssignment) -> Summary | Exception | None:
+    """Train a job to its end, or until this worker has to leave it. Returns how it ended for this worker."""
+    try:
+        payload = answer(assignment.config[0])
+        coordinator = PoolJobClient(payload["coordinator"], uid, worker, assignment)
+        return train_job(payload, assignment.number, coordinator)
+    except Exception as error:
+        release_frames(error)
+        return error
 
 
 def prepare_process() -> None:
@@ -89,18 +122,17 @@ def received_sigterm() -> bool:
     return not _sigterms.empty()
 
 
-def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_leave: Callable[[], bool]
-              ) -> Summary | None:
-    """Train as one of a job's workers. Returns the session's summary.
+def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | None) -> Summary | None:
+    """Train as one of a job's workers. Returns the session's summary; None if this worker had to leave before the end.
 
     Args:
         worker: its number among the job's workers.
-        must_leave: whether this worker has to leave after the current step.
+        coordinator: of the job; None: Ray has formed the process group.
     """
     recorder: RecorderClient = payload["recorder"]
     recorder.wait(_RECORDER_SECONDS)
     placement: Placement = payload["placement"]
-    emit, coordinator = recorder.emit, payload["coordinator"]
+    emit, activity = recorder.emit, Activity(placement.stall_seconds)
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def notify(text: str) -> None:
@@ -114,7 +146,7 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
         context = _assigned_context(payload["on_pool"], worker, coordinator is not None)
         if coordinator:
             members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
-                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), must_leave,
+                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), received_sigterm,
                                        alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
@@ -134,7 +166,7 @@ def train_job(payload: dict[str, Any], worker: int, activity: Activity, must_lea
                 if driver.has_ended:  # Ray takes a driver for alive that was killed but not reaped
                     return True
                 # without a coordinator all stop, and restart from the step that they have saved
-                return poll_request() or (coordinator is None and must_leave())
+                return poll_request() or (coordinator is None and received_sigterm())
 
             summary = run_session(spec, context, placement, emit, members, stop_requested)
             recorder.flush()  # before this worker leaves: the driver then kills those that have left

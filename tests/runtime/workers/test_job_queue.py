@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import time
 
 import pytest
 
-from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.errors import ConfigError, ResourcesError
 from ray_yolo.core.events import Summary
-from ray_yolo.core.system import Process
+from ray_yolo.core.system import Process, own_process
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import (
     ABSENCE_SECONDS,
     ENDING_SECONDS,
     IDLE_SECONDS,
+    REASON_SECONDS,
     SILENCE_SECONDS,
+    START_SECONDS,
+    JobAssignment,
     JobQueue,
     JobStatus,
     PoolWorker,
@@ -23,6 +28,8 @@ from ray_yolo.runtime.workers.job_queue import (
 ELSEWHERE = Process("node7", "pid:[1]", 42)
 NODES = {"a": "left", "b": "right"}  # of workers; else a third one
 JOINING = Heartbeat("joining", 0, 0.0, 30.0)
+LIMIT = 20.0  # seconds without a heartbeat
+DIED = RuntimeError("out of memory")
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 
 
@@ -33,6 +40,7 @@ class Desk:
         self.now = 0.0
         self.queue = JobQueue(lambda: self.now)
         self.at: dict[str, tuple[str, int]] = {}
+        self.step = 0
 
     def place(self, name: str) -> PoolWorker:
         """Of a worker: a has number 0, b 1, ..."""
@@ -43,16 +51,24 @@ class Desk:
             self.queue.submit(job, folder or f"trial{job}", wanted, most, {"of": job}, priority)
 
     def acquire(self, names: str) -> list[tuple[str, int] | str | None]:
-        """What each is given: (job, number)."""
+        """What each is given: (job, number); None: it has to ask again."""
+        given: list[tuple[str, int] | str | None] = []
         for name in names:
-            lease = self.queue.acquire(name, self.place(name))
-            if isinstance(lease, tuple):
-                assert lease.config == {"of": lease.job}
-                self.at[name] = lease[:2]
-        return [self.at.get(name) if isinstance(lease, tuple) else lease for name in names]
+            reply = self.queue.acquire(name, self.place(name))
+            if isinstance(reply, JobAssignment):
+                assert reply.config == {"of": reply.job}
+                self.at[name] = reply[:2]
+                given.append(self.at[name])
+            else:
+                given.append(None if isinstance(reply, float) else reply)
+        return given
 
     def heartbeat(self, names: str, leaving: str = "") -> list[bool]:
-        return [self.queue.heartbeat(name, self.place(name), self.at[name], True, name in leaving) for name in names]
+        """Whether each has to leave; it has finished another step."""
+        self.step += 1
+        sent = Heartbeat("computing", self.step, 0.0, 30.0, heartbeat_limit=LIMIT)
+        return [self.queue.heartbeat(name, self.place(name), self.at[name], 1, name,
+                                     sent._replace(must_leave=name in leaving)).must_leave for name in names]
 
     def end(self, names: str, outcome: Summary | Exception | None = ENDED) -> None:
         for name in names:
@@ -113,10 +129,12 @@ def test_a_job_has_ended_when_all_its_workers_have_or_their_time_is_up() -> None
 
 def test_a_silent_worker_is_lost_and_another_one_takes_its_number() -> None:
     desk = working()
-    desk.pass_by(SILENCE_SECONDS + 1, "acd", "12")
+    desk.heartbeat("abcd")
+    desk.pass_by(LIMIT + 1, "acd", "12")
     assert desk.queue.present() == 3
     desk = working()
-    desk.pass_by(SILENCE_SECONDS, "acd", "12")
+    desk.heartbeat("abcd")
+    desk.pass_by(LIMIT, "acd", "12")
     desk.now += 0.5
     assert desk.failures("1") == [(1, "lost")]
     assert desk.acquire("e") == [None]  # until the failure was judged
@@ -125,6 +143,36 @@ def test_a_silent_worker_is_lost_and_another_one_takes_its_number() -> None:
     assert desk.at["e"] == ("1", 1)
     desk.heartbeat("b")  # was only slow: both stay, the job's coordinator admits it too
     assert desk.queue.present() == 5
+
+
+def test_an_idle_worker_is_lost_sooner_than_a_busy_one() -> None:
+    desk = Desk()
+    assert desk.acquire("a") == [None]
+    desk.now += SILENCE_SECONDS + 1
+    assert desk.queue.present() == 0
+    desk.submit("1", wanted=1)
+    assert desk.acquire("a") == [("1", 0)]
+    desk.now += SILENCE_SECONDS + 1  # it receives the job
+    assert desk.queue.present() == 1
+    desk.now += START_SECONDS
+    assert desk.failures("1") == [(0, "lost")]
+
+
+def test_the_reason_of_an_ended_process_is_the_drivers_and_is_not_waited_for_long() -> None:
+    desk = Desk()
+    desk.submit("1", wanted=3)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        for name in "ab":
+            desk.queue.acquire(name, desk.place(name)._replace(process=own_process()._replace(pid=process.pid)))
+        process.kill()
+    desk.queue.acquire("c", desk.place("c"))
+    desk.now += 1.0
+    assert desk.failures("1") == []  # both have ended
+    assert desk.queue.present() == 1
+    assert desk.queue.mark_lost({1: DIED}) == []
+    assert desk.failures("1") == [(1, "out of memory")]
+    desk.now += REASON_SECONDS + 0.5
+    assert desk.failures("1") == [(0, "lost")]
 
 
 def test_a_failure_is_reported_to_the_jobs_trial_alone() -> None:
@@ -185,11 +233,11 @@ def test_workers_of_a_node_that_is_taken_away_leave_after_the_step_and_are_no_fa
     desk.end("a", None)
     assert desk.acquire("a") == ["leave"]
     assert desk.queue.drain_nodes({"left", "right"}) == {1: "right"}
-    desk.queue.mark_lost([1])  # with its node, before it could leave
+    assert desk.queue.mark_lost({1: DIED}) == []  # with its node, before it could leave
     assert desk.failures("1") == []
     assert desk.acquire("e") == [("1", 0)]
-    desk.queue.mark_lost([2])
-    assert desk.failures("2") == [(0, "lost")]
+    assert desk.queue.mark_lost({2: DIED, 9: DIED}) == [9]  # the latter has never asked for a job
+    assert desk.failures("2") == [(0, "out of memory")]
     desk.queue.drain_nodes(set())
     assert desk.acquire("a") == [("1", 1)]
 
@@ -211,8 +259,9 @@ def test_closing_the_queue_is_reported_to_workers_and_trials(asks: str) -> None:
     assert desk.queue.progress() == 4  # have come up
     desk.heartbeat("ab")
     assert desk.queue.progress() == 6
-    desk.queue.close("the sweep has ended")
-    assert (desk.acquire("e") == ["over"]) if asks == "ask" else (desk.queue.poll("1") == "the sweep has ended")
+    reason = ResourcesError("the sweep has ended")
+    desk.queue.close(reason)
+    assert (desk.acquire("e") == ["over"]) if asks == "ask" else (desk.queue.poll("1") is reason)
 
 
 def test_each_job_has_a_coordinator_that_outlives_it() -> None:
@@ -283,3 +332,46 @@ def test_a_trial_learns_of_the_end_of_its_job_when_it_ends() -> None:
         assert await desk.queue.wait_for_news("0", 0.01) == JobStatus(ENDED, ())
 
     asyncio.run(end_while_it_waits())
+
+
+def assigned(reply: object) -> JobAssignment:
+    assert isinstance(reply, JobAssignment)
+    return reply
+
+
+def cpu_seconds(num_workers: int, busy_share: float) -> float:
+    """CPU seconds of one second of calls: ten of each idle worker, a heartbeat of each other one, polls of each job."""
+    now = [0.0]
+    queue = JobQueue(lambda: now[0])
+    workers = {str(number): PoolWorker(number, "node", ELSEWHERE) for number in range(num_workers)}
+    busy = list(workers)[:int(num_workers * busy_share)]
+    jobs = [str(number) for number in range(8 * bool(busy))]
+    for job in jobs:
+        queue.submit(job, job, len(busy) // 8, len(busy) // 8, None)
+    at = {uid: assigned(queue.acquire(uid, workers[uid])) for uid in busy}
+    began = time.process_time()
+    for turn in range(10):
+        now[0] += 0.1
+        for uid, worker in workers.items():
+            if uid not in at:
+                queue.acquire(uid, worker)
+        for uid in busy[turn::10]:
+            queue.heartbeat(uid, workers[uid], at[uid][:2], 1, uid, JOINING)
+        for job in jobs:
+            queue.poll(job)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("busy_share", [0.0, 0.5])
+def test_the_cost_of_a_second_grows_no_faster_than_the_number_of_workers(busy_share: float) -> None:
+    """Four times as many workers may take four times as long; a pass over all of them at each call took 16 times."""
+    small, large = (min(cpu_seconds(number, busy_share) for _ in range(3)) for number in (256, 1024))
+    assert large < 9 * small
+
+
+def test_idle_workers_ask_less_often_where_there_are_many() -> None:
+    queue = JobQueue(lambda: 0.0)
+    waits = [queue.acquire(str(number), PoolWorker(number, "node", ELSEWHERE)) for number in range(3000)]
+    assert waits[0] == waits[99] == 0.1  # seconds
+    assert waits[999] == 1.0
+    assert waits[-1] == 2.0  # far below the limit of silence

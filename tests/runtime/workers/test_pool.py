@@ -14,12 +14,11 @@ import ray.exceptions
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
-from ray_yolo.core.events import PlacementEvent, Summary
+from ray_yolo.core.events import PlacementEvent
 from ray_yolo.runtime import cluster, ray_internals
-from ray_yolo.runtime.workers import pool, rendezvous
+from ray_yolo.runtime.workers import pool
 from ray_yolo.runtime.workers.pool import WorkerPool, uses_pool, workers_line
 
-ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 LOST = ray.exceptions.WorkerCrashedError()
 
 
@@ -88,18 +87,20 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched: list[int] = []
-        self.decided: list[tuple[dict[int, Exception], bool]] = []
+        self.decided: list[tuple[dict[int, Exception], int]] = []
         self.outcome: tuple[dict[int, Any], dict[int, Exception]] = ({}, {})
         self.gone: list[int] = []
         self.draining: set[str] = set()
         self.on_nodes: dict[int, str] = {}
         self.present, self.missing, self.replaced = 2, "", 0
         self.relaunch: list[int] = []
+        self.training: set[int] = set()  # a job
         desk = self
 
-        coordinator: Any = SimpleNamespace(  # answers at once
+        queue: Any = SimpleNamespace(  # answers at once
             present=SimpleNamespace(remote=lambda: desk.present),
-            mark_lost=SimpleNamespace(remote=lambda workers: desk.gone.extend(workers)),
+            progress=SimpleNamespace(remote=lambda: 7),
+            mark_lost=SimpleNamespace(remote=self.mark_lost),
             drain_nodes=SimpleNamespace(remote=lambda nodes: {
                 number: node for number, node in desk.on_nodes.items() if node in nodes}))
 
@@ -107,18 +108,22 @@ class Desk:
             """Records the decisions that it is asked for."""
 
             def notify(self, text: str) -> None: ...
-            def decide(self, failures: dict[int, Exception], *, others_continue: bool) -> None:
-                desk.decided.append((failures, others_continue))
+            def decide_idle(self, failures: dict[int, Exception], progress: int) -> None:
+                desk.decided.append((failures, progress))
 
-        for module in (pool, rendezvous):
-            monkeypatch.setattr(module, "answer", lambda found: found)
+        monkeypatch.setattr(pool, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "leave_notice", str)
         monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.missing)
         room: Any = self
         policy: Any = FailurePolicy()
         placement = Placement(num_workers=3, wait_for_resources=0.2)
-        self.supervisor = pool.Supervisor(room, coordinator, placement, 0.0, policy)
+        self.supervisor = pool.Supervisor(room, queue, placement, 0.0, policy)
+
+    def mark_lost(self, errors: dict[int, Exception]) -> list[int]:
+        """Returns the workers that trained no job."""
+        self.gone.extend(errors)
+        return [number for number in errors if number not in self.training]
 
     def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Once, what the test has put there."""
@@ -145,12 +150,13 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 def test_a_lost_worker_is_decided_about_and_replaced(desk: Desk) -> None:
     desk.outcome = ({}, {0: LOST, 2: LOST})
-    assert desk.supervisor.poll() is None
-    assert desk.decided == [({0: LOST, 2: LOST}, True)]  # in one moment: one failure
+    assert desk.supervisor.poll() is False
+    assert desk.decided == [({0: LOST, 2: LOST}, 7)]  # in one moment: one failure
     assert desk.launched == desk.gone == [0, 2]
-    desk.present, desk.outcome = 0, ({}, {1: LOST})
+    desk.training, desk.outcome = {1}, ({}, {1: LOST, 2: LOST})
     desk.supervisor.poll()
-    assert desk.decided[1:] == [({1: LOST}, False)]
+    assert desk.launched[2:] == [1, 2]
+    assert desk.decided[1:] == [({2: LOST}, 7)]  # the job's driver decides about the other one
 
 
 def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_elsewhere(desk: Desk) -> None:
@@ -158,7 +164,7 @@ def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_else
     desk.supervisor.poll()
     desk.outcome = ({}, {1: LOST, 2: LOST})
     desk.supervisor.poll()
-    assert desk.decided == [({2: LOST}, True)]
+    assert desk.decided == [({2: LOST}, 7)]
     assert desk.launched == [2]
     desk.draining, desk.on_nodes = set(), {}
     desk.supervisor.poll()
@@ -169,9 +175,9 @@ def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_else
     assert len(desk.decided) == 1
 
 
-def test_the_first_summary_is_the_end(desk: Desk) -> None:
-    desk.outcome = ({0: None, 1: ENDED}, {2: LOST})
-    assert desk.supervisor.poll() == ENDED
+def test_a_worker_that_found_the_queue_closed_is_the_end(desk: Desk) -> None:
+    desk.outcome = ({0: False, 1: True}, {2: LOST})
+    assert desk.supervisor.poll() is True
     assert not desk.decided
 
 

@@ -18,16 +18,15 @@ from typing import Any
 import pytest
 import ray
 
-from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import StartEvent, Summary
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.status import read_members
-from ray_yolo.runtime.workers import pool_jobs, worker
+from ray_yolo.runtime.workers import client, worker
+from ray_yolo.runtime.workers.client import JobClient, PoolJobClient
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
-from ray_yolo.runtime.workers.pool_jobs import JobCoordinator
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, pool_sweep
 
@@ -74,59 +73,60 @@ class LocalQueue:
     def coordinator(self) -> Any:
         return SimpleNamespace(remote=self.queue.coordinator)
 
+    @property
+    def heartbeat(self) -> Any:
+        return SimpleNamespace(remote=self.queue.heartbeat)
 
-def test_a_jobs_coordinator_is_called_like_an_actor_and_can_be_pickled() -> None:
+
+def test_each_job_has_a_coordinator_and_its_client_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "answer", lambda reply: reply)
     queue: Any = LocalQueue()
-    coordinator = JobCoordinator(queue, 1)
+    coordinator = JobClient(queue, "one", 1)
     sent = pickle.loads(pickle.dumps(coordinator))
-    assert sent.job == coordinator.job
-    sent.register.remote("a", Registration(0, own_process(), ("a", 1), None, JOINING))
-    assert sent.quorum.remote("a").num_workers == 1
-    assert JobCoordinator(sent.queue, 1).present.remote() == 0  # another job's
+    assert (sent.job, sent.wanted) == ("one", 1)
+    sent.register("a", Registration(0, own_process(), ("a", 1), None, JOINING))
+    assert sent.quorum("a").num_workers == 1
+    assert JobClient(sent.queue, "another", 1).present() == 0
 
 
-@pytest.mark.usefixtures("own_signal_handlers")
+def test_a_heartbeat_of_a_pools_worker_reaches_its_queue_and_its_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "answer", lambda reply: reply)
+    queue: Any = LocalQueue()
+    place = PoolWorker(3, "node", own_process())
+    queue.queue.submit("job", "folder", 1, 1, None)
+    assignment = queue.queue.acquire("worker", place)
+    mine = PoolJobClient(JobClient(queue, "job", 1), "worker", place, assignment)
+    mine.register("member", Registration(0, own_process(), ("a", 1), None, JOINING))
+    assert not mine.heartbeat("member", JOINING).unknown
+    assert queue.queue.progress() == 1  # it came up
+    assert not mine.heartbeat("member", JOINING._replace(phase="computing", step=5)).must_leave
+    assert queue.queue.progress() == 2
+    assert [(status.phase, status.step) for status in mine.worker_statuses()] == [("computing", 5)]
+    queue.queue.drain_nodes({"node"})
+    assert mine.heartbeat("member", JOINING).must_leave
+
+
+@pytest.fixture
+def pool_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process can be a pool's worker: actors answer at once."""
+    monkeypatch.setattr(worker, "answer", lambda reply: reply)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+
+
+@pytest.mark.usefixtures("own_signal_handlers", "pool_process")
 def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process ends, and a new one is launched in its bundle."""
-    def acquire(uid: str, place: PoolWorker) -> str | None:
+    def acquire(uid: str, place: PoolWorker) -> str | float:
         asked.append(uid)
         signal.raise_signal(signal.SIGTERM)
-        return "over" if len(asked) > 1 else None
+        return "over" if len(asked) > 1 else 0.1
 
     asked: list[str] = []
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
-    monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-    assert not pool_jobs.pool_worker({"queue": SimpleNamespace(acquire=SimpleNamespace(remote=acquire))}, 0)
+    assert not worker.pool_worker({"queue": SimpleNamespace(acquire=SimpleNamespace(remote=acquire))}, 0)
     assert len(asked) == 1
-
-
-def test_a_pool_worker_that_gets_sigterm_leaves_its_job_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue may first find another worker for the job; it answers a heartbeat with whether to leave now."""
-    received, reported = SimpleQueue[int](), list[bool]()
-
-    def train_job(payload: Any, number: int, activity: Any, must_leave: Callable[[], bool]) -> str:
-        assert not must_leave()
-        received.put(signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while not must_leave():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return "left"
-
-    def heartbeat(uid: str, place: PoolWorker, assignment: tuple[str, int], moved: bool, must_leave: bool) -> bool:
-        reported.append(must_leave)
-        return reported.count(True) > 2
-
-    queue: Any = SimpleNamespace(heartbeat=SimpleNamespace(remote=heartbeat))
-    payload = {"placement": Placement()}
-    for name, instead in (("answer", lambda reply: reply), ("train_job", train_job), ("_HEARTBEAT_SECONDS", 0.01)):
-        monkeypatch.setattr(pool_jobs, name, instead)
-    monkeypatch.setattr(worker, "_sigterms", received)
-    place = PoolWorker(0, "node", own_process())
-    assert pool_jobs._train_assignment(queue, "me", place, JobAssignment("job", 0, [payload])) == "left"
-    assert reported.count(True) > 2
+    gc.unfreeze()
 
 
 class Model:
@@ -140,11 +140,11 @@ class Model:
 MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
-def train_or_diverge(queue: Any, uid: str, place: PoolWorker, assignment: JobAssignment) -> Summary:
+def train_or_diverge(payload: dict[str, Any], number: int, coordinator: JobClient) -> Summary:
     """Every second job fails, with an error that was raised from another one."""
     model = Model()
     try:
-        if assignment.number % 2:
+        if number % 2:
             raise ValueError(str(model))
     except ValueError as error:
         raise TrainingError("the loss is not finite") from error
@@ -152,22 +152,41 @@ def train_or_diverge(queue: Any, uid: str, place: PoolWorker, assignment: JobAss
                    last_epoch=None)
 
 
-@pytest.mark.usefixtures("own_signal_handlers")
+@pytest.mark.usefixtures("own_signal_handlers", "pool_process")
 def test_a_pool_worker_keeps_no_model_of_its_jobs_failed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def acquire(uid: str, place: PoolWorker) -> JobAssignment | str:
         living.append(len(MODELS))
-        return JobAssignment("job", len(living), None) if len(living) <= 10 else "over"
+        return JobAssignment("job", len(living), [payload]) if len(living) <= 10 else "over"
 
     living, results = list[int](), list[Any]()
+    payload = {"coordinator": JobClient(LocalQueue(), "job", 1)}
     queue = SimpleNamespace(acquire=SimpleNamespace(remote=acquire),
                             ended=SimpleNamespace(remote=lambda *report: results.append(report[-1])))
-    monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
-    monkeypatch.setattr(pool_jobs, "_train_assignment", train_or_diverge)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-    assert pool_jobs.pool_worker({"queue": queue}, 0)
+    monkeypatch.setattr(worker, "train_job", train_or_diverge)
+    assert worker.pool_worker({"queue": queue}, 0)
     gc.unfreeze()
     assert sum(isinstance(result, TrainingError) for result in results) == 5
     assert living == [0] * 11
+
+
+@pytest.mark.usefixtures("own_signal_handlers", "pool_process")
+@pytest.mark.parametrize(("error", "jobs"), [(TrainingError("diverged"), 2), (OSError("odd"), 1)])
+def test_a_process_that_may_have_caused_an_error_is_replaced(
+        monkeypatch: pytest.MonkeyPatch, error: Exception, jobs: int) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    def acquire(uid: str, place: PoolWorker) -> JobAssignment | str:
+        return JobAssignment("job", 0, [payload]) if len(results) < 2 else "over"
+
+    results = list[Any]()
+    payload = {"coordinator": JobClient(LocalQueue(), "job", 1)}
+    queue = SimpleNamespace(acquire=SimpleNamespace(remote=acquire),
+                            ended=SimpleNamespace(remote=lambda *report: results.append(report[-1])))
+    monkeypatch.setattr(worker, "train_job", fail)
+    assert worker.pool_worker({"queue": queue}, 0) is (jobs == 2)
+    assert results == [error] * jobs
+    gc.unfreeze()
 
 
 @pytest.mark.ray

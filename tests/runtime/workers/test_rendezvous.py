@@ -23,7 +23,7 @@ from ray_yolo.core.system import Process, own_process
 from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
-from ray_yolo.runtime.workers import rendezvous, worker
+from ray_yolo.runtime.workers import rendezvous, watchdog, worker
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
@@ -31,9 +31,9 @@ from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 def test_a_process_that_is_frozen_can_be_ended() -> None:
     process = subprocess.Popen(["sleep", "60"])
     os.kill(process.pid, signal.SIGSTOP)
-    rendezvous.kill(own_process()._replace(pid=process.pid))
+    watchdog.kill(own_process()._replace(pid=process.pid))
     assert process.wait(10) == -signal.SIGKILL
-    rendezvous.kill(own_process()._replace(pid=process.pid))  # one that has ended already
+    watchdog.kill(own_process()._replace(pid=process.pid))  # one that has ended already
 
 
 def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
@@ -45,15 +45,15 @@ def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alon
 
     def run(*given: Any) -> None:
         asked.append(given)
-        rendezvous._kill(*given)
+        watchdog._kill(*given)
 
     task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=run))
-    monkeypatch.setattr(rendezvous.ray, "nodes", lambda: [node, {**node, "Alive": False}])
-    monkeypatch.setattr(rendezvous.ray, "remote", lambda **_: lambda function: task)
-    monkeypatch.setattr(rendezvous, "answer", lambda found: found)
+    monkeypatch.setattr(watchdog.ray, "nodes", lambda: [node, {**node, "Alive": False}])
+    monkeypatch.setattr(watchdog.ray, "remote", lambda **_: lambda function: task)
+    monkeypatch.setattr(watchdog, "answer", lambda found: found)
     boot, namespace = own.space.split()
     for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
-        rendezvous.kill(own._replace(space=space, pid=process.pid))
+        watchdog.kill(own._replace(space=space, pid=process.pid))
     assert len(asked) == 2
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
@@ -74,7 +74,7 @@ class Beside:
                  must_leave: Callable[[], bool] = lambda: False) -> None:
         self.happened, self.requests, self.leaving = list[str](), list[Registration](), list[bool]()
         self.ready = threading.Event()
-        for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
+        for name, instead in (("get_node_ip_address", lambda: "127.0.0.1"),
                               ("_HEARTBEAT_SECONDS", 0.01), ("_LEAVE_SECONDS", 0.01),
                               ("import_compiler", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
@@ -82,7 +82,7 @@ class Beside:
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
         calls = {"register": self.register, "quorum": lambda uid: quorum,
                  "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
-        coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+        coordinator: Any = SimpleNamespace(**calls)
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
             coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, must_leave, alone=alone
@@ -164,7 +164,7 @@ def test_a_group_is_aborted_for_a_reply_about_itself(monkeypatch: pytest.MonkeyP
         return HeartbeatReply(False, 0, True, all_draining=False)
 
     beside.members._activity.enter("joining")
-    monkeypatch.setattr(beside.members._coordinator.heartbeat, "remote", heartbeat)
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
     assert asked.wait(60)
     time.sleep(0.2)
     beside.members.close()
@@ -183,8 +183,8 @@ def test_a_worker_introduces_itself_to_a_coordinator_that_does_not_know_it(
         introduced.append((uid, arrival.worker, arrival.heartbeat.phase, quorum.number))
         return known
 
-    monkeypatch.setattr(beside.members._coordinator.introduce, "remote", introduce)
-    monkeypatch.setattr(beside.members._coordinator.heartbeat, "remote",
+    monkeypatch.setattr(beside.members._coordinator, "introduce", introduce)
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat",
                         lambda *_: HeartbeatReply(False, 0, False, all_draining=False, unknown=True))
     beside.members._activity.enter("exchanging")
     time.sleep(0.1)
@@ -204,7 +204,7 @@ def test_a_worker_that_waits_introduces_no_generation_that_it_has_left(monkeypat
     """A restarted coordinator would answer with that generation, whose members have left it, too."""
     beside, introduced, beats = Beside(monkeypatch, alone=True), [], []
     beside.ready.set()
-    monkeypatch.setattr(beside.members._coordinator.introduce, "remote", lambda *given: introduced.append(given))
+    monkeypatch.setattr(beside.members._coordinator, "introduce", lambda *given: introduced.append(given))
     beside.members.join(None)
 
     def heartbeat(*_: Any) -> HeartbeatReply:
@@ -212,10 +212,10 @@ def test_a_worker_that_waits_introduces_no_generation_that_it_has_left(monkeypat
         return HeartbeatReply(False, 0, False, all_draining=False, unknown=True)
 
     def quorum(uid: str) -> Quorum | None:
-        monkeypatch.setattr(beside.members._coordinator.heartbeat, "remote", heartbeat)
+        monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
         return Quorum(2, 0, 1, ("", 0), None, False) if len(beats) > 5 else None
 
-    monkeypatch.setattr(beside.members._coordinator.quorum, "remote", quorum)
+    monkeypatch.setattr(beside.members._coordinator, "quorum", quorum)
     assert isinstance(beside.members.join(None), Generation)
     beside.members.close()
     assert {given[2].number for given in introduced} <= {2}
@@ -224,7 +224,7 @@ def test_a_worker_that_waits_introduces_no_generation_that_it_has_left(monkeypat
 def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=True)
     answers = iter([None, "unknown", None, Quorum(1, 0, 1, ("", 0), None, False)])
-    monkeypatch.setattr(beside.members._coordinator.quorum, "remote", lambda uid: next(answers))
+    monkeypatch.setattr(beside.members._coordinator, "quorum", lambda uid: next(answers))
     assert isinstance(beside.members.join(None), Generation)
     assert beside.happened.count("arrived") == 2
     beside.ready.set()
@@ -266,6 +266,26 @@ def test_a_worker_that_must_leave_says_so_before_its_next_heartbeat_is_due(monke
     beside.members.close()
 
 
+def test_a_worker_that_its_queue_recalls_tells_its_coordinator_until_it_has_left(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """One heartbeat tells both: its reply has the queue's wish, and the next one repeats it for the coordinator."""
+    beside = Beside(monkeypatch, alone=True)
+    reply = HeartbeatReply(False, 0, False, all_draining=False)
+
+    def heartbeat(uid: str, sent: Heartbeat) -> HeartbeatReply:
+        beside.leaving.append(sent.must_leave)
+        return reply._replace(must_leave=len(beside.leaving) == 3)
+
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
+    deadline = time.monotonic() + 5
+    while beside.leaving.count(True) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert beside.leaving == sorted(beside.leaving)
+    beside.ready.set()
+    beside.members.close()
+
+
 @pytest.mark.parametrize("driver", [own_process(), own_process()._replace(pid=2**22 + 1)])
 @pytest.mark.parametrize("sigterm", [False, True])
 @pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
@@ -290,7 +310,7 @@ def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step_as_does_t
                "spec": SimpleNamespace(run_dir=tmp_path), "driver": driver,
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    worker.train_job(payload, 1, Activity(), worker.received_sigterm)
+    worker.train_job(payload, 1, coordinator)
     assert stops == [(sigterm and coordinator is None) or driver != own_process()]
 
 

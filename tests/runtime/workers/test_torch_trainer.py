@@ -33,7 +33,7 @@ from ray_yolo.core.events import (
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events, surviving
 from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.workers import rendezvous, torch_trainer
+from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
 from ray_yolo.runtime.workers.worker import prepare_process
@@ -83,21 +83,23 @@ def policy_of(folder: Path) -> FailurePolicy:
 
 
 class Coordinator:
-    """Says how training ended, from a moment on; `answer` is what asks it."""
+    """The client of one that says how training ended, from a moment on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
         self.ended, self.lost, self.leaving = ended, [], set()
-        self.outcome = SimpleNamespace(remote=lambda: self.ended)
-        self.mark_lost = SimpleNamespace(remote=self.lose_some)
-        self.present, self.staying = SimpleNamespace(remote=self.count), 0  # one leaves at each call
-        for module in (torch_trainer, rendezvous):
-            monkeypatch.setattr(module, "answer", lambda answered: answered)
+        self.staying = 0  # one leaves at each call
 
-    def count(self) -> int:
+    def outcome(self) -> Summary | None:
+        return self.ended
+
+    def drain_nodes(self, nodes: set[str]) -> dict[int, str]:
+        return {}
+
+    def present(self) -> int:
         self.staying = max(0, self.staying - 1)
         return self.staying
 
-    def lose_some(self, workers: list[int]) -> list[int]:
+    def mark_lost(self, workers: list[int]) -> list[int]:
         self.lost += workers
         return [worker for worker in workers if worker not in self.leaving]
 
@@ -193,7 +195,7 @@ def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
         if len(drained) == 2:
             trainer.free.set()
 
-    coordinator.drain_nodes = SimpleNamespace(remote=drain_nodes)
+    coordinator.drain_nodes = drain_nodes
     monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(cluster, "draining_nodes", lambda: {"n2"})
     monkeypatch.setattr(cluster, "leave_notice", str)

@@ -1,0 +1,102 @@
+"""The deadline of an interrupted command: what follows the save of the current step must not outlast it.
+
+A scheduler kills a job some time after SIGTERM, often 30 s. A signal therefore starts a deadline, and everything that
+waits at the end of a command (records, uploads, leases) waits for `seconds_left` at most. In a process that is a
+command, a thread ends the process shortly after the deadline: a request to a storage that does not answer cannot be
+interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from contextlib import suppress
+from typing import TypeVar
+
+from ray_yolo.core.threads import run_in_thread
+
+T = TypeVar("T")
+
+_GRACE_SECONDS = 1.0  # for the last steps of an orderly exit
+
+_at = math.inf  # by time.monotonic
+_started = math.inf  # by time.time, as in event logs
+_exit_status: int | None = None
+_ends_process = False
+_changed = threading.Condition()
+
+
+def end_process_at_deadline() -> None:
+    """State that this process is a command, which ends with its deadline."""
+    global _ends_process
+    _ends_process = True
+
+
+def start(seconds: float, exit_status: int) -> None:
+    """Start the deadline, unless it has been started.
+
+    Args:
+        exit_status: of the command if it has not ended by then.
+    """
+    global _at, _started, _exit_status
+    with _changed:
+        if _exit_status is not None:
+            return
+        _at, _started, _exit_status = time.monotonic() + seconds, time.time(), exit_status
+    if _ends_process:
+        threading.Thread(target=_end_process, name="ray_yolo deadline", daemon=True).start()
+
+
+def extend(seconds: float) -> None:
+    """Move a started deadline to some seconds from now, if that is later."""
+    global _at
+    with _changed:
+        if _exit_status is not None:
+            _at = max(_at, time.monotonic() + seconds)
+            _changed.notify_all()
+
+
+def clear() -> None:
+    """End the deadline, in a process that continues after an interrupted training."""
+    global _at, _started, _exit_status
+    if not _ends_process:
+        with _changed:
+            _at, _started, _exit_status = math.inf, math.inf, None
+            _changed.notify_all()
+
+
+def started() -> float:
+    """The time of the signal in Unix seconds; infinite without one."""
+    return _started
+
+
+def seconds_left(limit: float = math.inf) -> float:
+    """Seconds until the deadline, but at most `limit`; infinite without either."""
+    return min(limit, max(_at - time.monotonic(), 0.0))
+
+
+def wait_for(work: Callable[[], T], name: str) -> T | None:
+    """The result of `work`, which runs until the deadline at most; None if it has not ended by then."""
+    if _exit_status is None:
+        return work()
+    result = run_in_thread(work, name)
+    wait([result], seconds_left())
+    return result.result() if result.done() else None
+
+
+def _end_process() -> None:
+    """End the process after the deadline."""
+    with _changed:
+        while time.monotonic() < _at + _GRACE_SECONDS:
+            _changed.wait(min(_at + _GRACE_SECONDS - time.monotonic(), threading.TIMEOUT_MAX))
+            if _exit_status is None:
+                return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(_exit_status or 1)

@@ -1,0 +1,111 @@
+"""The driver's side of membership: it starts the queue's actor, kills workers that hang, and drains nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import cast
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_yolo.core.system import Process, undo_niceness
+from ray_yolo.runs.status import MEMBERS_FILE, write_members
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.workers.client import JobClient, QueueHandle, answer
+from ray_yolo.runtime.workers.job_queue import JobQueue
+
+_WATCH_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
+
+
+class JobQueueActor(JobQueue):
+    """The queue as an actor. If its process dies, Ray starts it again; workers and drivers then report to it."""
+
+    def __init__(self) -> None:
+        undo_niceness()  # all workers wait for it
+        super().__init__(restarted=bool(ray.get_runtime_context().was_current_actor_reconstructed))
+
+
+def start_queue() -> QueueHandle:
+    """Start a job queue on this node, without reserving a CPU."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(JobQueueActor).options(
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return cast(QueueHandle, actor.remote())
+
+
+def drain_nodes(drain: Callable[[Collection[str]], dict[int, str]], known: set[str], notify: Callable[[str], None]
+                ) -> tuple[set[str], dict[int, str]]:
+    """Have workers leave draining nodes after the current step; notify of nodes that were not `known` as draining.
+
+    Args:
+        drain: makes the workers on some nodes leave; returns the node of each, by its number.
+
+    Returns:
+        The draining nodes, and the node of each worker that has to leave, by its number.
+    """
+    nodes = cluster.draining_nodes()
+    leaving = drain(nodes) if nodes else {}
+    for node in nodes - known:
+        notify(cluster.leave_notice(node))
+    return nodes, leaving
+
+
+def await_departure(coordinator: JobClient) -> None:
+    """Wait until all living workers have left an ended training: each sends its last events before."""
+    deadline = time.monotonic() + _DEPARTURE_SECONDS
+    with contextlib.suppress(ray.exceptions.RayError):
+        while coordinator.present() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str], None]) -> Iterator[None]:
+    """Context in which the driver reports stalls, kills hung workers, and writes the status of workers to a file."""
+    over = threading.Event()
+
+    def watch(coordinator: JobClient) -> None:
+        while not over.wait(_WATCH_SECONDS):
+            with contextlib.suppress(ray.exceptions.RayError):
+                write_members(run_dir, coordinator.worker_statuses())
+                stall = coordinator.describe_stall()
+                if stall:
+                    notify(stall)
+                hung = coordinator.find_hung_worker()
+                if hung:
+                    notify(f"{hung.text}: it is killed, and the others continue")
+                    kill(hung.process)
+        with contextlib.suppress(OSError):
+            (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
+
+    if coordinator:
+        threading.Thread(target=watch, args=(coordinator,), name="ray_yolo watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def kill(process: Process) -> None:
+    """Send SIGKILL to a process on any node; it also ends a frozen one."""
+    if process.is_here:
+        _kill(process)
+        return
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerHostname"] == process.node]
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=strategy).remote(process))
+
+
+def _kill(process: Process) -> None:
+    if process.is_here:  # several nodes may share a host name, and a process id may exist on each
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
