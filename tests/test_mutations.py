@@ -208,7 +208,7 @@ MUTATIONS = (
         "original >= (part - 1) * target",
         "data/test_image_cache.py",
     ),
-    Mutation("data/images.py", "flags |= _REDUCED[reduction]", "pass", "data/test_images.py"),
+    Mutation("data/images.py", "COLOR_RGB | _REDUCED[reduction]", "COLOR_RGB", "data/test_images.py"),
     Mutation(
         "data/coco.py", "path: self._rows[path] for path in paths", "path: [] for path in paths", "data/test_index.py"
     ),

@@ -246,7 +246,7 @@ def _has_name_of_another(row: dict[str, Any], rows: dict[_Id, dict[str, Any]]) -
 
 
 def _refuse_repeats(classes: dict[_Id, int], rows: dict[_Id, dict[str, Any]], names: Sequence[str], file: Path) -> None:
-    """Refuse two categories of one class: their objects cannot be told apart."""
+    """Refuse two categories of one class: both would be labels of it."""
     first: dict[int, _Id] = {}
     for own_id, kind in classes.items():
         if first.setdefault(kind, own_id) != own_id:

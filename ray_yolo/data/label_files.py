@@ -18,6 +18,7 @@ from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, Lab
 from ray_yolo.data.notes import counted
 from ray_yolo.data.other_files import find_other_files
 from ray_yolo.data.remarks import Kind, Remark
+from ray_yolo.data.remote import unread_pictures
 from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
@@ -61,15 +62,17 @@ class LabelSources:
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
             found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
+            if os.path.isdir(source):
+                roots.append(os.path.normpath(source))
+                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
+                if description.snapshot:  # in the store, but not downloaded
+                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
             if is_list and options.keep_repeats and split == "train":
                 images |= found
                 continue
             if is_list:
                 self.findings += _repeated_lines(found, source, split)
             images |= Counter(found.keys())
-            if os.path.isdir(source):
-                roots.append(os.path.normpath(source))
-                unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
         with_own_labels = sorted(images.keys() - self._coco.keys())
         images |= Counter(self._coco.keys())
         self.paths = sorted(images.elements())

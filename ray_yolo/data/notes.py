@@ -19,7 +19,7 @@ def notes(index: AnnotationIndex) -> tuple[str, ...]:
         pairs = [f"{image} has {_from(label, image)}" for image, label in others.matched]
         lines.append(f"{_number(len(pairs), 'label file')} found under another spelling or folder: {_first(pairs)}")
     if others.shared:
-        lines.append(f"{counted(others.shared, 'image')} share their label file with another image of the same name")
+        lines.append(f"{counted(others.shared, 'image')} that share a label file, because they differ only in suffix")
     lines += [f"{export}, which is not read; {ADVICE}" for export in others.exports[:_EXAMPLES]]
     lines += [as_read(values, index.pixel_range) for values in index.pixel_values]
     if index.twins:
@@ -33,9 +33,9 @@ def unused_notes(index: AnnotationIndex) -> tuple[str, ...]:
     """The notes about files that may be meant as data, but are not used."""
     others, lines = index.other_files, []
     if others.labels:
-        lines.append(f"{counted(others.labels, 'label file')} belong to no image")
+        lines.append(f"{counted(others.labels, 'label file')} without an image")
     if others.images:
-        lines.append(f"{counted(others.images, 'picture')} are in formats that are not read")
+        lines.append(f"{counted(others.images, 'picture')} in formats that are not read")
     return tuple(lines)
 
 

@@ -102,5 +102,6 @@ def as_read(values: PixelValues, pixel_range: PixelRange) -> str:
     black, white = pixel_range[values.kind]
     bits = "more than 8 bits per channel" if values.kind == "integer" else "floats"
     clipped = "; values beyond them are clipped" if values.low < black or values.high > white else ""
-    return (f"{values.num_images} images with {bits} ({values.low:g} to {values.high:g}): {black:g} is read as black, "
+    images = "1 image" if values.num_images == 1 else f"{values.num_images} images"
+    return (f"{images} with {bits} ({values.low:g} to {values.high:g}): {black:g} is read as black, "
             f"{white:g} as white{clipped}")

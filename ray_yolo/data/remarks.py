@@ -130,11 +130,12 @@ def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
         return
     columns = int(rows[0].kind.detail)
     similar = by_kind.get(Kind("keypoints", str(columns)))
+    numbers = columns - 5  # of the keypoints
+    shapes = [f"`kpt_shape: [{numbers // size}, {size}]`" for size in (2, 3) if numbers % size == 0]
     if similar and similar.times * 2 >= rows[0].times:
         yield Finding(similar.place, f"is the first of {similar.times} rows of {columns} columns that may be outlines, "
                                      f"or boxes with keypoints; they are read as outlines of {(columns - 1) // 2} "
-                                     f"points (`kpt_shape: [{(columns - 5) // 2}, 2]` in the YAML file reads them as "
-                                     "boxes)", False)
+                                     f"points ({' or '.join(shapes)} in the YAML file reads them as boxes)", False)
 
 
 def _count(by_kind: dict[Kind, Remark], kind: Kind) -> int:

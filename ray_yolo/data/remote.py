@@ -36,17 +36,20 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot, Paths
 from ray_yolo.data import voc
-from ray_yolo.data.images import SUFFIXES
+from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
 from ray_yolo.data.index_cache import cache_folder
+from ray_yolo.data.other_files import label_folders
 from ray_yolo.data.sources import suffix
 from ray_yolo.data.yolo_txt import label_path
 from ray_yolo.storage.lease import try_lock
 from ray_yolo.storage.store import Store, open_store
 
 MANIFEST, _LOCK, _IN_USE, _PARTIAL = ".manifest.json", ".lock", ".in-use", ".coming"
+_UNREAD = ".unread.json"  # names of pictures that are not downloaded, because their formats are not read
 WAIT_SECONDS = 3600.0  # for another process to download a snapshot
 _REQUESTS, _PART = 32, 8192  # concurrent; queued in memory
-_KINDS = SUFFIXES | {".txt", ".xml", ".json"}
+_LABEL_KINDS = frozenset({".txt", ".xml", ".json"})
+_KINDS = SUFFIXES | _LABEL_KINDS
 _log = logging.getLogger(__name__)
 _used: dict[Path, int] = {}  # versions that this process uses, with the locked file
 _Listing = Mapping[str, tuple[int, str]]  # key -> size, tag
@@ -89,11 +92,15 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
             shutil.rmtree(top / _PARTIAL, ignore_errors=True)
             (top / _PARTIAL).mkdir()
             listing = {key: file[:2] for key, file in _recorded(top / version).items()} if version else {}
-            listing = listing or _list_files(store, name, top / _PARTIAL)
+            unread: list[str] | None = None
+            if not listing:
+                listing, unread = _list_files(store, name, top / _PARTIAL)
             current = hashlib.sha256(json.dumps(sorted(listing.items())).encode()).hexdigest()[:16]
             if version not in ("", current):
                 raise DatasetError(f"data: {address} has changed since this command was started; start it again")
             _complete(store, top / current, listing, lambda message: notify(f"{address}: {message}"))
+            if unread is not None:
+                atomic_write(top / current / _UNREAD, json.dumps(unread))
             _use(top / current)
             _remove_unused(top)
     except FileNotFoundError as error:
@@ -142,25 +149,47 @@ def _locked(top: Path, address: str) -> Iterator[None]:
         yield
 
 
-def _list_files(store: Store, name: str, folder: Path) -> dict[str, tuple[int, str]]:
-    """The description (downloaded to `folder`) and the files of its splits."""
+def unread_pictures(snapshot: DatasetSnapshot) -> list[str]:
+    """The paths of pictures in formats that are not read, which are in the store but not in its snapshot."""
+    try:
+        names = json.loads(Path(snapshot.folder, _UNREAD).read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [f"{snapshot.folder}/{name}" for name in names]
+
+
+def _list_files(store: Store, name: str, folder: Path) -> tuple[dict[str, tuple[int, str]], list[str]]:
+    """The description (downloaded to `folder`) with the files of its splits, and pictures that are not read."""
     from ray_yolo.config.yaml import load_text_yaml  # as in dataset_yaml
 
     fetched = store.fetch(name, folder / name)
     listing = {name: (fetched.size, fetched.tag)}
-    root, prefixes = _prefixes(load_text_yaml(folder / name).data)
+    root, prefixes, mirrors, common = _prefixes(load_text_yaml(folder / name).data)
+    others = [*mirrors, *common]
+    unread: list[str] = []
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for prefix, entries in zip(others, pool.map(lambda prefix: list(store.walk(prefix)), others), strict=True):
+            for entry in entries:
+                is_inside = prefix in mirrors or f"{os.path.dirname(entry.name)}/" == prefix
+                if is_inside and suffix(entry.name) in _LABEL_KINDS:
+                    listing[entry.name] = entry.size, entry.tag
     for prefix in prefixes:
-        listing |= {entry.name: (entry.size, entry.tag) for entry in store.walk(prefix)
-                    if suffix(entry.name) in _KINDS}
+        for entry in store.walk(prefix):
+            if suffix(entry.name) in _KINDS:
+                listing[entry.name] = entry.size, entry.tag
+            elif suffix(entry.name) in UNREAD_SUFFIXES:
+                unread.append(entry.name)
         if root not in prefixes and any(suffix(key) == ".json" for key in listing):  # COCO's, with images elsewhere
             prefixes.append(root)
-    return listing
+    return listing, unread
 
 
-def _prefixes(content: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The prefix of a description's `path`, and those of its splits' images and labels. List files, patterns and COCO
-    files need all of `path`, because their images may be anywhere below."""
+def _prefixes(content: Mapping[str, Any]) -> tuple[str, list[str], list[str], list[str]]:
+    """The prefix of a description's `path`, those of its splits' images and labels, and those of labels in other
+    folders than the layout's, as `label_folders` has them. List files, patterns and COCO files need all of `path`,
+    because their images may be anywhere below."""
     root, prefixes = _prefix(str(content.get("path") or "")), set[str]()
+    mirrors, common = set[str](), set[str]()
     entries = (content.get(split) or [] for split in ("train", "val", "test"))
     for entry in (entry for each in entries for entry in (each if isinstance(each, list) else [each])):
         if not isinstance(entry, str) or glob.has_magic(entry) or suffix(entry) in (".txt", ".json"):
@@ -170,7 +199,13 @@ def _prefixes(content: Mapping[str, Any]) -> tuple[str, list[str]]:
             image = f"/{_prefix(root + text)}any.jpg"
             labels = os.path.dirname(label_path(image))
             prefixes |= {_prefix(folder) for folder in (labels, *voc.folders(image, lambda _: True))}
-    return root, [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
+            own, shared = label_folders(os.path.dirname(image))
+            mirrors |= set(map(_prefix, own))
+            common |= set(map(_prefix, shared))
+    outer = [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
+    mirrors_outside = [each for each in sorted(mirrors) if not each.startswith(tuple(outer))]
+    common_outside = [each for each in sorted(common - mirrors) if not each.startswith(tuple(outer))]
+    return root, outer, mirrors_outside, common_outside
 
 
 def _prefix(path: str) -> str:

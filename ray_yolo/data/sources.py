@@ -22,7 +22,15 @@ from PIL import Image
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.redact import redact
-from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image, values_of_picture
+from ray_yolo.data.images import (
+    SUFFIXES,
+    UNREAD_SUFFIXES,
+    UnreadableImageError,
+    check_image,
+    read_image,
+    values_of_picture,
+)
+from ray_yolo.data.notes import counted
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, to_levels
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
@@ -67,11 +75,17 @@ def find_media(source: str) -> list[Media]:
         return [Media(source, shown, re.sub(r"\W+", "_", shown.partition("?")[0]).strip("_"))]
     kinds = SUFFIXES | VIDEO_SUFFIXES
     try:
-        paths = {os.path.abspath(path) for path in files_of(source) if suffix(path) in kinds and os.path.isfile(path)}
+        files = files_of(source)
     except DatasetError as error:
         raise InputError(f"source: {error}") from None
+    paths = {os.path.abspath(path) for path in files if suffix(path) in kinds and os.path.isfile(path)}
+    unread = sorted(path for path in files if suffix(path) in UNREAD_SUFFIXES)
+    note = f"{counted(unread, 'picture')} in formats that are not read; use JPEG or PNG" if unread else ""
     if not paths:
-        raise InputError(f"source: no images and no videos in {source} (looked for {', '.join(sorted(kinds))})")
+        raise InputError(f"source: no images and no videos in {source} (looked for {', '.join(sorted(kinds))})"
+                         f"{note and f'; {note}'}")
+    if note:
+        _log.warning("source: %s", note)
     root = source if os.path.isdir(source) else os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, root) for path in sorted(paths)]
     return [Media(*row) for row in zip(sorted(paths), names, unique_stems(names), strict=True)]

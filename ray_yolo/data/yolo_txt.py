@@ -215,7 +215,8 @@ def _outline_row(kind: int, shares: Sequence[float], size: tuple[int, int], plac
     (left, above), (right, below) = outline.min(axis=0).tolist(), outline.max(axis=0).tolist()
     columns = str(1 + len(shares))
     remarks = [Kind("outline", columns)]
-    if _is_box(shares) and not _is_parallelogram(shares) and _surrounds(shares):
+    pairs, triples = _surrounds(shares, 2), (len(shares) - 4) % 3 == 0 and _surrounds(shares, 3)
+    if _is_box(shares) and not _is_parallelogram(shares) and (pairs or triples):
         remarks.append(Kind("keypoints", columns))
     return LabelRow(place, (kind, *shares), kind, (left, above, right, below), outline, remarks=tuple(remarks))
 
@@ -228,11 +229,13 @@ def _is_parallelogram(shares: Sequence[float]) -> bool:
             and abs(shares[1] + shares[5] - shares[3] - shares[7]) <= 2 * _SAME)
 
 
-def _surrounds(shares: Sequence[float]) -> bool:
-    """Whether the first four numbers are a box around the points after them. A keypoint that is not labelled is (0, 0).
+def _surrounds(shares: Sequence[float], dimensions: int) -> bool:
+    """Whether the first four numbers are a box around the keypoints after them. One that is not labelled is (0, 0).
+
+    dimensions: 2, or 3 for keypoints with a confidence.
     """
     x, y, width, height = shares[:4]
-    points = [point for point in zip(shares[4::2], shares[5::2], strict=True) if any(point)]
+    points = [point for point in zip(shares[4::dimensions], shares[5::dimensions], strict=True) if any(point)]
     return all(abs(across - x) <= 0.6 * width and abs(down - y) <= 0.6 * height for across, down in points)
 
 

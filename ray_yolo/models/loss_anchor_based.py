@@ -5,6 +5,7 @@ count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -45,52 +46,63 @@ class AnchorLoss:
         gains = torch.tensor((config.box, config.obj * (imgsz / 640) ** 2, config.cls * num_classes / 80))
         self._weights = gains[:, None] * (3 / num_levels) * torch.ones(3, num_levels)
         self._weights[1] *= torch.tensor(balance)
+        self._grids: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # by their shapes
 
     def measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
         """As `Criterion.measure`; `levels` are (B, anchors, h, w, 5 + classes)."""
         with torch.autocast(targets.device.type, enabled=False):
-            sums = [self._measure_level(level, anchors, targets.float(), image_size)
-                    for level, anchors in zip(levels, self.head.anchors.float(), strict=True)]
-        return LossSums(torch.stack([n for n, _ in sums], 1), torch.stack([c for _, c in sums], 1))
+            return self._measure(levels, targets.float(), image_size)
 
     def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
         """(3,) box, objectness and class terms: means per level (0 where the count is 0), weighted, summed."""
         self._weights = self._weights.to(numerators.device)
         return (numerators / counts.clamp(min=1) * self._weights).sum(1)
 
-    def _measure_level(
-        self, level: Tensor, anchors: Tensor, targets: Tensor, image_size: tuple[int, int]
-    ) -> tuple[Tensor, Tensor]:
-        num_anchors, height, width, outputs = level.shape[1:]
-        assignment = assign(targets, anchors, (height, width), image_size, self.config.anchor_t)
+    def _measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
+        """All levels are computed together, and summed one by one."""
+        grids = self._grids_of(levels)
+        assignment = assign(targets, self.head.anchors.float(), grids, image_size, self.config.anchor_t)
         if targets.device.type == "cpu":  # on a GPU selection would synchronise; `valid` masks the others there
             assignment = assignment.kept()
         # With channels last the predictions and their gradient are views: no copy in either direction.
-        flat = level.permute(0, 2, 3, 1, 4).reshape(-1, outputs)
-        cell = (assignment.image * height + assignment.row) * width + assignment.column
-        cell = cell * num_anchors + assignment.anchor
-        picked, objectness = flat[cell].float(), flat[:, 4].float()
+        flat = [level.permute(0, 2, 3, 1, 4).reshape(-1, level.shape[4]) for level in levels]
+        own = assignment.prediction.split(assignment.sizes)
+        picked = torch.cat([outputs[index] for outputs, index in zip(flat, own, strict=True)]).float()
+        objectness = torch.cat([outputs[:, 4] for outputs in flat]).float()
         doubled = 2 * picked[:, :4].sigmoid()  # boxes in cells, relative to their own cell
-        boxes = torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * anchors[assignment.anchor]), 1)
+        boxes = torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * assignment.anchors), 1)
 
         valid = assignment.valid.float()
         overlap = complete_iou(corners(boxes), corners(assignment.boxes))
-        box = ((1 - overlap) * valid).sum()
-        best = torch.zeros_like(objectness).scatter_reduce(0, cell, overlap.detach() * valid, "amax")
-        obj = self._cross_entropy(objectness, best, self.config.obj_pw).sum()
+        box = (1 - overlap) * valid
+        num_predictions = [len(outputs) for outputs in flat]
+        firsts = accumulate(num_predictions[:-1], initial=0)  # of each level in `objectness`
+        places = torch.cat([index + first for index, first in zip(own, firsts, strict=True)])
+        best = torch.zeros_like(objectness).scatter_reduce(0, places, overlap.detach() * valid, "amax")
+        obj = self._cross_entropy(objectness, best, self.config.obj_pw)
         cls, num_scores = self._classes(picked[:, 5:], assignment, valid)
-        num_valid = valid.sum()
-        counts = torch.stack((num_valid, torch.full_like(num_valid, objectness.numel()), num_scores * num_valid))
-        return torch.stack((box, obj, cls)), counts
+
+        num_valid = _sums(valid, assignment.sizes)
+        counts = torch.stack((num_valid, grids.prod(1) * (len(levels[0]) * levels[0].shape[1]), num_scores * num_valid))
+        sums = torch.stack((_sums(box, assignment.sizes), _sums(obj, num_predictions), _sums(cls, assignment.sizes)))
+        return LossSums(sums, counts)
+
+    def _grids_of(self, levels: Sequence[Tensor]) -> Tensor:
+        """(levels, 2) heights and widths, float32, on the device of the levels. Copied once for each shape."""
+        shapes = tuple(tuple(level.shape[2:4]) for level in levels)
+        device = levels[0].device
+        if shapes not in self._grids or self._grids[shapes].device != device:
+            self._grids[shapes] = torch.tensor(shapes, dtype=torch.float32).to(device, non_blocking=True)
+        return self._grids[shapes]
 
     def _classes(self, logits: Tensor, assignment: Assignment, valid: Tensor) -> tuple[Tensor, int]:
-        """Summed cross-entropy of class scores, and the number of scores per assigned prediction."""
+        """(k,) summed cross-entropies of class scores, and the number of scores per assigned prediction."""
         if self.num_classes == 1:
-            return logits.new_zeros(()), 0
+            return torch.zeros_like(valid), 0
         half = self.config.label_smoothing / 2
         hit = assignment.classes[:, None] == torch.arange(self.num_classes, device=logits.device)
         loss = self._cross_entropy(logits, hit * (1 - 2 * half) + half, self.config.cls_pw)
-        return (loss.sum(1) * valid).sum(), self.num_classes
+        return loss.sum(1) * valid, self.num_classes
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
         """Elementwise binary cross-entropy, or focal loss with fl_gamma > 0 (Lin et al. 2017, arXiv:1708.02002)."""
@@ -102,3 +114,8 @@ class AnchorLoss:
         miss = targets * (1 - probability) + (1 - targets) * probability
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
         return loss * alpha * miss.clamp(min=TINY) ** self.config.fl_gamma
+
+
+def _sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(levels,) sums of consecutive parts of these sizes."""
+    return torch.stack([part.sum() for part in values.split(list(sizes))])

@@ -107,25 +107,24 @@ def _measure(boxes: Tensor, scores: Tensor, image: Tensor, kind: Tensor, truth: 
 
 
 class Assignment(NamedTuple):
-    """The candidates of one level, k = 5 x anchors x targets rows."""
+    """The candidates of all levels, one level after the other: k = levels x 5 x anchors x targets rows."""
 
-    image: Tensor  # (k,) int64, image in the batch
-    anchor: Tensor  # (k,) int64
-    row: Tensor  # (k,) int64, cell
-    column: Tensor  # (k,) int64, cell
+    prediction: Tensor  # (k,) int64, among those of its level in the order images, rows, columns, anchors
+    anchors: Tensor  # (k, 2) width and height in cells
     boxes: Tensor  # (k, 4) centre x and y relative to the cell, width and height, all in cells
     classes: Tensor  # (k,) int64
     valid: Tensor  # (k,) bool; others are ignored
+    sizes: tuple[int, ...]  # rows of each level
 
     def kept(self) -> Assignment:
         """The valid candidates only (synchronises with a GPU)."""
-        return Assignment(*(field[self.valid] for field in self))
+        sizes = tuple(int(valid.sum()) for valid in self.valid.split(self.sizes))
+        return Assignment(self.prediction[self.valid], self.anchors[self.valid], self.boxes[self.valid],
+                          self.classes[self.valid], self.valid[self.valid], sizes)
 
 
-def assign(
-    targets: Tensor, anchors: Tensor, grid: tuple[int, int], image_size: tuple[int, int], anchor_t: float
-) -> Assignment:
-    """Cells and anchors of one level assigned to each target.
+def assign(targets: Tensor, anchors: Tensor, grids: Tensor, image_size: tuple[int, int], anchor_t: float) -> Assignment:
+    """Cells and anchors of each level assigned to each target. All levels at once: a GPU needs a third of the launches.
 
     Anchors: those whose sides both differ from the target's by a factor strictly below `anchor_t`.
     Cells: the one with the target's centre, and the nearer horizontal and vertical neighbour, if inside the grid.
@@ -134,37 +133,43 @@ def assign(
 
     Args:
         targets: (n, 6) rows [image, class, x1, y1, x2, y2], pixels of the network input.
-        anchors: (anchors, 2) widths and heights in cells of this level.
-        grid: (height, width) of this level in cells.
+        anchors: (levels, anchors, 2) widths and heights in cells of their level.
+        grids: (levels, 2) float32, heights and widths of the levels in cells.
         image_size: (height, width) of the network input in pixels.
         anchor_t: largest ratio of sides, > 1.
 
     Returns:
         Candidates, cell indices clamped to the grid.
     """
-    height, width = grid
-    x1, y1, x2, y2 = targets[:, 2:].unbind(1)
-    x, y = (x1 + x2) / 2 * (width / image_size[1]), (y1 + y2) / 2 * (height / image_size[0])
-    size = torch.stack(((x2 - x1) * (width / image_size[1]), (y2 - y1) * (height / image_size[0])), 1)
-    ratio = size / anchors[:, None]
-    fits = torch.maximum(ratio, 1 / ratio).amax(2) < anchor_t  # (anchors, targets)
+    num_levels, num_anchors, num_targets = len(anchors), anchors.shape[1], len(targets)
+    image, kind, x1, y1, x2, y2 = targets.unbind(1)
+    height, width = grids[:, 0, None], grids[:, 1, None]  # (levels, 1)
+    cells_per_row, cells_per_column = height / image_size[0], width / image_size[1]  # of a pixel
+    x, y = (x1 + x2) / 2 * cells_per_column, (y1 + y2) / 2 * cells_per_row  # (levels, targets)
+    size = torch.stack(((x2 - x1) * cells_per_column, (y2 - y1) * cells_per_row), 2)  # (levels, targets, 2)
+    ratio = size[:, None] / anchors[:, :, None]
+    fits = torch.maximum(ratio, 1 / ratio).amax(3) < anchor_t  # (levels, anchors, targets)
 
     centre = torch.ones_like(x, dtype=torch.bool)
-    near = torch.stack((centre, _near_edge(x), _near_edge(y), _near_edge(width - x), _near_edge(height - y)))
-    column = torch.stack((x, x - 0.5, x, x + 0.5, x)).floor().clamp(0, width - 1)  # (5, targets)
-    row = torch.stack((y, y, y - 0.5, y, y + 0.5)).floor().clamp(0, height - 1)
-    boxes = torch.cat((torch.stack((x - column, y - row), 2), size.expand(5, -1, -1)), 2)  # (5, targets, 4)
+    near = torch.stack((centre, _near_edge(x), _near_edge(y), _near_edge(width - x), _near_edge(height - y)), 1)
+    columns = torch.stack((x, x - 0.5, x, x + 0.5, x), 1).floor().clamp(min=0)  # (levels, 5, targets)
+    rows = torch.stack((y, y, y - 0.5, y, y + 0.5), 1).floor().clamp(min=0)
+    column = torch.minimum(columns, width[:, None] - 1)
+    row = torch.minimum(rows, height[:, None] - 1)
+    offsets = torch.stack((x[:, None] - column, y[:, None] - row), 3)
+    boxes = torch.cat((offsets, size[:, None].expand(-1, 5, -1, -1)), 3)  # (levels, 5, targets, 4)
 
-    shape = (5, len(anchors), len(targets))
-    anchor = torch.arange(len(anchors), device=targets.device)[:, None]
+    grid_rows, grid_columns = height[:, None].long(), width[:, None].long()
+    cell = (image.long() * grid_rows + row.long()) * grid_columns + column.long()
+    anchor = torch.arange(num_anchors, device=targets.device)[:, None]
+    shape = (num_levels, 5, num_anchors, num_targets)
     return Assignment(
-        image=targets[:, 0].long().expand(shape).reshape(-1),
-        anchor=anchor.expand(shape).reshape(-1),
-        row=row.long()[:, None].expand(shape).reshape(-1),
-        column=column.long()[:, None].expand(shape).reshape(-1),
-        boxes=boxes[:, None].expand(*shape, 4).reshape(-1, 4),
-        classes=targets[:, 1].long().expand(shape).reshape(-1),
-        valid=(near[:, None] & fits).reshape(-1),
+        prediction=(cell[:, :, None] * num_anchors + anchor).reshape(-1),
+        anchors=anchors[:, None, :, None].expand(*shape, 2).reshape(-1, 2),
+        boxes=boxes[:, :, None].expand(*shape, 4).reshape(-1, 4),
+        classes=kind.long().expand(shape).reshape(-1),
+        valid=(near[:, :, None] & fits[:, None]).reshape(-1),
+        sizes=(5 * num_anchors * num_targets,) * num_levels,
     )
 
 

@@ -81,11 +81,13 @@ def _refusals(index: AnnotationIndex, description: DatasetDescription, split: st
 def _lines(description: DatasetDescription, indices: Mapping[str, AnnotationIndex]) -> Iterator[str]:
     names = next(iter(indices.values())).names
     yield f"{description.file}: {len(names)} classes"
-    yield from dataset_table({split: survey(index) for split, index in indices.items()}, names)
+    counts = {split: survey(index) for split, index in indices.items()}
+    yield from dataset_table(counts, names)
     for split, index in indices.items():
-        yield f"images of {split}: {_sizes(index)}"
+        yield f"sizes of the images of {split}: {_sizes(index)}"
         if len(index.boxes):
-            yield f"boxes of {split}: {_sides(index)}"
+            yield (f"sizes of the boxes of {split}: {_sides(index)}; clipped {counts[split].clipped}, specks "
+                   f"{counts[split].specks}")
     for finding in description.findings:
         yield f"{finding.where}: {finding.what}"
     for split, index in indices.items():
@@ -105,8 +107,7 @@ def _sizes(index: AnnotationIndex) -> str:
 def _sides(index: AnnotationIndex) -> str:
     """The shorter sides of the boxes in pixels of the image."""
     shorter = (index.boxes[:, 2:] - index.boxes[:, :2]).min(axis=1)
-    return (f"shorter side {shorter.min():.4g} to {shorter.max():.4g} px, median {np.median(shorter):.4g} px; "
-            f"{int((shorter < 1).sum())} under 1 px")
+    return f"shorter side {shorter.min():.4g} to {shorter.max():.4g} px, median {np.median(shorter):.4g} px"
 
 
 def _draw(indices: Mapping[str, AnnotationIndex], path: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_container_gives_the_levels_of_its_picture(tmp_path: Path, case: s
         pixels = ImageStore(index, 64, mode, tmp_path / "cache").load(0)  # type: ignore[arg-type]
         assert np.abs(pixels.astype(int) - expected).max() <= 1, mode
     note, = survey(index).notes
-    assert note.startswith("1 images with ")
+    assert note.startswith("1 image with ")
 
 
 def test_the_range_is_the_sets_not_the_images(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_validation_reads_with_the_range_of_the_weights(run: tuple[Path, Path], 
     other = shutil.copytree(data, tmp_path / "other")
     for path in (other / "images").rglob("*.png"):
         write_image(path, PICTURE.astype(np.uint16) * 257)
-    *_, index = validator.check(ValConfig(weights=str(weights), data=str(other / "data.yaml")))
+    index = validator.check(ValConfig(weights=str(weights), data=str(other / "data.yaml"))).labels
     assert index.pixel_range == {"integer": (0, 4095)}
     assert "4095 as white; values beyond them are clipped" in survey(index).notes[0]
     assert ImageStore(index, 64, smooth=True).load(0).max() == 255

@@ -97,6 +97,36 @@ def test_a_snapshot_is_read_like_the_folder(tmp_path: Path, layout: str, change:
             os.path.relpath(path, there.snapshot.folder) for path in other.paths]
 
 
+def test_files_that_match_no_image_are_those_of_the_folder(bucket: Path) -> None:
+    check_other_files(bucket, f"file://{bucket}")
+
+
+def test_files_that_match_no_image_are_those_of_the_folder_in_s3(bucket: Path, s3: None) -> None:
+    check_other_files(bucket, "s3://bucket/other")
+
+
+def check_other_files(bucket: Path, address: str) -> None:
+    """Label files under other spellings and in other folders are found, pictures that are not read are counted."""
+    (bucket / "labels/train/000.txt").rename(bucket / "labels/train/000.TXT")
+    (bucket / "Labels/train").mkdir(parents=True)
+    (bucket / "labels/train/001.txt").rename(bucket / "Labels/train/001.txt")
+    (bucket / "labels/train/002.txt").rename(bucket / "images/train/002.txt")
+    (bucket / "labels/train/orphan.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    (bucket / "images/train/phone.HEIC").write_bytes(b"some picture")
+    if address.startswith("s3://"):
+        upload(bucket, address)
+    here = read_index(read_description(bucket / "data.yaml"), "train")
+    for _ in range(2):  # downloaded, and kept
+        description = read_description(address)
+        there = read_index(description, "train")
+        root = str(description.root)
+        assert there.digest == here.digest
+        for ours, theirs in zip(here.other_files, there.other_files, strict=True):
+            assert str(theirs).replace(root, str(bucket)) == str(ours)
+    assert (len(here.other_files.matched), len(here.other_files.labels), len(here.other_files.images)) == (3, 1, 1)
+    assert not list(Path(root).rglob("*.HEIC"))
+
+
 def test_objects_of_s3_with_unusual_names_are_downloaded(bucket: Path, s3: None) -> None:
     for name in ("ä b#%41.png", "c+d&e=f.png"):
         shutil.copy(bucket / "images" / "val" / "000.png", bucket / "images" / "val" / name)

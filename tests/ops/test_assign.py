@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,11 +19,33 @@ def target(x: float, y: float, width: float = 1, height: float = 1, image: int =
     return [image, class_, *(8 * side for side in box)]
 
 
-def assigned(*targets: list[float], anchors: Tensor = UNIT) -> Assignment:
-    return assign(torch.tensor(targets).view(-1, 6), anchors, GRID, IMAGE_SIZE, anchor_t=4.0).kept()
+class Found(NamedTuple):
+    """The candidates of one level, with the place of each prediction."""
+
+    image: Tensor
+    row: Tensor
+    column: Tensor
+    anchor: Tensor
+    boxes: Tensor
+    classes: Tensor
+    sizes: Tensor  # of the anchors
 
 
-def cells(found: Assignment) -> list[tuple[int, int]]:
+def places(assignment: Assignment, grid: tuple[int, int], num_anchors: int) -> Found:
+    """The place of each prediction, whose number counts images, rows, columns and anchors, the last one fastest."""
+    cell, anchor = assignment.prediction // num_anchors, assignment.prediction % num_anchors
+    height, width = grid
+    return Found(cell // (height * width), cell // width % height, cell % width, anchor, assignment.boxes,
+                 assignment.classes, assignment.anchors)
+
+
+def assigned(*targets: list[float], anchors: Tensor = UNIT, grid: tuple[int, int] = GRID) -> Found:
+    rows = torch.tensor(targets).view(-1, 6)
+    found = assign(rows, anchors[None], torch.tensor([grid]).float(), IMAGE_SIZE, anchor_t=4.0).kept()
+    return places(found, grid, len(anchors))
+
+
+def cells(found: Found) -> list[tuple[int, int]]:
     """Assigned (column, row), sorted."""
     return sorted(zip(found.column.tolist(), found.row.tolist(), strict=True))
 
@@ -83,8 +107,7 @@ def test_images_and_classes_go_with_their_targets() -> None:
 
 def test_pixels_become_cells_on_both_axes() -> None:
     """A grid of other proportions than the image: 16 pixels per cell down, 8 across."""
-    targets = torch.tensor([[0.0, 0, 16, 16, 24, 32]])  # 8 x 16 pixels around (20, 24)
-    found = assign(targets, UNIT, (2, 5), (32, 40), anchor_t=4.0).kept()
+    found = assigned([0.0, 0, 16, 16, 24, 32], grid=(2, 5))  # 8 x 16 pixels around (20, 24)
     assert found.boxes[0].tolist() == [0.5, 0.5, 1.0, 1.0]
     assert (found.row[0].item(), found.column[0].item()) == (1, 2)
 
@@ -96,8 +119,29 @@ def test_no_targets_no_candidates() -> None:
 def test_number_of_candidates_depends_on_the_number_of_targets_alone() -> None:
     """What a GPU need not be waited for."""
     targets = torch.tensor([target(2.25, 1.75), target(0.5, 0.5, 9, 9)])
-    found = assign(targets, torch.ones(3, 2), GRID, IMAGE_SIZE, anchor_t=4.0)
-    assert {len(field) for field in found} == {5 * 3 * 2}
+    found = assign(targets, torch.ones(1, 3, 2), torch.tensor([GRID]).float(), IMAGE_SIZE, anchor_t=4.0)
+    assert {len(field) for field in found[:5]} == {5 * 3 * 2}
+    assert found.sizes == (5 * 3 * 2,)
+
+
+def test_all_levels_at_once_are_each_level_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    corners = torch.rand(20, 2, 2, generator=draw) * torch.tensor([40.0, 32.0])
+    targets = torch.cat((torch.randint(3, (20, 2), generator=draw).float(), corners.amin(1), corners.amax(1)), 1)
+    anchors = torch.rand(3, 2, 2, generator=draw) * 3 + 0.5
+    grids = torch.tensor([[8.0, 10], [4, 5], [2, 3]])
+    together = assign(targets, anchors, grids, IMAGE_SIZE, anchor_t=4.0).kept()
+    alone = [assign(targets, anchors[[level]], grids[[level]], IMAGE_SIZE, anchor_t=4.0).kept() for level in range(3)]
+    assert together.sizes == tuple(each.sizes[0] for each in alone)
+    assert min(together.sizes) > 0
+    for field in ("prediction", "anchors", "boxes", "classes", "valid"):
+        assert torch.equal(getattr(together, field), torch.cat([getattr(each, field) for each in alone])), field
+
+
+def test_each_candidate_has_the_sides_of_its_anchor() -> None:
+    anchors = torch.tensor([[1.0, 1.0], [3.0, 1.0]])
+    found = assigned(target(2.5, 1.5, 2, 2), anchors=anchors)
+    assert torch.equal(found.sizes, anchors[found.anchor])
 
 
 @given(

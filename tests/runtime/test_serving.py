@@ -78,7 +78,7 @@ def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) 
 
 
 def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     model = serving.Model(ServeConfig(weights=str(weights)))

@@ -159,9 +159,9 @@ def test_labels_are_read_as_in_training_or_as_the_validation_asks(trained: Path,
     asked = settings(trained, tmp_path, data=str(data))
     with pytest.raises(DatasetError, match="none of its images can be used"):
         check(asked)
-    accepted = check(asked.model_copy(update={"labels_with_confidence": True})).index
+    accepted = check(asked.model_copy(update={"labels_with_confidence": True})).labels
     trained_so = make_weights(tmp_path / "run", labels_with_confidence=True)
-    assert check(asked.model_copy(update={"weights": str(trained_so)})).index.digest == accepted.digest
+    assert check(asked.model_copy(update={"weights": str(trained_so)})).labels.digest == accepted.digest
     assert not accepted.findings
 
 

@@ -239,6 +239,20 @@ def yolo_cases() -> Iterator[Case]:
         outlined=1,
     )
     yield yolo(
+        "one keypoint without kpt_shape",
+        "1 0.375 0.375 0.25 0.25 0.3 0.42",
+        ((1, 24, 16, 36, 26.88),),
+        r"a\.txt:1: is the first of 1 rows of 7 columns that may be .*\(`kpt_shape: \[1, 2\]` in",
+        outlined=1,
+    )
+    yield yolo(
+        "keypoints with a confidence without kpt_shape",
+        "1 0.375 0.375 0.25 0.25 0.3 0.3 0.97 0.42 0.3 0.88",
+        ((1, 24, 16, 93.12, 56.32),),
+        r"a\.txt:1: is the first of 1 rows of 11 columns .*`kpt_shape: \[3, 2\]` or `kpt_shape: \[2, 3\]`",
+        outlined=1,
+    )
+    yield yolo(
         "keypoints with visibility without kpt_shape",
         f"{ROW}\n0 0.375 0.375 0.25 0.25 0.3 0.3 1 0.4 0.4 0",
         (BOX,),
