@@ -25,7 +25,8 @@ from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.search import MOST_TRIALS
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
-RESERVE_SHARE = 0.005  # of the limit, because trainings take unequal times
+RESERVE_MOST = 0.01  # of the limit
+RESERVE_SHARE = 0.005  # of the limit, in addition, because trainings take unequal times
 SIMULATED = 80  # trials up to which a forecast simulates the schedule
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
 
@@ -206,7 +207,9 @@ class Budget:
     @property
     def _reserve(self) -> float:
         """Seconds at the end in which nothing trains."""
-        return RESERVE_SECONDS + (RESERVE_SHARE * self._limit if self._limit < math.inf else 0.0)
+        if self._limit == math.inf:
+            return RESERVE_SECONDS
+        return min(RESERVE_SECONDS, RESERVE_MOST * self._limit) + RESERVE_SHARE * self._limit
 
     def _closing_seconds(self) -> float | None:
         """Seconds until the end, if exploration ends now."""

@@ -21,9 +21,11 @@ RUNS_PER_FINALIST = 3  # runs on fresh seeds, the default's included, for each f
 def number_of_runs(explored: float, slots: int) -> int:
     """Trainings on fresh seeds after an exploration in the work of so many trainings.
 
-    At least half of the slots train: the others would be idle, because this is the last stage of a sweep.
+    At least as many as train at the same time, because this is the last stage of a sweep: with fewer, slots would be
+    idle. About two of the (virtual) slots are trials that start up while others train; see `tuner.trials_ahead`.
     """
-    return min(max(round(explored / TRAININGS_PER_RUN), slots // 2, 1), MOST_RUNS)
+    at_once = max(slots // 2, slots - 2, 1)
+    return min(max(round(explored / TRAININGS_PER_RUN), at_once), MOST_RUNS)
 
 
 class ConfirmationPlan(NamedTuple):
