@@ -19,7 +19,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held, lock_file
-from ray_yolo.tune import searcher
+from ray_yolo.tune import ray_adapter
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import read_ledger, verify
@@ -65,7 +65,8 @@ class Tune:
     def __init__(self, path: Path, trials: int, monkeypatch: pytest.MonkeyPatch, *, slots: int = 2, order: int = 0,
                  drops: bool = False) -> None:
         self.kept: list[int] = []
-        monkeypatch.setattr(searcher, "keep_trial_processes", lambda controller, trial, count: self.kept.append(count))
+        monkeypatch.setattr(
+            ray_adapter, "keep_trial_processes", lambda controller, trial, count: self.kept.append(count))
         self.ledger, self.draw, self.said = open_ledger(path), random.Random(order), io.StringIO()
         self.dispatcher = dispatcher_of(self.ledger, trials, slots)
         self.measured: list[tuple[float, float]] = []
@@ -232,7 +233,7 @@ class TestLosses:
 def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: bool) -> None:
     dropped: list[str] = []
-    monkeypatch.setattr(searcher, "drop_weights", lambda folder: dropped.append(folder.name))
+    monkeypatch.setattr(ray_adapter, "drop_weights", lambda folder: dropped.append(folder.name))
     tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=drops)
     tune.run()
     tune.callback.check_room()
@@ -246,7 +247,7 @@ def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
 
 def test_weights_stay_while_a_process_holds_their_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[tuple[str, bool]] = []
-    monkeypatch.setattr(searcher, "drop_weights", lambda folder: dropped.append((folder.name, is_held(folder))))
+    monkeypatch.setattr(ray_adapter, "drop_weights", lambda folder: dropped.append((folder.name, is_held(folder))))
     tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=True)
     with ExitStack() as stack:
         for number in range(20):
