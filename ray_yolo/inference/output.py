@@ -31,9 +31,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
-from ray_yolo.data.yolo_txt import shares_of
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import Boxes, Results
+from ray_yolo.inference.results import Boxes, Results, label_rows
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -65,8 +64,7 @@ class Output:
         """
         config, frame = self.config, "" if results.frame is None else f"_{results.frame}"
         if config.save_txt and len(results):
-            rows = label_rows(np.asarray(results.boxes.data), results.orig_shape, scores=config.save_conf)
-            place(self.folder / "labels" / f"{media.stem}{frame}.txt").write_text(rows)
+            results.save_txt(self.folder / "labels" / f"{media.stem}{frame}.txt", config.save_conf)
         if config.save_crop:
             results.save_crop(self.folder / "crops", f"{media.stem}{frame}")
         if config.placement.nosave:
@@ -130,15 +128,17 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
     detected = iter(predictor.detect(pixels) if pixels else ())
     done: _Done = []
     names = dict(enumerate(predictor.names))
-    for media, number, image, error in frames:
+    for frame in frames:
+        media, image = frame.media, frame.pixels
         if image is None:
             empty = Boxes(torch.zeros(0, 6), (0, 0))
-            done.append((media, Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=error), None))
+            unread = Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=frame.error)
+            done.append((media, unread, None))
             continue
         detections, speed = next(detected)
         height, width = image.shape[:2]
         results = Results(np.ascontiguousarray(image[..., ::-1]), media.path, names,
-                          Boxes(torch.from_numpy(detections), (height, width)), speed, number)
+                          Boxes(torch.from_numpy(detections), (height, width)), speed, frame.number)
         done.append((media, results, output.write(media, results) if output else None))
     return done
 
@@ -185,15 +185,6 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: I
     yield from (future.result() for future in waiting)
 
 
-def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:
-    """YOLO rows of detections (n, 6) in an image of `size` (height, width): class, centre x, centre y, width, height
-    (shares of the image) and, on request, the score."""
-    shares = shares_of(detections[:, :4].astype(np.float64), size)
-    lines = [[kind, *share, score] for share, (score, kind) in
-             zip(shares.tolist(), detections[:, 4:].tolist(), strict=True)]
-    return "".join(" ".join(f"{number:g}" for number in line[:None if scores else -1]) + "\n" for line in lines)
-
-
 def to_json(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
     """The text of predictions.json: `names`, and `images` with their detections, one line per image.
 
@@ -233,17 +224,6 @@ def write_tables(output: Output, predictions: Sequence[Prediction], names: Seque
         atomic_write(output.folder / "predictions.json", to_json(predictions, names))
     if config.save_csv:
         atomic_write(output.folder / "predictions.csv", to_csv(predictions, names))
-
-
-def to_payload(predictions: Iterable[Prediction]) -> str:
-    """Predictions as JSON without loss: every float32 keeps its bits."""
-    return json.dumps([[*one._replace(detections=one.detections.tolist())] for one in predictions])
-
-
-def from_payload(text: str) -> list[Prediction]:
-    """The inverse of `to_payload`."""
-    return [Prediction(image, frame, tuple(size), np.array(rows, np.float32).reshape(-1, 6), error)
-            for image, frame, size, rows, error in json.loads(text)]
 
 
 def coco_results(table: np.ndarray, index: AnnotationIndex, description: DatasetDescription, split: str

@@ -204,7 +204,7 @@ def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
 
 
 def test_a_server_that_stops_answers_what_it_holds_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 requests are in flight, as many as came in vain before."""
+    """300 requests are in flight, as many as were lost before."""
     monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.05)
     health = Body(b"", path="/health")
     health.scope["method"] = "GET"
