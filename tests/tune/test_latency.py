@@ -20,7 +20,7 @@ from ray_yolo.tune import latency, tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.latency import Latency, Network, measure, networks, pareto
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.schedule import Failed
+from ray_yolo.tune.ledger_events import FailedEvent
 from ray_yolo.tune.trials import Trial, new_trial
 from ray_yolo.tune.tuner import search
 from tests.support.sweeps import SPACE, make_sweep
@@ -101,7 +101,7 @@ def test_networks_over_the_limit_are_not_trained_and_the_others_end_in_a_table(
     result = search(config, quiet=True)
     lines = read_ledger(result.folder / "ledger.jsonl")
     assert verify(lines) == []
-    failed = {line.trial: line.reason for line in lines if isinstance(line, Failed)}
+    failed = {line.trial: line.reason for line in lines if isinstance(line, FailedEvent)}
     assert failed == {row.number: f"{config.recipe.model} at 128 px takes 128 ms an image, over the limit of 100"
                       for row in result.trials if row.genes["imgsz"] == 128}
     assert len(failed) == 2
