@@ -349,7 +349,7 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
         ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", SweepEvent(
             identity={}, space=Space((), ()), search=Search(), recipe=decided, rungs=(1,), virtual_slots=1))
         requested = config.model_copy(update={"recipe": asked})
-        payload = tuner._payload(requested, ledger, tmp_path / "sweep", None)
+        payload = tuner._payload(requested, ledger, tmp_path / "sweep")
         return task_config(payload, {"trial": "trial0", "genes": {}, "seed": 0, "until": 1})
 
     trial = trained_by({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
