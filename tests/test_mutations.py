@@ -192,14 +192,14 @@ MUTATIONS = (
     ),
     Mutation(
         "data/mosaic.py",
-        "return range(target_y.start, target_y.stop)",
-        "return range(target_y.start + 1, target_y.stop)",
+        "return range(down.target.start, down.target.stop)",
+        "return range(down.target.start + 1, down.target.stop)",
         "data/test_mosaic.py",
     ),
     Mutation("data/augment.py", "image[:rows.start] = image[rows.stop:] =", "_ =", "data/test_augment.py"),
     Mutation("data/augment.py", "-0.4999", "0", "data/test_augment.py"),
     Mutation(
-        "data/augment.py", "(np.arange(256) * gains[0] % 180)", "(np.arange(256) * gains[0])", "data/test_augment.py"
+        "data/augment.py", "(np.arange(256) * hue_gain % 180)", "(np.arange(256) * hue_gain)", "data/test_augment.py"
     ),
     Mutation("data/image_cache.py", " and not (original % part).any()", "", "data/test_image_cache.py"),
     Mutation(
