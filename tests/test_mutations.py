@@ -84,7 +84,7 @@ MUTATIONS = (
         "ops/assign.py", "torch.where(taken | contested[image], ", "torch.where(taken, ", "ops/test_assign_align.py"
     ),
     Mutation("ops/assign.py", "TOP = 10", "TOP = 9", "ops/test_assign_align.py"),
-    Mutation("inference/results.py", "np.ceil(np.asarray", "np.floor(np.asarray", "inference/test_results.py"),
+    Mutation("inference/results.py", "np.ceil(corners", "np.floor(corners", "inference/test_results.py"),
     Mutation(
         "checkpoints/foreign.py",
         "[names.get(number) for number in range(len(names))]",

@@ -142,17 +142,21 @@ class Results:
     def crop(self) -> list[np.ndarray]:
         """The crop of each box, (height, width, 3) uint8 BGR; at least one pixel."""
         height, width = self.orig_shape
-        low = np.asarray(self.boxes.xyxy)[:, :2].astype(int).clip(0, (width - 1, height - 1))
-        high = np.ceil(np.asarray(self.boxes.xyxy)[:, 2:]).astype(int).clip(low + 1, (width, height))
+        corners = np.asarray(self.boxes.xyxy)
+        low = corners[:, :2].astype(int).clip(0, (width - 1, height - 1))
+        high = np.ceil(corners[:, 2:]).astype(int).clip(low + 1, (width, height))
         return [self.orig_img[y1:y2, x1:x2] for (x1, y1), (x2, y2) in zip(low.tolist(), high.tolist(), strict=True)]
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "") -> None:
         """Write each crop as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1."""
-        for number, (piece, kind) in enumerate(zip(self.crop(), self.boxes.cls.tolist(), strict=True), 1):
+        stem = file_name or Path(self.path).stem
+        pieces = zip(self.crop(), self.boxes.cls.tolist(), strict=True)
+        for number, (piece, kind) in enumerate(pieces, 1):
             folder = re.sub(r"[^\w -]", "_", self.names[int(kind)])  # class names are untrusted input
-            path = Path(save_dir) / folder / f"{file_name or Path(self.path).stem}.{number}.jpg"
+            path = Path(save_dir) / folder / f"{stem}.{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(cv2.imencode(".jpg", piece)[1].tobytes())
+            _, content = cv2.imencode(".jpg", piece)
+            path.write_bytes(content.tobytes())
 
     def to_df(self) -> pd.DataFrame:
         """One row per detection: xmin, ymin, xmax, ymax in pixels, confidence, class, name."""
