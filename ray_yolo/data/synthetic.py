@@ -162,7 +162,8 @@ def _write(drawing: SyntheticDataset, folder: Path) -> None:
         for split, count in enumerate((drawing.num_train, drawing.num_val)):
             for kind in ("images", "labels"):
                 (folder / kind / _SPLITS[split]).mkdir(parents=True)
-            list(pool.map(partial(_write_image, drawing, folder, split), range(count)))
+            written = pool.map(partial(_write_image, drawing, folder, split), range(count))
+            list(written)  # waits, and raises the first error
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES[:drawing.num_classes]))
     (folder / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames:\n{names}")
 

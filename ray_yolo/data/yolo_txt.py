@@ -119,8 +119,10 @@ def _box_of_keypoints(shares: Sequence[float], rules: LabelRules, place: str) ->
     assert rules.keypoints
     count, dimensions = rules.keypoints
     expected = 4 + count * dimensions
-    extra = 1 if rules.options.with_confidence else 0
-    if len(shares) not in (4, 4 + extra, expected, expected + extra):
+    lengths = [4, expected]
+    if rules.options.with_confidence:
+        lengths += [5, expected + 1]
+    if len(shares) not in lengths:
         raise UnreadableLabelsError(place, f"has {1 + len(shares)} columns; with kpt_shape: [{count}, {dimensions}] a "
                                            f"row has {1 + expected}, or 5 without keypoints")
     return _inside(shares[:4], place)
@@ -170,9 +172,9 @@ def _encloses_exactly(shares: Sequence[float]) -> bool:
     """Whether the first four numbers are the box of the points after them."""
     x, y, width, height = shares[:4]
     across, down = shares[4::2], shares[5::2]
-    differences = (min(across) - (x - width / 2), max(across) - (x + width / 2),
-                   min(down) - (y - height / 2), max(down) - (y + height / 2))
-    return all(abs(difference) <= _SAME for difference in differences)
+    sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+    around = (min(across), min(down), max(across), max(down))
+    return all(abs(one - other) <= _SAME for one, other in zip(around, sides, strict=True))
 
 
 def _outline(shares: list[float], rules: LabelRules, place: str) -> list[float]:
