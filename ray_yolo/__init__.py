@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["YOLO", "__version__"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name == "YOLO":
         from ray_yolo.api import YOLO

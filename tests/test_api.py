@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +16,10 @@ from PIL import Image
 
 from ray_yolo import YOLO
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.core.errors import ConfigError, InputError
+from ray_yolo.core.errors import ConfigError, InputError, ResourcesError
 from ray_yolo.models.detector import Detector
 from ray_yolo.runtime.predictor import predict
+from tests.support.jobs import make_dataset
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
 from tests.support.weights import make_weights
@@ -122,3 +126,79 @@ def test_a_model_without_weights_says_so(call: str) -> None:
     arguments = ["a.png"] if call == "predict" else []
     with pytest.raises(InputError, match=f"^{call}: this model has no weights yet"):
         getattr(model, call)(*arguments)
+
+
+def test_a_model_says_what_it_is(weights: Path) -> None:
+    fresh = repr(YOLO("yolov5n", nc=2))
+    assert re.fullmatch(r"YOLO\(yolov5n: 2 classes, [\d,]{9} parameters, no weights yet\)", fresh)
+    assert repr(YOLO(weights)).endswith(f"parameters, weights {weights})")
+
+
+def test_the_folder_of_a_run_means_its_best_weights(weights: Path, tmp_path: Path) -> None:
+    run = tmp_path / "exp"
+    (run / "weights").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"exp: is a folder without weights/best.pt; give the folder of a run"):
+        YOLO(run)
+    shutil.copy(weights, run / "weights" / "last.pt")
+    assert str(run / "weights" / "last.pt") in repr(YOLO(run))
+    shutil.copy(weights, run / "weights" / "best.pt")
+    model = YOLO(run)
+    assert str(run / "weights" / "best.pt") in repr(model)
+    assert len(model(PICTURE[..., ::-1])[0]) == len(YOLO(weights)(PICTURE[..., ::-1])[0])
+
+
+def test_a_model_file_that_is_not_there_means_the_model_of_its_name() -> None:
+    model = YOLO("yolov8n.yaml", nc=3)
+    assert repr(model).startswith("YOLO(yolov8n: 3 classes")
+    with pytest.raises(InputError, match=r"yolov99n.yaml"):
+        YOLO("yolov99n.yaml")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", [0, "cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there_is_one_line(model: YOLO, device: str | int) -> None:
+    with pytest.raises(ResourcesError) as caught:
+        model("a.png", device=device)
+    assert str(caught.value) == (f"device: {device} was requested, but this machine has 0 GPUs that torch can use; use "
+                                 "device='cpu', or leave it out")
+
+
+def test_what_is_no_device_is_refused(model: YOLO) -> None:
+    with pytest.raises(InputError, match=r"^device: 'gpu' is no device"):
+        model("a.png", device="gpu")
+
+
+def test_prediction_refuses_what_it_would_ignore(model: YOLO) -> None:
+    with pytest.raises(InputError, match=r"^weights: this model has its own; use YOLO\('other.pt'\)"):
+        model("a.png", weights="other.pt")
+    with pytest.raises(InputError, match=r"^nosave: use save=True"):
+        model("a.png", nosave=False)
+
+
+def test_the_help_of_each_call_lists_its_settings() -> None:
+    for call, setting in ((YOLO.train, "epochs"), (YOLO.val, "coco"), (YOLO.predict, "vid_stride"),
+                          (YOLO.__call__, "save"), (YOLO.export, "opset"), (YOLO.tune, "trials")):
+        assert setting in inspect.signature(call).parameters
+        assert f"\n    {setting}" in (inspect.getdoc(call) or "")
+    assert inspect.signature(YOLO.train).parameters["epochs"].default == 100
+
+
+@pytest.mark.long
+def test_functions_are_called_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_dataset(tmp_path, 8)
+    epochs: list[int] = []
+    ends: list[object] = []
+    result = YOLO("yolov5n").train(
+        data="data.yaml", epochs=2, imgsz=64, batch=4, threads=1, num_workers=0, noplots=True, mlflow_uri="off",
+        callbacks={"on_epoch_end": lambda event: epochs.append(event["epoch"]), "on_run_end": ends.append})
+    assert epochs == [0, 1]
+    assert ends == [result]
+    resumed = YOLO(result.run_dir)
+    with pytest.raises(InputError, match=str(result.run_dir)):
+        resumed.train(resume=True)  # its run, which has ended
+
+
+def test_a_search_takes_no_functions() -> None:
+    with pytest.raises(InputError, match=r"^callbacks: the trials of a search run in other processes"):
+        YOLO("yolov5n").tune(callbacks={"on_epoch_end": print})

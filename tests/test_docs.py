@@ -109,6 +109,19 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+@pytest.mark.slow
+def test_python_blocks_of_the_pages_run(tmp_path: Path) -> None:
+    """The README's training first: the pages use its run."""
+    train = "YOLO('yolov5n').train(data='shapes8', imgsz=64, epochs=1, num_workers=0, name='exp', mlflow_uri='off')"
+    pages = PAGES["api"] + PAGES["deploy"]
+    blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
+    assert len(blocks) == 3
+    code = "\n".join(["from ray_yolo import YOLO", train, *blocks])
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **SPINS}, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_notebook_holds_no_outputs() -> None:
     cells = json.loads((DOCS / "first_training.ipynb").read_text())["cells"]
     assert [cell for cell in cells if cell.get("outputs")] == []

@@ -33,7 +33,7 @@ ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
     "--cpus-per-worker 3": lambda trainer: (trainer.scaling_config.resources_per_worker["CPU"], 3),
     "--placement-strategy SPREAD": lambda trainer: (trainer.scaling_config.placement_strategy, "SPREAD"),
     "--accelerator-type A100": lambda trainer: (trainer.scaling_config.accelerator_type, "A100"),
-    "--max-failures 5": lambda trainer: (trainer.run_config.callbacks[0].policy.restarts.limit, 5),
+    "--max-failures 5": lambda trainer: (trainer.run_config.callbacks[0].policy.max_failures, 5),
     "--timeout-seconds 60": lambda trainer: (trainer.backend_config.timeout_s, 60),
 }
 """Words of a flag and how it shows in what Ray is asked for."""

@@ -14,7 +14,7 @@ import torch
 
 from ray_yolo.checkpoints.state_file import read_state, tensors
 from ray_yolo.cli import parse_train
-from ray_yolo.config.recipe import recipe_digest
+from ray_yolo.config.recipe import recipe_digest, resolved_batch
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +31,8 @@ def test_the_commands_differ_in_the_workers_alone() -> None:
     one, two, check = commands()
     first, second = (parse_train(words[2:]).config for words in (one, two))
     assert recipe_digest(first.recipe) == recipe_digest(second.recipe)
-    assert first.recipe.microbatch is None  # the claim is about the default
+    batch, micro = resolved_batch(first.recipe)
+    assert batch // micro >= 2  # each of two workers has a share
     assert first.placement.num_workers != second.placement.num_workers
     assert check[1] == "ray_yolo.verify"
 

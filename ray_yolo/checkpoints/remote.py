@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +27,10 @@ from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.core.redact import redact
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.storage.lease import read_terms
+from ray_yolo.storage.lease import LEASE, read_terms
 from ray_yolo.storage.store import Store, in_parallel, is_address, open_store
 
-LEASE = "lease.json"
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors", ".onnx", ".xml")
 
 
 class _Name(NamedTuple):
@@ -149,6 +150,15 @@ class RemoteCheckpoints:
         if local and int(local.name[5:]) > stored:
             self.put(local, keep=len(listed) + 1)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint.
+
+        Raises:
+            OSError: if storage fails.
+        """
+        return not self._listed()
+
     def drop(self) -> None:
         """Remove all of them."""
         for folder in ("weights", "checkpoints", "states"):  # references before what they name
@@ -207,17 +217,42 @@ def state_key(manifest: dict[str, Any]) -> str:
     return f"states/{manifest['sha256']}.pt"
 
 
+def is_weights(name: str) -> bool:
+    """Whether a name means trained weights: a weights file, or the folder or address of a run."""
+    is_model_file = name.endswith((".yaml", ".yml"))
+    return name.endswith(WEIGHTS_SUFFIXES) or os.path.isdir(name) or (is_address(name) and not is_model_file)
+
+
+def weights_file(weights: str) -> str:
+    """The weights file of a path or an address: of a run's folder, its best weights, or its last ones without these.
+
+    Raises:
+        CheckpointError: for a folder without weights.
+    """
+    if is_address(weights):
+        return weights if weights.endswith(WEIGHTS_SUFFIXES) else f"{weights.rstrip('/')}/weights/best.pt"
+    if not os.path.isdir(weights):
+        return weights
+    for name in ("best.pt", "last.pt"):
+        path = os.path.join(weights, "weights", name)
+        if os.path.isfile(path):
+            return path
+    raise CheckpointError(f"{weights}: is a folder without weights/best.pt; give the folder of a run, or a .pt file")
+
+
 def absolute_weights(weights: str) -> str:
-    """The same weights file as an absolute path or an address."""
-    return weights if is_address(weights) else str(Path(weights).absolute())
+    """The weights file of a path or an address (see `weights_file`), as an absolute path or an address."""
+    file = weights_file(weights)
+    return file if is_address(file) else str(Path(file).absolute())
 
 
 def local_file(weights: str) -> Path:
-    """The file; for an object its copy on this machine.
+    """The weights file of a path (see `weights_file`); of an address, its copy on this machine.
 
     Raises:
         CheckpointError: if there is no such object, it does not match its manifest, or storage fails.
     """
+    weights = weights_file(weights)
     if not is_address(weights):
         return Path(weights).absolute()
     folder, _, name = weights.rpartition("/")

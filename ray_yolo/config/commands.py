@@ -34,7 +34,7 @@ class ValPlacement(ResultsPlacement):
     """Tracking server that records the validation as a run; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder;
     'off': none."""
     max_failures: int = Field(0, ge=-1)
-    """Restarts after worker failures, each from the first image; -1: no limit."""
+    """Times that the share of a lost worker is computed again; -1: no limit."""
 
 
 class LabelFiles(ConfigModel):
@@ -174,8 +174,8 @@ class ExportConfig(NmsConfig):
 
     weights: str
     """Weights to export, such as runs/train/exp/weights/best.pt; the new file is written next to them."""
-    format: Literal["onnx", "torchscript"] = "onnx"
-    """Format of the file."""
+    format: Literal["onnx", "openvino", "torchscript"] = "onnx"
+    """Format of the file; openvino writes an .xml and a .bin file."""
     imgsz: ImageSize = None
     """Sides of the network input in pixels, a multiple of 32; default: as in training."""
     batch_size: int = Field(1, ge=1)

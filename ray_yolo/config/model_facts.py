@@ -24,6 +24,7 @@ _CLOSE_MOSAIC = 10  # of the anchor-free families
 _SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
 
 
+_EXPORTED = (".onnx", ".torchscript", ".engine", ".tflite", ".pb", ".mlpackage", ".mlmodel")
 _OTHER_TASKS = {"seg": "segmentation", "cls": "classification", "pose": "pose estimation",
                 "obb": "detection of rotated boxes", "world": "open-vocabulary detection",
                 "worldv2": "open-vocabulary detection"}
@@ -123,6 +124,9 @@ def check_model_name(model: str) -> None:
     if model.endswith((".pt", ".safetensors")):
         name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
         raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
+    if suffix := next((each for each in _EXPORTED if model.endswith(each)), ""):
+        raise ConfigError(f"model: {model} is an exported model ({suffix[1:]}), which is not read here; give the .pt "
+                          "file that it was made from")
     detector, dash, task = model.rpartition("-")
     if dash and task in _OTHER_TASKS:
         near = f"; {_OTHER_TASKS[task]} is not supported, only detection"

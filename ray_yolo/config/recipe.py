@@ -90,6 +90,15 @@ def _freeze_list(value: object) -> object:
     return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
 
 
+def family_defaults(model: str) -> dict[str, float]:
+    """Defaults of a model's family that differ from those of the fields, by config path."""
+    facts = facts_of(model)
+    if facts is None:
+        return {}
+    defaults = {f"loss.{gain}": value for gain, value in facts.gains.items()}
+    return defaults | ({"augment.close_mosaic": facts.close_mosaic} if facts.close_mosaic else {})
+
+
 class Recipe(ConfigModel):
     """All settings that determine the trained weights."""
 
@@ -175,15 +184,13 @@ class Recipe(ConfigModel):
         """Use the loss gains and `close_mosaic` of the model's family as defaults."""
         if not isinstance(tree, dict):
             return tree
-        facts = facts_of(str(tree.get("model", "")))
-        if facts is None:
-            return tree
-        defaults: dict[str, dict[str, Any]] = {"loss": dict(facts.gains)}
-        if facts.close_mosaic:
-            defaults["augment"] = {"close_mosaic": facts.close_mosaic}
-        sections = {name: {**values, **tree.get(name, {})} for name, values in defaults.items()
-                    if values and isinstance(tree.get(name, {}), dict)}
-        return {**tree, **sections}
+        filled = dict(tree)
+        for path, value in family_defaults(str(tree.get("model", ""))).items():
+            section, field = path.split(".")
+            given = filled.get(section, {})
+            if isinstance(given, dict):
+                filled[section] = {field: value, **given}
+        return filled
 
     @field_validator("batch_size")
     @classmethod

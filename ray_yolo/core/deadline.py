@@ -3,11 +3,13 @@
 A scheduler kills a job some time after SIGTERM, often 30 s. A signal therefore starts a deadline, and everything that
 waits at the end of a command (records, uploads, leases) waits for `seconds_left` at most. In a process that is a
 command, a thread ends the process shortly after the deadline: a request to a storage that does not answer cannot be
-interrupted.
+interrupted. An interrupted command also ends at once after its `atexit` functions: libraries that wait for lost
+processes when the interpreter is taken down cannot be limited otherwise.
 """
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
@@ -32,9 +34,11 @@ _changed = threading.Condition()
 
 
 def end_process_at_deadline() -> None:
-    """State that this process is a command, which ends with its deadline."""
+    """State that this process is a command, which ends with its deadline. Called before Ray is imported."""
     global _ends_process
-    _ends_process = True
+    if not _ends_process:
+        _ends_process = True
+        atexit.register(_end_if_interrupted)  # the first one registered is called last
 
 
 def start(seconds: float, exit_status: int) -> None:
@@ -50,6 +54,13 @@ def start(seconds: float, exit_status: int) -> None:
         _at, _started, _exit_status = time.monotonic() + seconds, time.time(), exit_status
     if _ends_process:
         threading.Thread(target=_end_process, name="ray_yolo deadline", daemon=True).start()
+
+
+def end_with(exit_status: int) -> None:
+    """Note the status of a command that has come to its end, although it was interrupted."""
+    global _exit_status
+    if _exit_status is not None:
+        _exit_status = exit_status
 
 
 def extend(seconds: float) -> None:
@@ -96,7 +107,13 @@ def _end_process() -> None:
             _changed.wait(min(_at + _GRACE_SECONDS - time.monotonic(), threading.TIMEOUT_MAX))
             if _exit_status is None:
                 return
+    _end_if_interrupted()
+
+
+def _end_if_interrupted() -> None:
+    if _exit_status is None or not _ends_process:
+        return
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    os._exit(_exit_status or 1)
+    os._exit(_exit_status)

@@ -272,6 +272,6 @@ def _header(path: str | bytes) -> _Header | None:
         if isinstance(error, SyntaxError):  # Pillow's for PNG files with wrong checksums
             raise UnreadableImageError("is damaged: the checksum (CRC) of a part of this PNG file is wrong") from None
         if isinstance(error, UnidentifiedImageError):
-            raise UnreadableImageError("is not an image that can be read") from None
+            raise UnreadableImageError("is not an image that can be read (UnidentifiedImageError)") from None
         raise UnreadableImageError(f"is damaged or cut off ({error})") from None
     return _Header((width, height) if turned else (height, width), complete=False, frames=frames)

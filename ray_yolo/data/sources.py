@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import logging
 import os
 import re
@@ -22,10 +23,19 @@ from PIL import Image
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.redact import redact
-from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image, values_of_picture
+from ray_yolo.data.images import (
+    SUFFIXES,
+    UNREAD_SUFFIXES,
+    UnreadableImageError,
+    check_image,
+    read_image,
+    values_of_picture,
+)
+from ray_yolo.data.notes import counted
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
+_ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same byte
 USUAL_RATE = 30.0  # frames per second of a video without a rate
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
 _log = logging.getLogger(__name__)
@@ -67,12 +77,17 @@ def find_media(source: str) -> list[Media]:
         return [Media(source, shown, re.sub(r"\W+", "_", shown.partition("?")[0]).strip("_"))]
     kinds = SUFFIXES | VIDEO_SUFFIXES
     try:
-        found = files_of(source)
+        files = files_of(source)
     except DatasetError as error:
         raise InputError(f"source: {error}") from None
-    paths = sorted({os.path.abspath(path) for path in found if suffix(path) in kinds and os.path.isfile(path)})
+    paths = sorted({os.path.abspath(path) for path in files if suffix(path) in kinds and os.path.isfile(path)})
+    unread = sorted(path for path in files if suffix(path) in UNREAD_SUFFIXES)
+    note = f"{counted(unread, 'picture')} in formats that are not read; use JPEG or PNG" if unread else ""
     if not paths:
-        raise InputError(f"source: no images and no videos in {source} (looked for {', '.join(sorted(kinds))})")
+        raise InputError(f"source: no images and no videos in {source} (looked for {', '.join(sorted(kinds))})"
+                         f"{note and f'; {note}'}")
+    if note:
+        _log.warning("source: %s", note)
     root = source if os.path.isdir(source) else os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, root) for path in paths]
     stems = unique_stems(names)
@@ -255,7 +270,8 @@ class Frame(NamedTuple):
 
     media: Media
     number: int | None = None  # of a video, counted from 1
-    pixels: np.ndarray | None = None  # (height, width, 3) RGB values; None: a file not read yet
+    pixels: np.ndarray | None = None  # (height, width, 3) RGB values; None: not read yet
+    content: bytes | None = None  # of a file; None: it is read from the path
     error: str = ""  # why it cannot be read
 
     def read(self, pixel_range: PixelRange = OWN_RANGE) -> Frame:
@@ -264,9 +280,10 @@ class Frame(NamedTuple):
             return self
         if self.pixels is not None:
             return self._replace(pixels=to_levels(self.pixels, pixel_range))
+        file = self.media.path if self.content is None else self.content
         try:
-            check_image(self.media.path)
-            return self._replace(pixels=read_image(self.media.path, pixel_range=pixel_range))
+            check_image(file)
+            return self._replace(pixels=read_image(file, pixel_range=pixel_range))
         except UnreadableImageError as error:
             return self._replace(error=str(error))
         except OSError as error:
@@ -276,7 +293,7 @@ class Frame(NamedTuple):
 class InputSource(NamedTuple):
     """The parsed input of a prediction."""
 
-    parts: Sequence[tuple[Media, np.ndarray | None]]  # files, streams, and arrays with their pixels
+    parts: Sequence[tuple[Media, np.ndarray | bytes | None]]  # files, streams; arrays with pixels; files' contents
 
     @property
     def alone(self) -> bool:
@@ -290,6 +307,9 @@ class InputSource(NamedTuple):
         """In the given order: the images, files not read yet, and every `stride`-th frame of videos from the first on.
         """
         for media, pixels in self.parts:
+            if isinstance(pixels, bytes):
+                yield Frame(media, content=pixels)
+                continue
             if pixels is not None or not media.is_video:
                 yield Frame(media, pixels=pixels)
                 continue
@@ -307,13 +327,14 @@ def read_source(source: object) -> InputSource:
     - an argument of `find_media` (path, folder, pattern, list file, camera number, address of a stream): str, Path, int
     - an array (height, width, 3) uint8 BGR as in OpenCV, or grey, or BGRA
     - a PIL image
+    - the content of an image file: bytes, or a binary file such as io.BytesIO, which is read to its end
     - a tensor (B, 3, height, width) or (3, height, width) RGB in 0..1, which is rounded to eight bits
 
     Raises:
         InputError: for anything else.
     """
     inputs = list(source) if isinstance(source, list | tuple) else [source]
-    found: list[tuple[Media, np.ndarray | None]] = []
+    found: list[tuple[Media, np.ndarray | bytes | None]] = []
     for number, value in enumerate(inputs):
         found += _media_or_pixels(value, number)
     taken = Counter(media.stem for media, _ in found)
@@ -325,18 +346,23 @@ def read_source(source: object) -> InputSource:
     return InputSource(parts)
 
 
-def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray | None]]:
-    """The files of one input, or its images with their pixels; `number` is the input's."""
+def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray | bytes | None]]:
+    """The files of one input, or its images with their pixels or content; `number` is the input's."""
     if isinstance(value, str | Path | int):
         return [(media, None) for media in find_media(str(value))]
-    if isinstance(value, torch.Tensor):
+    images: Sequence[np.ndarray | bytes]
+    if isinstance(value, bytes | bytearray | memoryview):
+        images = [bytes(value)]
+    elif isinstance(value, io.BufferedIOBase):
+        images = [value.read()]
+    elif isinstance(value, torch.Tensor):
         batch = value if value.ndim == 4 else value[None]
         images = [_from_tensor(image) for image in batch]
     elif isinstance(value, Image.Image):
         images = [values_of_picture(value)]
     else:
         images = [_from_array(value)]
-    parts: list[tuple[Media, np.ndarray | None]] = []
+    parts: list[tuple[Media, np.ndarray | bytes | None]] = []
     for position, pixels in enumerate(images):
         name = f"image{number}" if len(images) == 1 else f"image{number}_{position}"
         parts.append((Media(f"{name}.jpg", f"{name}.jpg", name), pixels))
@@ -344,9 +370,13 @@ def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray
 
 
 def _from_tensor(picture: torch.Tensor) -> np.ndarray:
-    if picture.ndim != 3 or len(picture) != 3 or not picture.is_floating_point():
+    if picture.ndim != 3 or len(picture) != 3 or not picture.is_floating_point() or picture.numel() == 0:
         raise InputError(f"source: a tensor of {picture.dtype} {tuple(picture.shape)}; expected floats (B, 3, height, "
                          "width) in 0..1")
+    low, high = (float(limit) for limit in picture.detach().aminmax())
+    if not (low >= -_ROUNDED and high <= 1 + _ROUNDED):  # also NaN
+        raise InputError(f"source: a tensor with values from {low:g} to {high:g}; expected 0..1 (divide 0..255 by 255, "
+                         "and undo a normalisation by mean and deviation)")
     scaled = picture.detach().cpu().float().clamp(0, 1) * 255
     return np.ascontiguousarray(scaled.round().byte().permute(1, 2, 0).numpy())
 
@@ -363,5 +393,5 @@ def _from_array(picture: Any) -> np.ndarray:
 
 
 def _unknown_input(what: str) -> InputError:
-    return InputError(f"source: {what}; expected a path, (height, width, 3) uint8 BGR pixels, a PIL image, a tensor "
-                      "or a list of these")
+    return InputError(f"source: {what}; expected a path, (height, width, 3) uint8 BGR pixels, a PIL image, a tensor, "
+                      "the bytes of a file, or a list of these")

@@ -1,15 +1,16 @@
 """Exact, sharded validation: each image once, with the same results for any number of workers.
 
 Batches depend only on the data set. Workers evaluate whole batches. Their results are gathered as rows and sorted into
-the data set's order before any sum.
+the data set's order before any sum. A training gathers them through its process group (`evaluate`); a validation on its
+own combines what its workers return (`evaluate_batches`, `combine`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,14 @@ from ray_yolo.ops.nms import select
 
 STAGES = ("preprocess", "inference", "postprocess")
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
+
+
+class EvaluatedBatches(NamedTuple):
+    """The results of some batches of a validation."""
+
+    sums: Tensor  # (batches, 1 + 2 x terms x counts) float64 rows [first image, numerators, counts]
+    rows: Tensor  # (n, 8) float32 detections, as in `Evaluation`, in the order of the batches
+    seconds: Tensor  # (1, 3) float64, by stage
 
 
 @dataclass(frozen=True)
@@ -95,15 +104,46 @@ def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, 
     return coco_metrics(found, truth)._asdict()
 
 
-@torch.no_grad()
 def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
              index: AnnotationIndex, config: EvaluateConfig, precision: str, collectives: Collectives,
              device: torch.device) -> Evaluation:
     """Evaluate the model on the worker's `batches` and combine the results of all workers. Collective.
 
-    A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
-    mean of means.
+    Only worker 0 receives all detections, and computes the metrics.
     """
+    own = evaluate_batches(model, family, loss, batches, index, config, precision, device)
+    totals = collectives.gather(own.sums)
+    table = _by_image(collectives.gather_on_first(own.rows))
+    metrics = share_metrics(metrics_of(table, index) if collectives.worker == 0 else None, collectives)
+    seconds = collectives.gather(own.seconds)
+    return Evaluation(metrics, _losses(loss, totals), table, _speed(seconds, index))
+
+
+def combine(parts: Sequence[EvaluatedBatches], loss: Criterion, index: AnnotationIndex) -> Evaluation:
+    """The results of a validation from those of all its batches, whose division into parts has no effect."""
+    table = _by_image(torch.cat([part.rows for part in parts]))
+    losses = _losses(loss, torch.cat([part.sums for part in parts]))
+    seconds = torch.cat([part.seconds for part in parts])
+    return Evaluation(metrics_of(table, index), losses, table, _speed(seconds, index))
+
+
+def _by_image(rows: Tensor) -> np.ndarray:
+    """Detections in the data set's order; those of an image keep their order."""
+    table = rows.numpy()
+    return table[np.argsort(table[:, 0], kind="stable")]
+
+
+def _speed(seconds: Tensor, index: AnnotationIndex) -> dict[str, float]:
+    """Mean milliseconds per image by stage, from rows of seconds by stage."""
+    totals = seconds.sum(0).tolist()
+    return {name: 1e3 * total / len(index) for name, total in zip(STAGES, totals, strict=True)}
+
+
+@torch.no_grad()
+def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
+                     index: AnnotationIndex, config: EvaluateConfig, precision: str, device: torch.device
+                     ) -> EvaluatedBatches:
+    """Evaluate the model on some batches of the data set. The results are on the host."""
     model.eval()
     rows: list[Tensor] = [torch.zeros(0, 8)]
     sums: list[Tensor] = []
@@ -127,13 +167,8 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         rows += [_match_image(detections.cpu(), batch, number, index) for number, detections in enumerate(selected)]
         timer.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
-    totals = collectives.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
-    table = collectives.gather_on_first(torch.cat(rows)).numpy()
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    metrics = share_metrics(metrics_of(table, index) if collectives.worker == 0 else None, collectives)
-    seconds = collectives.gather(torch.tensor([timer.seconds], dtype=torch.double)).sum(0).tolist()
-    speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
-    return Evaluation(metrics, _losses(loss, totals), table, speed)
+    totals = torch.stack(sums).cpu() if sums else torch.zeros(0, width, dtype=torch.double)
+    return EvaluatedBatches(totals, torch.cat(rows), torch.tensor([timer.seconds], dtype=torch.double))
 
 
 class _StageTimer:
@@ -215,7 +250,11 @@ def _arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _losses(loss: Criterion, totals: Tensor) -> dict[str, float]:
-    """Losses of the data set from rows [first image of a batch, numerators, counts]."""
+    """Losses of the data set from rows [first image of a batch, numerators, counts].
+
+    A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
+    mean of means.
+    """
     ordered = totals[totals[:, 0].argsort(stable=True), 1:]
     numerators, counts = ordered.sum(0).view(2, len(loss.names), -1).float()
     return dict(zip(loss.names, loss.terms(numerators, counts).tolist(), strict=True))

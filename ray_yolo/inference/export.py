@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
+from ray_yolo.checkpoints.remote import weights_file
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.files import replacing
+from ray_yolo.inference.exported import METADATA_SECTION, load_exported
 from ray_yolo.inference.predictor import Trained, check_iou, input_size, load_trained
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.families import Family
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
 
 LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, and of scores
 
-_REQUIRED = ("onnx", "onnxruntime", "onnxscript")
+_ONNX = ("onnx", "onnxruntime", "onnxscript")
+_REQUIRED = {"onnx": _ONNX, "openvino": (*_ONNX, "openvino"), "torchscript": ()}
+_SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torchscript": ".torchscript"}
 
 Run = Callable[[Tensor], np.ndarray]  # an exported model
 
@@ -123,19 +128,21 @@ def export(config: ExportConfig) -> ExportResult:
         RayYoloError: if the outputs differ from those of torch; the file is removed.
     """
     config, trained = check(config)
-    path = Path(config.weights).with_suffix(f".{config.format}")
+    path = Path(config.weights).with_suffix(_SUFFIXES[config.format])
     imgsz = input_size(trained, config.imgsz)
     metadata = {  # YOLOv5's keys, but `detections`; `names` reads as a Python dict
         "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
         "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect",
         "nms" if trained.family.suppress else "detections": str(config.nms)}
+    if trained.pixel_range:
+        metadata["pixel_range"] = json.dumps(dict(trained.pixel_range))
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
-    write = _write_onnx if config.format == "onnx" else _write_torchscript
+    write = {"onnx": _write_onnx, "openvino": _write_openvino, "torchscript": _write_torchscript}[config.format]
     with replacing(path) as temporary, _quiet():
         difference = write(model, config, imgsz, metadata, temporary)
     takes = (f"it takes sides in multiples of {model.detector.grid} px; with predict's padding its detections equal "
              "those of predict")
-    if config.format == "onnx" and not config.dynamic:
+    if config.format != "torchscript" and not config.dynamic:
         takes = (f"it takes squares of {imgsz} px: scale an image to fit and centre it on grey 114; its detections "
                  "then equal those of predict --square (predict alone pads less; for that, export with --dynamic)")
     return ExportResult(path, metadata, difference, takes)
@@ -143,18 +150,23 @@ def export(config: ExportConfig) -> ExportResult:
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     """The configuration completed from the weights, and the weights; raises as `export` does, writes no file."""
-    if config.format == "onnx":
-        missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
-        if missing:
-            raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
+    missing = [name for name in _REQUIRED[config.format] if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = "openvino" if config.format == "openvino" else "export"
+        raise InputError(f"format: {config.format} needs {', '.join(missing)}; install with pip install "
+                         f"ray_yolo[{extra}]")
+    if config.format == "openvino" and config.nms:
+        raise InputError("nms: OpenVINO files have none; leave it out, or export with --format onnx --nms, which "
+                         "OpenVINO reads too")
     if is_address(config.weights):
         raise InputError("weights: the export is written beside them; download them to a local folder first")
-    folder = Path(config.weights).parent
-    trained = load_trained(Path(config.weights))
+    weights = weights_file(config.weights)
+    folder = Path(weights).parent
+    trained = load_trained(Path(weights))
     check_iou(trained, config)
     if not os.access(folder, os.W_OK):
         raise InputError(f"weights: {folder} cannot be written to; copy the weights to a writable folder")
-    return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained
+    return config.model_copy(update={"weights": weights, "imgsz": input_size(trained, config.imgsz)}), trained
 
 
 def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:
@@ -185,6 +197,27 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
         onnx.save(graph, path)
         _onnx_run(path)(example)
     return difference
+
+
+def _write_openvino(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:
+    """Convert the ONNX file. The weights are in a .bin file of the name of the final .xml file, which refers to it."""
+    import openvino
+
+    weights = Path(config.weights).with_suffix(".bin")
+    with TemporaryDirectory(dir=path.parent, prefix=".") as folder:
+        onnx_file = Path(folder) / "model.onnx"
+        difference = _write_onnx(model, config, imgsz, metadata, onnx_file)
+        converted = openvino.convert_model(onnx_file)
+        for key, value in metadata.items():
+            converted.set_rt_info(value, [METADATA_SECTION, key])
+        file = Path(folder) / "model.xml"
+        openvino.save_model(converted, file, compress_to_fp16=False)
+        run = load_exported(file).run
+        own = _compare_predictions(model, lambda images: run(images.numpy()), config.batch_size, imgsz,
+                                   dynamic=config.dynamic)
+        file.with_suffix(".bin").replace(weights)
+        file.replace(path)
+    return max(difference, own)
 
 
 def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str],

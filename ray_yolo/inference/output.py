@@ -31,9 +31,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
-from ray_yolo.data.yolo_txt import shares_of
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import Boxes, Results
+from ray_yolo.inference.results import Boxes, Results, label_rows
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -66,8 +65,7 @@ class Output:
         config = self.config
         stem = media.stem if results.frame is None else f"{media.stem}_{results.frame}"
         if config.save_txt and len(results):
-            rows = label_rows(np.asarray(results.boxes.data), results.orig_shape, scores=config.save_conf)
-            place(self.folder / "labels" / f"{stem}.txt").write_text(rows)
+            results.save_txt(self.folder / "labels" / f"{stem}.txt", config.save_conf)
         if config.save_crop:
             results.save_crop(self.folder / "crops", stem)
         if config.placement.nosave:
@@ -139,17 +137,18 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
     detected = iter(predictor.detect(pixels) if pixels else ())
     done: _Done = []
     names = dict(enumerate(predictor.names))
-    for media, number, image, error in frames:
+    for frame in frames:
+        media, image = frame.media, frame.pixels
         if image is None:
             nothing = np.zeros((0, 0, 3), np.uint8)
-            results = Results(nothing, media.path, names, Boxes(torch.zeros(0, 6), (0, 0)), error=error)
-            done.append((media, results, None))
+            unread = Results(nothing, media.path, names, Boxes(torch.zeros(0, 6), (0, 0)), error=frame.error)
+            done.append((media, unread, None))
             continue
         detections, speed = next(detected)
         height, width = image.shape[:2]
         bgr = np.ascontiguousarray(image[..., ::-1])
         boxes = Boxes(torch.from_numpy(detections), (height, width))
-        results = Results(bgr, media.path, names, boxes, speed, number)
+        results = Results(bgr, media.path, names, boxes, speed, frame.number)
         plot = output.write(media, results) if output else None
         done.append((media, results, plot))
     return done
@@ -198,19 +197,6 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: I
     yield from (future.result() for future in waiting)
 
 
-def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:
-    """YOLO rows of detections (n, 6) in an image of `size` (height, width): class, centre x, centre y, width, height
-    (shares of the image) and, on request, the score."""
-    boxes = shares_of(detections[:, :4].astype(np.float64), size)
-    lines = []
-    for box, (score, kind) in zip(boxes.tolist(), detections[:, 4:].tolist(), strict=True):
-        numbers = [kind, *box]
-        if scores:
-            numbers.append(score)
-        lines.append(" ".join(f"{number:g}" for number in numbers) + "\n")
-    return "".join(lines)
-
-
 def to_json(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
     """The text of predictions.json: `names`, and `images` with their detections, one line per image.
 
@@ -257,21 +243,6 @@ def write_tables(output: Output, predictions: Sequence[Prediction], names: Seque
         atomic_write(output.folder / "predictions.json", to_json(predictions, names))
     if config.save_csv:
         atomic_write(output.folder / "predictions.csv", to_csv(predictions, names))
-
-
-def to_payload(predictions: Iterable[Prediction]) -> str:
-    """Predictions as JSON without loss: every float32 keeps its bits."""
-    rows = [one._replace(detections=one.detections.tolist()) for one in predictions]
-    return json.dumps(rows)  # a NamedTuple becomes a list
-
-
-def from_payload(text: str) -> list[Prediction]:
-    """The inverse of `to_payload`."""
-    predictions = []
-    for image, frame, size, rows, error in json.loads(text):
-        detections = np.array(rows, np.float32).reshape(-1, 6)
-        predictions.append(Prediction(image, frame, tuple(size), detections, error))
-    return predictions
 
 
 def coco_results(table: np.ndarray, index: AnnotationIndex, description: DatasetDescription, split: str

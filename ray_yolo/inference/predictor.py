@@ -14,7 +14,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from ray_yolo.data.image_cache import loaded_sizes, resized
 from ray_yolo.data.pixels import PixelRange, read_pixel_range
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import STAGES, autocast
+from ray_yolo.inference.exported import SUFFIXES as EXPORTED_SUFFIXES
+from ray_yolo.inference.exported import Exported, load_exported
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.heads import Predictions
@@ -50,6 +52,34 @@ class Trained:
     names: tuple[str, ...]
     recipe: Recipe  # of the training; the defaults for a file of plain tensors
     pixel_range: PixelRange = field(default_factory=dict)  # of the training images with more than 8 bits
+
+    @property
+    def imgsz(self) -> int:
+        """Long side of the training's images in pixels."""
+        return self.recipe.imgsz
+
+    @property
+    def grid(self) -> int:
+        """Sides of the network input are multiples of it."""
+        return self.model.grid
+
+    @property
+    def suppress(self) -> bool:
+        """Whether predictions need non-maximum suppression."""
+        return self.family.suppress
+
+
+Opened = Trained | Exported
+"""A model that can predict."""
+
+
+def open_weights(path: Path) -> Opened:
+    """A model with its weights, or an exported network.
+
+    Raises:
+        CheckpointError: if the file cannot be used.
+    """
+    return load_exported(path) if path.suffix in EXPORTED_SUFFIXES else load_trained(path)
 
 
 def load_trained(path: Path) -> Trained:
@@ -127,12 +157,55 @@ class ImageDetections(NamedTuple):
     speed: dict[str, float]  # ms per image: preprocess, inference, postprocess
 
 
+class Network(Protocol):
+    """The network of a predictor."""
+
+    @property
+    def grid(self) -> int: ...  # sides of the input are multiples of it
+    @property
+    def suppress(self) -> bool: ...  # whether predictions need non-maximum suppression
+    @property
+    def takes_rectangles(self) -> bool: ...  # else only squares
+
+    def __call__(self, pixels: np.ndarray, precision: str) -> Predictions:
+        """Predictions of images (B, height, width, 3) uint8 RGB."""
+
+
+@dataclass(frozen=True)
+class TorchNetwork:
+    """A torch module with its decoder."""
+
+    model: Detector  # fused, on its device
+    family: Family
+    device: torch.device
+    takes_rectangles: ClassVar[bool] = True
+
+    @property
+    def grid(self) -> int:
+        """Sides of the input are multiples of it."""
+        return self.model.grid
+
+    @property
+    def suppress(self) -> bool:
+        """Whether predictions need non-maximum suppression."""
+        return self.family.suppress
+
+    def __call__(self, pixels: np.ndarray, precision: str) -> Predictions:
+        """Predictions of images (B, height, width, 3) uint8 RGB."""
+        batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
+        with autocast(self.device, precision):
+            levels = self.model(batch.contiguous(memory_format=torch.channels_last))
+        predictions = self.family.decode(self.model.head, levels)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # or the time would count as postprocessing
+        return predictions
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A callable model: `predictor(image)`. Thread-safe."""
 
-    model: Detector  # fused, on its device
-    family: Family
+    network: Network
     names: tuple[str, ...]
     imgsz: int
     settings: DetectConfig
@@ -147,7 +220,8 @@ class Predictor:
     def detect(self, images: Sequence[np.ndarray]) -> list[ImageDetections]:
         """Detect in images (height, width, 3) uint8 RGB; images of equal padded shape form a batch."""
         start = perf_counter()
-        prepared = [to_network(image, self.imgsz, self.model.grid, rect=self.settings.rect) for image in images]
+        rect = self.settings.rect and self.network.takes_rectangles
+        prepared = [to_network(image, self.imgsz, self.network.grid, rect=rect) for image in images]
         preprocess = (perf_counter() - start) / len(images)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, (pixels, _, _) in enumerate(prepared):
@@ -156,7 +230,7 @@ class Predictor:
         for numbers in by_shape.values():
             start = perf_counter()
             batch = np.stack([prepared[number][0] for number in numbers])
-            boxes, scores = self._forward(batch)
+            boxes, scores = self.network(batch, self.settings.precision)
             inference = (perf_counter() - start) / len(numbers)
             for row, number in enumerate(numbers):
                 start = perf_counter()
@@ -170,15 +244,6 @@ class Predictor:
                 detected[number] = ImageDetections(detections, speed)
         return [detected[number] for number in range(len(images))]
 
-    def _forward(self, pixels: np.ndarray) -> Predictions:
-        batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
-        with autocast(self.device, self.settings.precision):
-            levels = self.model(batch.contiguous(memory_format=torch.channels_last))
-        predictions = self.family.decode(self.model.head, levels)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # or the time would count as postprocessing
-        return predictions
-
     def _select(self, boxes: Tensor, scores: Tensor) -> Tensor:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
@@ -186,31 +251,37 @@ class Predictor:
             best = scores[0].argmax(1)
             chosen = torch.isin(best, torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
-        iou = settings.iou if self.family.suppress else None  # None: the model's boxes need no suppression
+        iou = settings.iou if self.network.suppress else None  # None: the model's boxes need no suppression
         selected = select(boxes, scores, confidence=settings.confidence, iou=iou,
                           max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
         return selected[0]
 
 
-def build_predictor(trained: Trained, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
-    """A predictor for trained weights."""
-    model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
-    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device,
-                     trained.pixel_range)
+def build_predictor(trained: Opened, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
+    """A predictor for trained weights, or for an exported network, which runs on the CPU."""
+    network: Network
+    if isinstance(trained, Exported):
+        network = trained
+    else:
+        model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
+        network = TorchNetwork(model, trained.family, device)
+    return Predictor(network, trained.names, input_size(trained, settings.imgsz), settings, device, trained.pixel_range)
 
 
-def input_size(trained: Trained, imgsz: int | None) -> int:
+def input_size(trained: Opened, imgsz: int | None) -> int:
     """Long side of the network input in pixels; None: that of the training. ConfigError if it is off the grid."""
-    size = imgsz or trained.recipe.imgsz
-    reason = off_grid(size, trained.model.grid)
+    size = imgsz or trained.imgsz
+    reason = off_grid(size, trained.grid)
     if reason:
-        raise ConfigError(f"imgsz: {size} {reason} (these weights have cells of {trained.model.grid} px)")
+        raise ConfigError(f"imgsz: {size} {reason} (these weights have cells of {trained.grid} px)")
+    if isinstance(trained, Exported):
+        trained.check_size(size)
     return size
 
 
-def check_iou(trained: Trained, settings: NmsConfig | EvaluateConfig) -> None:
+def check_iou(trained: Opened, settings: NmsConfig | EvaluateConfig) -> None:
     """Warn, once in a process, of a given `iou` that has no effect: these detections are not suppressed."""
-    if not trained.family.suppress and "iou" in settings.model_fields_set:
+    if not trained.suppress and "iou" in settings.model_fields_set:
         _warn_of_iou()
 
 

@@ -5,17 +5,23 @@ Names and shapes follow Ultralytics' `Results`, so that tools made for it can re
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import cv2
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from ray_yolo.core.formatting import format_count
+from ray_yolo.data.yolo_txt import shares_of
 from ray_yolo.plots.boxes import draw_detections
 
 if TYPE_CHECKING:
@@ -86,6 +92,10 @@ class Boxes:
         """A copy with NumPy arrays."""
         return replace(self, data=np.asarray(self.data))
 
+    def __repr__(self) -> str:
+        height, width = self.orig_shape
+        return f"Boxes({format_count(len(self), 'detection')} in {width} x {height} pixels)"
+
     def __len__(self) -> int:
         return len(self.data)
 
@@ -118,18 +128,52 @@ class Results:
         height, width = self.orig_img.shape[:2]
         return height, width
 
+    def __repr__(self) -> str:
+        frame = "" if self.frame is None else f", frame {self.frame}"
+        height, width = self.orig_shape
+        return f"Results({self.path!r}{frame}, {width} x {height} pixels: {self.verbose()})"
+
+    def verbose(self) -> str:
+        """The number of boxes of each class in words: '2 cats, 1 dog'; or why the file could not be read."""
+        if self.error:
+            return self.error
+        counts = Counter(int(number) for number in self.boxes.cls.tolist())
+        return ", ".join(f"{count} {self.names[number]}" for number, count in sorted(counts.items())) or "no boxes"
+
     def __len__(self) -> int:
         return len(self.boxes)
 
     def __getitem__(self, rows: Any) -> Results:
         return replace(self, boxes=self.boxes[rows])
 
-    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None) -> np.ndarray:
-        """The image with its boxes, class names and scores, (height, width, 3) uint8 BGR. `line_width` is in pixels;
-        left out: 1/200 of the shorter side."""
+    @overload
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None,
+             pil: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None,
+             pil: Literal[True]) -> Image.Image: ...
+
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None, pil: bool = False
+             ) -> np.ndarray | Image.Image:
+        """The image with its boxes, class names and scores, (height, width, 3) uint8 BGR.
+
+        Args:
+            line_width: in pixels; None: 1/200 of the shorter side.
+            pil: return an RGB image of Pillow instead.
+        """
         plot = draw_detections(np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data), self.names,
                                labels=labels, scores=conf, line_px=line_width)
-        return np.ascontiguousarray(plot[..., ::-1])
+        return Image.fromarray(plot) if pil else np.ascontiguousarray(plot[..., ::-1])
+
+    def show(self, **plot: Any) -> None:
+        """Show `plot` in the notebook, or in the system's viewer."""
+        picture = self.plot(**plot, pil=True)
+        if "ipykernel" in sys.modules:
+            from IPython.display import display
+
+            display(picture)
+        else:
+            picture.show()
 
     def save(self, filename: str | Path | None = None, **plot: Any) -> str:
         """Write `plot` to a file, by default results_NAME.jpg in the current folder. Returns its path."""
@@ -158,6 +202,37 @@ class Results:
             _, content = cv2.imencode(".jpg", piece)
             path.write_bytes(content.tobytes())
 
+    def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
+        """Write a label file in YOLO's format and return its path; without boxes it is empty.
+
+        Rows are class, centre x, centre y, width, height (shares of the image) and, with `save_conf`, the score. An
+        existing file is replaced.
+        """
+        path = Path(txt_file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(label_rows(np.asarray(self.boxes.data), self.orig_shape, scores=save_conf))
+        return str(path)
+
+    def summary(self, *, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
+        """A dict per box, best score first: name, class, confidence, and box with x1, y1, x2, y2.
+
+        Args:
+            normalize: boxes as shares of the image instead of pixels.
+            decimals: of the score and the box.
+        """
+        boxes = self.boxes.numpy()
+        corners = boxes.xyxyn if normalize else boxes.xyxy
+        rows = []
+        for number, score, edges in zip(boxes.cls.tolist(), boxes.conf.tolist(), corners.tolist(), strict=True):
+            box = {name: round(edge, decimals) for name, edge in zip(("x1", "y1", "x2", "y2"), edges, strict=True)}
+            rows.append({"name": self.names[int(number)], "class": int(number), "confidence": round(score, decimals),
+                         "box": box})
+        return rows
+
+    def to_json(self, *, normalize: bool = False, decimals: int = 5) -> str:
+        """`summary` as JSON."""
+        return json.dumps(self.summary(normalize=normalize, decimals=decimals), indent=2)
+
     def to_df(self) -> pd.DataFrame:
         """One row per detection: xmin, ymin, xmax, ymax in pixels, confidence, class, name."""
         import pandas as pd
@@ -168,3 +243,14 @@ class Results:
         return table.assign(name=[self.names[kind] for kind in table["class"]])
 
     to_pandas = to_df
+
+
+def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:
+    """YOLO rows of detections (n, 6) in an image of `size` (height, width): class, centre x, centre y, width, height
+    (shares of the image) and, on request, the score."""
+    shares = shares_of(detections[:, :4].astype(np.float64), size)
+    text = ""
+    for share, (score, kind) in zip(shares.tolist(), detections[:, 4:].tolist(), strict=True):
+        numbers = [kind, *share, score] if scores else [kind, *share]
+        text += " ".join(f"{number:g}" for number in numbers) + "\n"
+    return text

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ray_yolo.config.model_facts import check_model_name, family_of_table, plugin_of
+from ray_yolo.config.model_facts import check_model_name, family_of_table, plugin_of, read_model_file
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models import zoo
@@ -100,6 +102,22 @@ def build_model(model: str | Mapping[str, object], num_classes: int, anchors: An
     family = find_family(model)
     architecture = family.models[model] if isinstance(model, str) else read_architecture(model)
     return architecture.build(num_classes, anchors)
+
+
+def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
+    """The model's name, and the contents of its YAML file, if it is one (a missing yolov5s.yaml means yolov5s).
+
+    Raises:
+        ConfigError: for an unknown name.
+        InputError: for a file that cannot be read as YAML.
+    """
+    path = Path(model)
+    if path.suffix not in (".yaml", ".yml"):
+        find_family(model)
+        return model, None
+    if not os.path.exists(model) and path.stem in FAMILY_OF:
+        return path.stem, None
+    return model, read_model_file(path)
 
 
 def compare_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:

@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 
 from ray_yolo.ops.boxes import pairwise_iou
 
+CONFIDENCE, IOU = 0.25, 0.45  # of the detections that count, and of pairs: YOLOv5's
+
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
 
 def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Floats, num_classes: int, *,
-                     confidence: float = 0.25, iou: float = 0.45) -> Ints:
+                     confidence: float = CONFIDENCE, iou: float = IOU) -> Ints:
     """Counts of detected classes by labelled class.
 
     In every image detections and labels of any class are paired by falling overlap, each used once (ties: the first).

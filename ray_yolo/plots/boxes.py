@@ -81,7 +81,8 @@ def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[in
                     labels: bool = True, scores: bool = True, line_px: int | None = None) -> np.ndarray:
     """A copy of an image (height, width, 3) uint8 RGB with a box for each detection, the best on top.
 
-    Fast enough for every frame of a video.
+    Labels do not cover each other, and those of the best detections are placed first: above the box, below it, or
+    inside. A label without a free place is left out. Fast enough for every frame of a video.
 
     Args:
         detections: (n, 6) rows [x1, y1, x2, y2, score, class], best first.
@@ -93,23 +94,44 @@ def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[in
     shorter_side = min(image.shape[:2])
     line_px = line_px or max(2, round(shorter_side / 200))
     font = _font(max(10, round(shorter_side / 40)))
-    for left, top, right, bottom, score, number in detections[::-1].tolist():
+    for *box, _, number in detections[::-1].tolist():
+        canvas.rectangle(tuple(box), outline=COLOURS[int(number) % len(COLOURS)], width=line_px)
+    if not (labels or scores):
+        return np.asarray(picture)
+    taken = np.zeros((0, 4))  # the labels so far, xyxy
+    for *box, score, number in detections.tolist():
         kind = int(number)
-        colour = COLOURS[kind % len(COLOURS)]
-        canvas.rectangle((left, top, right, bottom), outline=colour, width=line_px)
         words = []
         if labels:
             words.append(one_line(names[kind], LONGEST_NAME))
         if scores:
             words.append(f"{score:.2f}")
         text = " ".join(words)
-        if text:
-            _, _, width, height = canvas.textbbox((0, 0), text, font=font)
-            x = max(0, min(left, image.shape[1] - width))  # a wide text is moved into the image
-            y = top - height if top >= height else top  # above the box, or in it at the upper edge of the image
-            canvas.rectangle((x, y, x + width, y + height), fill=colour)
-            canvas.text((x, y), text, fill="white", font=font)
+        _, _, width, height = canvas.textbbox((0, 0), text, font=font)
+        label = _free_place(box, (width, height), image.shape[:2], taken)
+        if label is not None:
+            taken = np.vstack([taken, label])
+            canvas.rectangle(label, fill=COLOURS[kind % len(COLOURS)])
+            canvas.text(label[:2], text, fill="white", font=font)
     return np.asarray(picture)
+
+
+def _free_place(box: Sequence[float], size: tuple[float, float], image: tuple[int, ...], taken: np.ndarray
+                ) -> tuple[float, float, float, float] | None:
+    """The first place (xyxy) at a box where a label of `size` (width, height) covers none of `taken` (n, 4)."""
+    left, top, right, bottom = box
+    width, height = size
+    rows = (top - height, bottom, top, bottom - height)  # above, below, inside at the top, inside at the bottom
+    places = []
+    for y in rows:
+        if 0 <= y <= image[0] - height:
+            places += [(x, y) for x in (left, right - width)]
+    for x, y in places or [(left, top)]:
+        x = max(0.0, min(x, image[1] - width))
+        covered = (taken[:, 0] < x + width) & (taken[:, 2] > x) & (taken[:, 1] < y + height) & (taken[:, 3] > y)
+        if not covered.any():
+            return x, y, x + width, y + height
+    return None
 
 
 @lru_cache

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_yolo.ops.average_precision import GRID, Metrics
+from ray_yolo.ops.confusion import CONFIDENCE, IOU
 from ray_yolo.plots.style import GREY, INK, LINES, dress, new_figure, plain, save
 
 if TYPE_CHECKING:
@@ -72,17 +73,20 @@ def plot_curves(values: Floats, summary: Floats, names: Sequence[str], path: Pat
     return save(figure, path)
 
 
-def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, *, normalised: bool) -> Figure:
+def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, *, normalised: bool,
+                   confidence: float = CONFIDENCE, iou: float = IOU) -> Figure:
     """Detected versus labelled classes, as counts or as shares of each labelled class (column).
 
     Args:
         matrix: (classes + 1, classes + 1), [detected, labelled], the background last.
+        confidence, iou: thresholds that the matrix was counted with; the title names them.
     """
     shares = matrix / np.maximum(matrix.sum(axis=0), 1)
     labels = [*(plain(name, 18) for name in names), "background"]
     side = min(4.0 + 0.55 * len(labels), 16.0)
     figure = new_figure(side + 1.2, side)
-    title = f"Detections by labelled class{', share of each column' if normalised else ''}"
+    thresholds = f"confidence > {confidence:g}, IoU > {iou:g}"
+    title = f"Detections by labelled class{', share of each column' if normalised else ''}\n{thresholds}"
     axes = dress(figure.add_subplot(), title=title, x="Labelled", y="Detected")
     axes.grid(visible=False)
     # Colours show shares in both variants: counts would mainly show which classes are frequent.

@@ -1,11 +1,13 @@
-"""Where a run is stored: the functions whose result differs between runs in a bucket and runs in a folder."""
+"""Where a run is stored: the functions whose result differs between runs in a bucket and runs in a folder.
+
+The code for buckets is imported only for a run in one: it needs torch, whose import takes seconds.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ray_yolo.runs.folders import is_held
-from ray_yolo.runs.remote_run import download_copy, put_results
 from ray_yolo.runs.working_copy import address_of, is_leased
 from ray_yolo.storage.store import is_address
 
@@ -26,7 +28,11 @@ def publish(folder: Path) -> None:
     Raises:
         RayYoloError: if storage refuses.
     """
-    put_results(folder, address_of(folder))
+    address = address_of(folder)
+    if address:
+        from ray_yolo.runs.remote_run import put_results
+
+        put_results(folder, address)
 
 
 def local_folder(run: str, *, whole: bool = True) -> Path:
@@ -38,4 +44,8 @@ def local_folder(run: str, *, whole: bool = True) -> Path:
     Raises:
         InputError: if there is no run at the address, or storage refuses.
     """
-    return download_copy(run, whole=whole) if is_address(run) else Path(run)
+    if not is_address(run):
+        return Path(run)
+    from ray_yolo.runs.remote_run import download_copy
+
+    return download_copy(run, whole=whole)

@@ -2,7 +2,7 @@
 
     <storage>/<project>/<name>/run.json    the requested and the resolved recipe, written at the first start
     <storage>/<project>/<name>/.lock       locked by the driver while it lives (the kernel releases it at its death)
-    <storage>/<project>/<name>/finished    exists once the training has ended and every sink is done or pending
+    <storage>/<project>/<name>/finished    exists once the training has ended; its records may be completed later
 
 Without --name, a command continues the newest unfinished, unlocked run of the same recipe; if there is none, it creates
 a new expN. With --name, it continues an unfinished run of the same recipe. It refuses a finished run, unless --exist-ok
@@ -25,11 +25,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
+from ray_yolo.checkpoints.local import newest_first
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.settings import leaves
 from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.core.files import atomic_write
+from ray_yolo.runs.event_log import EVENTS_FILE, last_of, read_events
 from ray_yolo.runs.folders import (
     exclusive_folder,
     is_held,
@@ -78,6 +81,17 @@ class Run:
         """Whether another process has taken over the run, so that this one must stop."""
         return self.remote is not None and self.remote.is_lost
 
+    def lost_checkpoints(self) -> str:
+        """A warning that training starts again at step 0, although the log has a checkpoint; '': it does not."""
+        saved = last_of(read_events(self.folder / EVENTS_FILE), CheckpointEvent)
+        if saved is None or next(newest_first(self.folder), None) is not None:
+            return ""
+        with suppress(OSError):
+            if self.remote and not self.remote.checkpoints.is_empty:
+                return ""
+        return (f"this run has saved step {saved.step}, but none of its checkpoints is there any more: it starts again "
+                "at step 0 (press Ctrl-C to restore them from a copy first)")
+
     def finish(self) -> None:
         """Mark the run as ended."""
         atomic_write(self.folder / "finished", b"")
@@ -90,7 +104,7 @@ class Run:
             self.remote.release()
         if not self.lock.closed:
             with suppress(OSError):
-                self.lock.truncate(0)  # see `was_abandoned`
+                self.lock.truncate(0)  # it named this process
         self.lock.close()
 
 

@@ -92,7 +92,7 @@ def describe_run(run_dir: Path) -> list[str]:
         raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
     now, active = time.time(), is_active(run_dir)
     startup = read_startup(run_dir) if active else None
-    lines = [f"{location(run_dir)}: {_state(run_dir, events, active, startup)}"]
+    lines = [f"{location(run_dir)}: {describe_state(run_dir, events, active, startup)}"]
     lines += [startup.waits_for] if startup and startup.waits_for else []
     lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
     cost = measure_goodput(events)
@@ -103,7 +103,8 @@ def describe_run(run_dir: Path) -> list[str]:
     return lines + [_warning(event) for event in warnings[-_WARNINGS_SHOWN:]]
 
 
-def _state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
+def describe_state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
+    """The state of a run in words; a few words before a colon or bracket name it."""
     if startup:
         return f"starting: {startup.phase}, {startup.seconds:.0f} s"
     last = last_of(events, StartEvent, EndEvent, RunEvent)

@@ -17,13 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ray_yolo.checkpoints.remote import LEASE
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.runs.record import RECORD_FILE
 from ray_yolo.storage import lease
-from ray_yolo.storage.lease import check_conditions
+from ray_yolo.storage.lease import LEASE, check_conditions
 from ray_yolo.storage.store import in_parallel, is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"

@@ -21,8 +21,7 @@ import ray
 import ray.exceptions
 import torch
 from ray.autoscaler.sdk import request_resources
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from ray_yolo.config.placement import NodeResources, Placement
 from ray_yolo.core.errors import InputError, ResourcesError
@@ -277,31 +276,6 @@ def leave_notice(node: str) -> str:
     """The warning for a draining node, by its id."""
     name = next((each["NodeManagerHostname"] for each in ray.nodes() if each["NodeID"] == node), node)
     return f"node {name} will be taken away: its workers leave after the current step"
-
-
-def run_on_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
-                        gpus: float) -> list[Any]:
-    """The results of a function that runs on the maximum number of workers at the same time, with their CPUs and GPUs.
-
-    Raises:
-        ResourcesError: if resources were not free, or a worker did not answer, within `timeout_seconds`.
-    """
-    group = placement_group([resources_of(placement, gpus)] * placement.max_workers,
-                            strategy=placement.placement_strategy)
-    try:
-        if not group.wait(placement.timeout_seconds):
-            raise ResourcesError(f"{placement.max_workers} workers were not free at once for "
-                                 f"{placement.timeout_seconds:g} seconds; use fewer --num-workers, or wait")
-        remote = ray.remote(function).options(
-            num_cpus=placement.cpus, num_gpus=gpus,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group))
-        return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)],
-                       timeout=placement.timeout_seconds)
-    except ray.exceptions.GetTimeoutError:
-        raise ResourcesError(f"{placement.max_workers} workers did not all answer within {placement.timeout_seconds:g} "
-                             "seconds; use --timeout-seconds to wait longer") from None
-    finally:
-        remove_placement_group(group)
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -94,9 +95,8 @@ def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
         handler = handlers[number]
         if callable(handler):
             handler(number, frame)
-        else:
-            signal.signal(number, handler)
-            os.kill(os.getpid(), number)
+        else:  # by default it would end the process before its `finally` blocks
+            sys.exit(128 + number)
 
     def handle(number: int, frame: Any) -> None:
         if number == signal.SIGHUP:
@@ -169,7 +169,8 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
         return
     notify(MESSAGE)
     until = time.monotonic() + SAVE_SECONDS
-    requests = [folder / STOP_REQUEST for folder in training]
+    stopped = list(training)
+    requests = [folder / STOP_REQUEST for folder in stopped]
     with contextlib.suppress(OSError):  # failing storage must not prevent the usual exit
         for request in requests:
             request.touch()
@@ -184,7 +185,7 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
         finally:
             for request in requests:
                 request.unlink(missing_ok=True)
-    extend_if_saved(logs)
+    extend_if_saved(stopped)
 
 
 def _is_training(events: Iterable[Event]) -> bool:

@@ -1,40 +1,47 @@
-"""Prediction with trained weights: in this process, or on a pool of Ray Data actors, with the same result.
+"""Prediction with trained weights: in this process, or on Ray workers, with the same result.
 
-The driver sends paths; actors return predictions and write pictures. As in training, every node must see the sources
+The driver sends paths; workers return predictions and write pictures. As in training, every node must see the sources
 and the output folder. Ray is imported only where it is used, because the import takes seconds.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from ray_yolo.checkpoints.remote import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.config.placement import share_out
-from ray_yolo.core.errors import InputError, RayYoloError
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import printable
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.build import local_device
-from ray_yolo.inference.output import Output, Prediction, detect_files, from_payload, to_payload, write_tables
-from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, check_iou, load_trained
+from ray_yolo.inference.output import Output, Prediction, detect_files, write_tables
+from ray_yolo.inference.predictor import (
+    Opened,
+    Predictor,
+    build_predictor,
+    check_classes,
+    check_iou,
+    input_size,
+    open_weights,
+)
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
 
-_PARTS_PER_WORKER = 32  # blocks of files; many, so that a worker with long videos does not delay the others
+_PARTS_PER_WORKER = 32  # lists of files; many, so that a worker with long videos does not delay the others
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
 
         gpus = cluster.connect_and_wait(placement)
         shared, _ = share_out(placement, gpus, cluster.free_nodes(placement))
-        detect = partial(_detect_on_ray, config.model_copy(update={"placement": shared}), media, gpus=gpus)
+        detect = partial(_detect_on_workers, config.model_copy(update={"placement": shared}), media, gpus=gpus)
     folder = output_folder(placement, (absolute_weights(config.weights), *(one.path for one in media)))
     output = Output(folder, config)
     try:
@@ -82,7 +89,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     return PredictResult(folder, trained.names, tuple(predictions))
 
 
-def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
+def check(config: PredictConfig) -> tuple[PredictConfig, Opened, list[Media]]:
     """The configuration with the weights' settings, the weights, and the files. Starts and writes nothing.
 
     Raises the same errors as `predict`.
@@ -90,12 +97,12 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     media = find_media(config.source)
     if config.placement.num_workers and any(one.is_stream for one in media):
         raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
-    trained = load_trained(local_file(config.weights))
+    trained = open_weights(local_file(config.weights))
     check_classes(config.classes, trained.names)
     check_iou(trained, config)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
-    return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media
+    return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained, media
 
 
 def _collect(results: Iterable[tuple[Media, list[Prediction]]], media: Sequence[Media], names: Sequence[str], *,
@@ -118,67 +125,47 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     return frames + (", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts)) or "nothing found")
 
 
-def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float
-                   ) -> Generator[tuple[Media, list[Prediction]]]:
-    """`detect_files` on Ray Data actors with `gpus` GPUs each. Files are yielded in any order, each one complete.
+def _detect_on_workers(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float
+                       ) -> Generator[tuple[Media, list[Prediction]]]:
+    """`detect_files` on Ray workers with `gpus` GPUs each. Files are yielded in any order, each one complete.
 
     Raises:
-        RayYoloError: why an actor has failed for good.
+        RayYoloError: why a worker has failed for good.
     """
-    import ray.data
-    import ray.exceptions
+    from ray_yolo.runtime.map_on_workers import map_on_workers
 
     placement = config.placement
     absolute = config.model_copy(update={"weights": absolute_weights(config.weights)})
-    with _quiet():
-        # As bytes, because Arrow has no text for names that are not UTF-8.
-        rows = [{"number": number, **{field: os.fsencode(text) for field, text in one._asdict().items()}}
-                for number, one in enumerate(media)]
-        files = ray.data.from_items(rows,
-                                    override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
-        results = files.map_batches(
-            _Actor, batch_size=None,
-            fn_constructor_args=(absolute, str(output.folder), address_of(output.folder)),
-            num_cpus=placement.cpus, num_gpus=gpus,
-            compute=ray.data.ActorPoolStrategy(min_size=placement.min_workers, max_size=placement.max_workers))
-        try:
-            for row in results.iter_rows():
-                yield media[row["number"]], from_payload(row["found"])
-        except ray.exceptions.RayError as error:  # for an actor that could not start, it contains only the text
-            raise RayYoloError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from error
+    work = _Work(absolute, str(output.folder), address_of(output.folder), gpus)
+    num_parts = min(len(media), _PARTS_PER_WORKER * placement.max_workers)
+    parts = [media[number::num_parts] for number in range(num_parts)]
+    with closing(map_on_workers(_detect_part, work, parts, placement, gpus, retries=placement.max_failures)) as results:
+        for number, predictions in results:
+            yield from zip(parts[number], predictions, strict=True)
 
 
-class _Actor:
-    """Detects objects in one block of files after another."""
+class _Work(NamedTuple):
+    """What all parts of a prediction have in common."""
 
-    def __init__(self, settings: PredictConfig, folder: str, address: str) -> None:
-        import ray
-
-        keep_freed_memory()
-        device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        self._settings, self._folder, self._address = settings, folder, address
-        self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, device)
-
-    def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
-        media = [Media(*map(os.fsdecode, row)) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
-        with tempfile.TemporaryDirectory() if self._address else nullcontext(self._folder) as folder:
-            payloads = [to_payload(predictions) for _, predictions in detect_files(
-                self._predictor, media, Output(Path(folder), self._settings), threads=self._settings.placement.threads)]
-            put_results(Path(folder), self._address)  # no other node sees this folder
-        return {"number": list(part["number"]), "found": payloads}
+    settings: PredictConfig
+    folder: str
+    address: str
+    gpus: float
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Context in which Ray Data prints no progress bars and no execution messages."""
-    import ray.data
+def _detect_part(work: _Work, media: Sequence[Media]) -> list[list[Prediction]]:
+    """The predictions of each file of a part, on a worker. Its pictures are written."""
+    predictor = _worker_predictor(work.settings, "cuda" if work.gpus else "cpu")
+    with tempfile.TemporaryDirectory() if work.address else nullcontext(work.folder) as folder:
+        output = Output(Path(folder), work.settings)
+        results = detect_files(predictor, media, output, threads=work.settings.placement.threads)
+        found = [predictions for _, predictions in results]
+        put_results(Path(folder), work.address)  # no other node sees this folder
+    return found
 
-    context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    bars, level = context.enable_progress_bars, logger.level
-    context.enable_progress_bars = False
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars = bars
-        logger.setLevel(level)
+
+@lru_cache(maxsize=1)
+def _worker_predictor(settings: PredictConfig, device: str) -> Predictor:
+    """The model of a worker process, loaded for its first part."""
+    keep_freed_memory()
+    return build_predictor(open_weights(local_file(settings.weights)), settings, torch.device(device))

@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import class_names, read_weights
 from ray_yolo.checkpoints.remote import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
-from ray_yolo.config.model_facts import off_grid, plugin_of, read_model_file
+from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
@@ -34,22 +33,13 @@ from ray_yolo.core.errors import ConfigError, DatasetError
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import (
-    label_sizes,
-    only_classes,
-    read_index,
-    refuse_count_from_one,
-    require_boxes,
-    sample_images,
-)
-from ray_yolo.data.labels import LabelOptions
-from ray_yolo.data.twins import find_twins
+from ray_yolo.data.dataset_yaml import DatasetDescription
+from ray_yolo.data.index import chosen_by, label_sizes, read_splits, refuse_count_from_one, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.models.detector import count_parameters
-from ray_yolo.models.families import FAMILY_OF, build_model, compare_weights, find_family, load_weights
+from ray_yolo.models.families import build_model, compare_weights, find_family, load_weights, read_model
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.runs.folders import storage_probe
 from ray_yolo.runs.record import RunRecord, TransferRecord
@@ -79,27 +69,14 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     the training images' values. Raises a DatasetError if the data set cannot
     be read as described, or has nothing to train on.
     """
-    description = read_description(recipe.data)
-    options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
-                  for split in ("train", "val"))
+    description, train, val = read_splits(recipe)
     refuse_count_from_one(train, description)
-    val = as_training_reads(val, train)
-    if recipe.classes is not None:
-        check_classes(recipe.classes, train.names)
-        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
-    if recipe.fraction < 1:
-        train = sample_images(train, recipe.fraction, recipe.seed)
+    check_classes(recipe.classes, train.names)
+    train, val = chosen_by(recipe, train, val)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
     return description, replace(train, findings=(*description.findings, *train.findings)), val
-
-
-def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> AnnotationIndex:
-    """Another split with the range of the training images' values, and its twins among the training images."""
-    return replace(index, pixel_range={**index.pixel_range, **train.pixel_range},
-                   twins=find_twins(train.paths, index.paths))
 
 
 def check_model(recipe: Recipe) -> None:
@@ -177,9 +154,11 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     question = recipe, len(train.names), gpus > 0
     if placement.num_workers == 0:
         return decided(images_per_worker=_room_here(*question))
-    from ray_yolo.runtime import cluster
+    from ray_yolo.runtime.map_on_workers import map_on_workers
 
-    return decided(images_per_worker=min(cluster.run_on_every_worker(_room_here, question, placement, gpus)))
+    workers = range(placement.max_workers)
+    results = map_on_workers(_room_on_worker, question, workers, placement, gpus, timeout=placement.timeout_seconds)
+    return decided(images_per_worker=min(room for _, room in results))
 
 
 def with_workers(config: RunConfig, run: Run | None) -> tuple[RunConfig, str]:
@@ -250,6 +229,11 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
     return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
 
 
+def _room_on_worker(question: tuple[Recipe, int, bool], worker: int) -> int:
+    """`_room_here` on a worker."""
+    return _room_here(*question)
+
+
 def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationIndex) -> list[str]:
     """`node_checks.check_nodes` for the storage of a run, or of a new one."""
     from ray_yolo.runtime import node_checks
@@ -306,14 +290,3 @@ def provenance(model: str = "") -> dict[str, Any]:
     return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": commit,
             **{name: version(name) for name in ("torch", "ray")},
             **({plugin.package: plugin.version} if (plugin := plugin_of(model)) else {})}
-
-
-def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
-    """The model's name, and the contents of its YAML file, if it is one (a missing yolov5s.yaml means yolov5s)."""
-    path = Path(model)
-    if path.suffix not in (".yaml", ".yml"):
-        find_family(model)
-        return model, None
-    if not os.path.exists(model) and path.stem in FAMILY_OF:
-        return path.stem, None
-    return model, read_model_file(path)

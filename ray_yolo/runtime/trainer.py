@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -47,7 +48,7 @@ from ray_yolo.runtime.preflight import (
 )
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
-from ray_yolo.sinks.callbacks import Callbacks, Hooks
+from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
 from ray_yolo.sinks.report import dry_placement_line, placement_line, transfer_line
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
@@ -69,17 +70,18 @@ class TrainResult:
     paused: bool = False  #: after `stop_after` epochs, with more to train
 
 
-def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
+def fit(config: RunConfig, *, quiet: bool = False,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
-        trained: Callable[[], None] = lambda: None) -> TrainResult:
+        trained: Callable[[], None] = lambda: None,
+        functions: Mapping[str, object] = MappingProxyType({})) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
         quiet: print nothing.
-        link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
         command: recorded as the command of this training.
         queue: of a standing worker pool; None: start workers for this training.
         trained: called when log and weights are complete, before the records that are derived from them.
+        functions: of the caller, by name, as in `sinks.callbacks`; they replace those of the `callbacks` setting.
 
     Raises:
         InputError: for all user errors, before any cluster work (exit 2).
@@ -87,7 +89,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         TrainingError: if training fails for good (exit 3).
         KeyboardInterrupt: if a stop was requested.
     """
-    hooks = check_early(config)
+    hooks = check_early(config) | check_functions(functions)
     run = _find(config)
     try:
         with StartupStatus(sys.stderr, quiet=quiet) as status:
@@ -109,7 +111,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 resources = resources.model_copy(update={"reasons": (workers_reason, *resources.reasons)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
-            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue,
+            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,
                             trained=trained)
     finally:
         if run:
@@ -119,7 +121,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
-           quiet: bool, link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
+           quiet: bool, queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
     local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
@@ -130,9 +132,11 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
         sinks.append(RayMetrics(run.folder))
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
-        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
+        with RunLogger(run, spec, placement, local=local, quiet=quiet,
                        writer=queue.recorder if queue else None) as run_logger:
             run_logger.emit(resources)
+            if lost := run.lost_checkpoints():
+                run_logger.warn(lost)
             if local:
                 with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
                     summary = cast(Summary, run_session(

@@ -1,17 +1,18 @@
-"""Validation of trained weights: in this process, or divided among Ray workers, with the same numbers."""
+"""Validation of trained weights: in this process, or divided among Ray workers, with the same numbers.
+
+Ray is imported only where workers are requested, because the import takes seconds.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import ray
-import ray.train
-import ray.train.torch
 import torch
 
 from ray_yolo.checkpoints.remote import absolute_weights, local_file
@@ -27,18 +28,22 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
-from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
+from ray_yolo.engine.build import WorkerContext, local_device, val_loader
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
+from ray_yolo.engine.evaluate import (
+    EvaluatedBatches,
+    Evaluation,
+    combine,
+    evaluate_batches,
+    per_class,
+    twelve_numbers,
+)
 from ray_yolo.inference.output import coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
 from ray_yolo.models.blocks import avoid_slow_convolutions
+from ray_yolo.models.criterion import Criterion
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
-from ray_yolo.runtime import cluster
-from ray_yolo.runtime.node_checks import make_snapshots
-from ray_yolo.runtime.workers.failures import FailurePolicy
-from ray_yolo.runtime.workers.torch_trainer import run_torch_trainer
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_errors import explain
 from ray_yolo.sinks.mlflow_plan import plan_validation
@@ -72,6 +77,9 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     config, trained, description, index, note = check(config)
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
+        from ray_yolo.runtime import cluster
+        from ray_yolo.runtime.node_checks import make_snapshots
+
         gpus = cluster.connect_and_wait(placement)
         make_snapshots(index)
         shared, _ = share_out(placement, gpus, cluster.free_nodes(placement))
@@ -83,8 +91,12 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         report(note)
     if findings := write_findings({config.split: index}, folder):
         report(f"WARNING: {findings}")
-    evaluation = (_on_ray(config, index, folder, gpus) if placement.num_workers else
-                  _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
+    if placement.num_workers:
+        parts = _evaluate_on_workers(config, index, gpus)
+    else:
+        device = local_device(placement.gpus_per_worker)
+        parts = [_evaluate_share(trained, config, index, 0, 1, device)]
+    evaluation = combine(parts, _build_loss(trained, config), index)
     if config.classes is not None:
         kept = np.isin(evaluation.detections[:, 6], config.classes)
         evaluation = replace(evaluation, detections=evaluation.detections[kept])
@@ -192,32 +204,42 @@ def _track(config: ValConfig, result: ValResult, uri: str) -> str:
     return f"mlflow run {run_id} at {redact(uri)}"
 
 
-def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, collectives: Collectives,
-              device: torch.device) -> Evaluation:
-    """One worker's share of a validation, combined with the others'. Collective."""
+def _build_loss(trained: Trained, config: ValConfig) -> Criterion:
+    """The loss of the weights' training, on the device of their model."""
+    imgsz = config.imgsz or trained.recipe.imgsz
+    return trained.family.build_loss(trained.model.head, trained.recipe.loss, trained.model.num_classes, imgsz)
+
+
+def _evaluate_share(trained: Trained, config: ValConfig, index: AnnotationIndex, worker: int, num_workers: int,
+                    device: torch.device) -> EvaluatedBatches:
+    """The results of one worker's share of the batches."""
     keep_freed_memory()
     imgsz = config.imgsz or trained.recipe.imgsz
-    context = WorkerContext(collectives=collectives, device=device, loader_processes=config.placement.loader_processes)
+    context = WorkerContext(collectives=Collectives(worker, num_workers), device=device,
+                            loader_processes=config.placement.loader_processes)
     loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, trained.model.grid,
                         config.evaluate.batch_size, context)
     model = trained.model.to(device).to(memory_format=torch.channels_last)
     if device.type == "cpu":
         avoid_slow_convolutions(model)  # as in training: those kernels round differently
-    loss = trained.family.build_loss(model.head, trained.recipe.loss, model.num_classes, imgsz)
-    return evaluate(model, trained.family, loss, loader, index, config.evaluate, config.precision, collectives, device)
+    return evaluate_batches(model, trained.family, _build_loss(trained, config), loader, index, config.evaluate,
+                            config.precision, device)
 
 
-def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
-    payload = {"config": config, "weights": absolute_weights(config.weights), "index": ray.put(index)}
-    policy = FailurePolicy(folder, config.placement.max_failures, lambda event: None)
-    return cast(Evaluation, run_torch_trainer(_worker, payload, config.placement, gpus, policy))
+def _evaluate_on_workers(config: ValConfig, index: AnnotationIndex, gpus: float) -> list[EvaluatedBatches]:
+    from ray_yolo.runtime.map_on_workers import map_on_workers
+
+    placement = config.placement
+    absolute = config.model_copy(update={"weights": absolute_weights(config.weights)})
+    shares = map_on_workers(_evaluate_on_worker, (absolute, index, gpus), range(placement.max_workers), placement, gpus,
+                            retries=placement.max_failures)
+    return [result for _, result in sorted(shares, key=itemgetter(0))]
 
 
-def _worker(payload: dict[str, Any]) -> Evaluation:
-    """Ray Train's train function of a validation."""
-    config, context = payload["config"], ray.train.get_context()
+def _evaluate_on_worker(shared: tuple[ValConfig, AnnotationIndex, float], worker: int) -> EvaluatedBatches:
+    """The share of one worker, on that worker."""
+    config, index, gpus = shared
     torch.set_num_threads(config.placement.threads)
-    collectives = Collectives(context.get_world_rank(), context.get_world_size())
-    index = localize(ray.get(payload["index"], timeout=config.placement.timeout_seconds))
-    trained, _ = _with_classes_of(load_trained(local_file(payload["weights"])), config, index.names)
-    return _evaluate(trained, config, index, collectives, ray.train.torch.get_device())
+    trained, _ = _with_classes_of(load_trained(local_file(config.weights)), config, index.names)
+    device = torch.device("cuda" if gpus else "cpu")
+    return _evaluate_share(trained, config, localize(index), worker, config.placement.max_workers, device)

@@ -1,7 +1,7 @@
 """A user's own functions, called on the driver during training.
 
-A Python path, `package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with
-any of
+`YOLO.train(callbacks={"on_epoch_end": function})` takes functions by name. On the command line a Python path,
+`package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with any of
 
     on_run_start(run_dir, recipe)    once per start of the command, before the first step
     on_epoch_end(event)              once per epoch, with its event: epoch, step, train, val, metrics, ...
@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,10 +38,9 @@ class Callbacks(Sink):
         warn: receives the text of an exception in a function.
     """
 
-    name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0
+    name, interval_seconds, limit_seconds = "callbacks", 0.3, 600.0
 
     def __init__(self, hooks: Hooks, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> None:
-        super().__init__()
         self._hooks, self._run_dir, self._recipe, self._warn = hooks, run_dir, recipe, warn
         self._known = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
         self._new: list[EpochEvent] = []
@@ -64,10 +63,6 @@ class Callbacks(Sink):
             self._call("on_epoch_end", self._new.pop(0).model_dump(mode="json"))
         if last:
             self._call("on_run_end", self.result)
-
-    def abandon(self) -> str:
-        """Stop waiting for a function that does not return."""
-        return f"callbacks: no return after {self.patience_seconds:g} s; the command ends without them"
 
     def _call(self, name: str, *arguments: Any) -> None:
         hook = self._hooks.get(name)
@@ -97,6 +92,22 @@ def load_callbacks(path: str) -> Hooks:
     hooks = {hook: getattr(target, hook) for hook in HOOKS if callable(getattr(target, hook, None))}
     if not hooks:
         raise InputError(f"callbacks: {path}: has no function named {', '.join(HOOKS[:-1])} or {HOOKS[-1]}")
+    return hooks
+
+
+def check_functions(functions: Mapping[str, object]) -> Hooks:
+    """The functions that a caller gave by name.
+
+    Raises:
+        InputError: for a name that is never called, or a value that cannot be called.
+    """
+    hooks: Hooks = {}
+    for name, function in functions.items():
+        if name not in HOOKS:
+            raise InputError(f"callbacks: {name!r} is never called; the names are {', '.join(HOOKS)}")
+        if not callable(function):
+            raise InputError(f"callbacks: {name}: {function!r} is not a function")
+        hooks[name] = function
     return hooks
 
 

@@ -25,6 +25,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import redact
 from ray_yolo.storage.store import Store, StoredObject
 
+LEASE = "lease.json"  # key of the lease of a run
 EXPIRES = 60.0  # seconds
 RENEWS = 10.0  # seconds
 _POLL_SECONDS = 1.0

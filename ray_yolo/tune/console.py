@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -19,19 +18,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import InputError
-from ray_yolo.core.formatting import format_count, format_duration
-from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.location import is_active, local_folder, location
-from ray_yolo.runs.record import LEDGER_FILE
-from ray_yolo.runs.status import describe_run
+from ray_yolo.core.formatting import format_duration
+from ray_yolo.runs.location import location
 from ray_yolo.sinks.console import build_console, print_unwrapped
-from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
 from ray_yolo.tune.schedule import Claimed
-from ray_yolo.tune.trials import Trial, best_trial, best_trials, replay_command, short_value
-
-BEST = 5  # trials in the table
-_REASON_LENGTH = 160
+from ray_yolo.tune.status import result_line, summary_line, table_rows
+from ray_yolo.tune.trials import Trial, replay_command
 
 
 class SweepDisplay:
@@ -103,33 +95,6 @@ class SweepDisplay:
         return "" if seconds is None else f"; about {format_duration(seconds)} left"
 
 
-def table_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """A header, and the best trials with their genes; genes that are equal in all of them are left out."""
-    best = best_trials(trials, BEST)
-    genes = [name for name in (best[0].genes if best else ()) if len({each.genes[name] for each in best}) > 1]
-    return [("trial", "epochs", "fitness", *genes)] + [
-        (str(each.number), str(each.epochs), f"{each.fitness:.4f}", *(short_value(each.genes[name]) for name in genes))
-        for each in best]
-
-
-def summary_line(trials: Sequence[Trial]) -> str:
-    """The progress of a sweep, and its best trial."""
-    whole, failed = (sum(trial.state == state for trial in trials) for state in ("finished", "failed"))
-    best = best_trial(trials)
-    return (f"{format_count(len(trials), 'trial')}, {whole} trained to the end"
-            + (f", {failed} failed" if failed else "")
-            + (f"; best {best.fitness:.4f} (trial {best.number})" if best else ""))
-
-
-def result_line(trial: Trial) -> str:
-    """The last result of a trial on one line. A reason is shortened, without line breaks and colour codes."""
-    if trial.state == "failed":
-        reason = " ".join(Text.from_ansi(trial.reason).plain.split())
-        return f"trial {trial.number} failed: {reason[:_REASON_LENGTH]}{'...' * (len(reason) > _REASON_LENGTH)}"
-    seeds = ", ".join(f"{fitness:.5g} on seed {seed}" for seed, fitness in trial.seeds.items())
-    return f"trial {trial.number}: fitness {trial.fitness:.5g} after {trial.epochs} epochs{seeds and f', {seeds}'}"
-
-
 def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: Claimed | None = None) -> str:
     """The result of a sweep over `recipe`, its claim, and commands that use the result."""
     weights = f"{location(folder)}/weights/best.pt"
@@ -137,30 +102,3 @@ def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: Claimed | 
              f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}",
              f"repeat it:     {replay_command(recipe, best.lineage)}"]
     return "\n".join([*lines, *([f"claim: {claim}"] if claim else [])])
-
-
-def describe_sweep(folder: Path) -> list[str]:
-    """The status of a run or sweep, line by line. A sweep's running trials are described as by `describe_run`.
-
-    Raises:
-        InputError: if the folder is not that of a run or sweep.
-    """
-    if not (folder / LEDGER_FILE).is_file():
-        return describe_run(folder)
-    ledger = read_ledger(folder / LEDGER_FILE)
-    trials = list(read_trials(ledger).values())
-    state = "searching" if is_active(folder) else "finished" if (folder / "finished").exists() else (
-        "interrupted: the same command continues it")
-    lines = [f"{location(folder)}: {state}; {summary_line(trials)}"]
-    lines += [f"  {'  '.join(row)}" for row in table_rows(trials)] * any(trial.epochs for trial in trials)
-    if claim := claim_of(ledger):
-        lines.append(f"claim: {claim}")
-    lines += [result_line(trial) for trial in trials if trial.state == "failed"]
-    for trial in trials:
-        if trial.state == "running":
-            run_dir = folder / "trials" / trial.folder_name
-            with suppress(InputError):  # it has not started
-                run_dir = local_folder(location(run_dir), whole=False)
-            if (run_dir / EVENTS_FILE).is_file():
-                lines += [f"  {line}" for line in describe_run(run_dir)]
-    return lines

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.tune.evolution import Space
@@ -36,6 +35,8 @@ def identity_of(recipe: Recipe, space: Space, train: AnnotationIndex, val: Annot
     for name in sorted(models):
         if Path(name).is_file():  # other names are those of built-in models
             identity[f"model {name}"] = _file_digest(Path(name))
+    from ray_yolo.checkpoints.remote import local_file  # here: it needs torch, and readers of a ledger do not
+
     for name in sorted(weights - {""}):
         identity[f"weights {name}"] = _file_digest(local_file(name))
     return identity

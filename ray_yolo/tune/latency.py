@@ -19,8 +19,7 @@ from ray_yolo.config.settings import canonical
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.predictor import Trained, build_predictor
-from ray_yolo.models.families import build_model, find_family
-from ray_yolo.runtime.preflight import read_model
+from ray_yolo.models.families import build_model, find_family, read_model
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.trials import Trial, network_name, overlay
 
@@ -63,9 +62,14 @@ def networks(space: Space, recipe: Recipe) -> dict[str, Network]:
             for each in recipes}
 
 
-def measure(networks: Mapping[str, Network], num_classes: int, gpus: float) -> dict[str, float]:
+def measure(task: tuple[int, float], networks: Mapping[str, Network]) -> dict[str, float]:
     """Milliseconds per image of each network in this process, in fp32, including suppression: the median of several
-    images, one at a time."""
+    images, one at a time.
+
+    Args:
+        task: the number of classes, and the GPUs of this process.
+    """
+    num_classes, gpus = task
     found, names, device = {}, tuple(map(str, range(num_classes))), local_device(gpus)
     for name, (model, imgsz) in networks.items():
         trained = Trained(build_model(model, num_classes).eval(), find_family(model), names, Recipe(imgsz=imgsz))

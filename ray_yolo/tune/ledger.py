@@ -222,6 +222,16 @@ def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
     return trials
 
 
+def rung_results(lines: Sequence[Line]) -> dict[int, dict[int, float]]:
+    """Fitness by epochs, by trial, on the seed that the trial was first trained with."""
+    first_seeds: dict[int, int] = {}
+    results: dict[int, dict[int, float]] = {}
+    for line in lines:
+        if isinstance(line, Counted) and line.seed == first_seeds.setdefault(line.trial, line.seed):
+            results.setdefault(line.trial, {})[line.epochs] = line.fitness
+    return results
+
+
 def verify(lines: Sequence[Line]) -> list[str]:
     """The inconsistencies of a ledger, one text each; none if every line follows from those before it."""
     begun = begun_of(lines)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, plain, save
+from ray_yolo.core.formatting import format_count
+from ray_yolo.plots.style import COLOURS, GREY, INK, PALE, count_along_x, dress, new_figure, plain, save
 from ray_yolo.tune.schedule import spearman
 from ray_yolo.tune.trials import Trial
 
@@ -25,8 +26,12 @@ COLUMNS = 5
 BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle of its number
 
 
-def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
-    """Draw evolve.png, progress.png, lineage.png, importance.png and parallel.png of a sweep."""
+def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial, results: Mapping[int, Mapping[int, float]]) -> None:
+    """Draw evolve.png, progress.png, rungs.png, lineage.png, importance.png and parallel.png of a sweep.
+
+    Args:
+        results: fitness by epochs, by trial, as from `ledger.rung_results`.
+    """
     finished = [trial for trial in trials if trial.fitness is not None]
     fitness = [trial.fitness for trial in finished if trial.fitness is not None]
     numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
@@ -39,6 +44,9 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
     moved = {name: [float(trial.genes[name]) for trial in whole] for name in numeric}
     plot_importance(moved, [trial.fitness or 0.0 for trial in whole], folder / "importance.png")
     plot_parallel(moved, [trial.fitness or 0.0 for trial in whole], folder / "parallel.png")
+    default = next((trial.seeds for trial in trials if trial.number == 0), {})
+    pairs = {seed: (default[seed], best.seeds[seed]) for seed in default.keys() & best.seeds.keys() if best.number}
+    plot_rungs(results, pairs, best.number, folder / "rungs.png")
     fitness_of = {trial.number: trial.fitness for trial in finished}
     plot_lineage({trial.number: [n for n in trial.ancestors if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")
@@ -76,12 +84,16 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
 def plot_importance(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
     """The rank correlation between each gene and fitness, the largest first.
 
-    It shows monotonic effects of single genes among trials with the same number of epochs.
+    It shows monotonic effects of single genes among n trials with the same number of epochs. The band is the standard
+    error 1/sqrt(n - 1) of a gene without effect; most correlations of such genes are within twice the band.
     """
     shares = {name: spearman(values, fitness) for name, values in genes.items() if len(values) > 2}
     names = sorted(shares, key=lambda name: abs(shares[name]))
+    error = 1 / math.sqrt(len(fitness) - 1) if len(fitness) > 1 else 0.0  # of a gene without effect
     figure = new_figure(8, 1.5 + 0.28 * len(names))
-    axes = dress(figure.add_subplot(), title="Genes and fitness", x="Rank correlation with fitness")
+    title = f"Genes and fitness, {format_count(len(fitness), 'trial')}; without effect \N{PLUS-MINUS SIGN}{error:.2f}"
+    axes = dress(figure.add_subplot(), title=title, x="Rank correlation with fitness")
+    axes.axvspan(-error, error, color=PALE, zorder=0)
     axes.barh([plain(name, 28) for name in names], [shares[name] for name in names], color=COLOURS[0], height=0.6)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set_xlim(-1, 1)
@@ -94,12 +106,43 @@ def plot_parallel(genes: Mapping[str, Sequence[float]], fitness: Sequence[float]
     figure = new_figure(max(8.0, 0.8 * len(names)), 4.5)
     axes = dress(figure.add_subplot(), title="Genes of the trials", y="Value, lowest to highest")
     scaled = np.array([(np.asarray(genes[name]) - min(genes[name])) / np.ptp(genes[name]) for name in names])
+    if names and len(set(fitness)) > 1:  # the last axis: where a line ends is its trial's fitness
+        heights = (np.asarray(fitness) - min(fitness)) / np.ptp(fitness)
+        scaled = np.vstack([scaled, heights])
+        names.append(f"fitness ({min(fitness):.3g} to {max(fitness):.3g})")
     order = np.argsort(fitness)
     for place, trial in enumerate(order if names else []):
         is_best = place == len(order) - 1
         axes.plot(range(len(names)), scaled[:, trial], linewidth=2.0 if is_best else 0.9,
                   color=COLOURS[1] if is_best else COLOURS[0], alpha=1.0 if is_best else 0.1 + 0.5 * place / len(order))
     axes.set_xticks(range(len(names)), [plain(name, 28) for name in names], rotation=60, ha="right", fontsize=8)
+    return save(figure, path)
+
+
+def plot_rungs(results: Mapping[int, Mapping[int, float]], pairs: Mapping[int, tuple[float, float]], best: int,
+               path: Path) -> Figure:
+    """Left: the fitness of each trial at its rungs. Right: the pairs of the claim, the default and the best trial on
+    the same seeds.
+
+    Args:
+        results: fitness by epochs, by trial.
+        pairs: (fitness of the default, fitness of the best trial) by seed.
+    """
+    figure = new_figure(11, 4.5)
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1), sharey=True)
+    dress(left, title=f"Rungs of {format_count(len(results), 'trial')}", x="Epochs", y="Fitness")
+    for trial, at_rungs in sorted(results.items(), key=lambda item: item[0] == best):
+        is_best = trial == best
+        epochs = sorted(at_rungs)
+        left.plot(epochs, [at_rungs[epoch] for epoch in epochs], marker="o", markersize=3,
+                  color=COLOURS[1] if is_best else COLOURS[0], linewidth=2.0 if is_best else 0.9,
+                  alpha=1.0 if is_best else 0.4)
+    left.set_xticks(sorted({epoch for at_rungs in results.values() for epoch in at_rungs}))
+    dress(right, title=f"Claim: {format_count(len(pairs), 'pair')} of equal seeds")
+    for default, candidate in pairs.values():
+        right.plot([0, 1], [default, candidate], marker="o", markersize=4, color=INK, linewidth=1.0)
+    right.set_xticks([0, 1], ["default", f"trial {best}"])
+    right.set_xlim(-0.3, 1.3)
     return save(figure, path)
 
 

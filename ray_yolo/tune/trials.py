@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ray_yolo.config.recipe import Change, Recipe
+from ray_yolo.config.recipe import Change, Recipe, family_defaults
+from ray_yolo.config.sections import SECTIONS
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.tune.evolution import Genes, GeneValue, TrialRow, best_rows
 
@@ -141,10 +142,19 @@ def recipe_value(recipe: Recipe, name: str) -> Any:
 def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
     """The recipe with the values of the genes (YOLOv5's names or dotted paths).
 
+    A gene `model` brings the defaults of its family, where the recipe has those of its own model's family.
+
     Raises:
         ValidationError: pydantic's, if the result is invalid.
     """
     tree = recipe.model_dump()
+    if "model" in genes:
+        before, after = family_defaults(recipe.model), family_defaults(str(genes["model"]))
+        for path in before.keys() | after.keys():
+            section, field = path.split(".")
+            plain = SECTIONS[section].model_fields[field].default
+            if tree[section][field] == before.get(path, plain):
+                tree[section][field] = after.get(path, plain)
     for name, value in genes.items():
         *sections, last = canonical(name).split(".")
         functools.reduce(dict.__getitem__, sections, tree)[last] = value

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import math
 import os
@@ -193,7 +194,11 @@ class Chaos:
         """Ask the driver to end; it must be gone in time, with the signal's status."""
         os.kill(self._driver_pid(), number)
         begun = time.monotonic()
-        status = self._driver.wait(PATIENCE)
+        try:
+            status = self._driver.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.kill(self._driver_pid(), signal.SIGUSR1)  # its stacks
+            status = self._driver.wait(PATIENCE)
         self.exits.append(time.monotonic() - begun)
         assert self.exits[-1] < EXIT_SECONDS, f"{number.name}: {self.exits[-1]:.1f} s"
         assert status == 128 + number, f"{number.name}: status {status}"
@@ -232,6 +237,7 @@ def tracked_epochs(folder: Path) -> list[int]:
 
 def drive(folder: Path, address: str) -> None:
     """The driver's process: start or continue the training."""
+    faulthandler.register(signal.SIGUSR1)
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import LEASE, RemoteCheckpoints
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Event
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.session import run_session
-from ray_yolo.storage.lease import Terms
+from ray_yolo.storage.lease import LEASE, Terms
 from ray_yolo.storage.store import Entry, FolderStore
 from tests.support.checkpoints import save, value
 from tests.support.jobs import make_spec
@@ -258,6 +258,7 @@ def test_a_damaged_checkpoint_that_was_set_aside_does_not_make_the_next_start_be
             there.download()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [True, False], ids=["first save of a process", "later save"])
 def test_a_save_beside_a_hundred_checkpoints_takes_few_round_trips(tmp_path: Path, first: bool) -> None:
     distant = DistantStore(tmp_path / "store")

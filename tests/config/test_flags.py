@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL, parse_export, parse_predict, parse_train, parse_val
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
-from ray_yolo.config.flags import ALIASES, OPTIONS, SEVERAL, Command, Parsed, build_parser
+from ray_yolo.config.flags import ALIASES, OPTIONS, SEVERAL, Command, Parsed, build_parser, has_recipe
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.settings import config_fields
 from ray_yolo.core.errors import InputError
@@ -84,7 +84,8 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
         parser_knows = set(build_parser(command)._option_string_actions) - {"-h"}
         assert parser_knows == set(command.flags), command.prog
         others = {path for path in command.flags.values() if path not in fields}
-        assert others == {*OPTIONS, *command.unsupported}, command.prog
+        named = {"--recipe"} if has_recipe(command.model) else set()
+        assert others == {*OPTIONS, *command.unsupported, *named}, command.prog
 
 
 def test_help_explains_every_field_that_can_be_given() -> None:

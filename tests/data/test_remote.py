@@ -97,9 +97,15 @@ def test_a_snapshot_is_read_like_the_folder(tmp_path: Path, layout: str, change:
             os.path.relpath(path, there.snapshot.folder) for path in other.paths]
 
 
-@pytest.mark.parametrize("store", ["folder", "s3"])
-def test_files_that_match_no_image_are_those_of_the_folder(
-        bucket: Path, request: pytest.FixtureRequest, store: str) -> None:
+def test_files_that_match_no_image_are_those_of_the_folder(bucket: Path) -> None:
+    check_other_files(bucket, f"file://{bucket}")
+
+
+def test_files_that_match_no_image_are_those_of_the_folder_in_s3(bucket: Path, s3: None) -> None:
+    check_other_files(bucket, "s3://bucket/other")
+
+
+def check_other_files(bucket: Path, address: str) -> None:
     """Label files under other spellings and in other folders are found, pictures that are not read are counted."""
     (bucket / "labels/train/000.txt").rename(bucket / "labels/train/000.TXT")
     (bucket / "Labels/train").mkdir(parents=True)
@@ -107,11 +113,8 @@ def test_files_that_match_no_image_are_those_of_the_folder(
     (bucket / "labels/train/002.txt").rename(bucket / "images/train/002.txt")
     (bucket / "labels/train/orphan.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     (bucket / "images/train/phone.HEIC").write_bytes(b"some picture")
-    address = f"file://{bucket}"
-    if store == "s3":
-        request.getfixturevalue("s3")
-        upload(bucket, "s3://bucket/other")
-        address = "s3://bucket/other"
+    if address.startswith("s3://"):
+        upload(bucket, address)
     here = read_index(read_description(bucket / "data.yaml"), "train")
     for _ in range(2):  # downloaded, and kept
         description = read_description(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,43 @@ def test_pixels_come_as_rgb(thing: object) -> None:
     assert np.array_equal(frame.pixels, PICTURE)
     assert frame.pixels.flags.c_contiguous
     assert frame.media == ("image0.jpg", "image0.jpg", "image0")
+
+
+def png(picture: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, io.BytesIO])
+def test_the_content_of_a_file_is_read_like_the_file(kind: type) -> None:
+    [frame] = read_source(kind(png(PICTURE))).frames()
+    assert frame.pixels is None
+    assert np.array_equal(frame.read().pixels, PICTURE)
+    assert frame.media == ("image0.jpg", "image0.jpg", "image0")
+
+
+def test_an_open_file_is_read_and_a_damaged_content_has_its_error(tmp_path: Path) -> None:
+    path = write_image(tmp_path / "a.png", PICTURE)
+    with open(path or tmp_path / "a.png", "rb") as file:
+        first, second, third = (frame.read() for frame in read_source([file, b"no picture", b""]).frames())
+    assert np.array_equal(first.pixels, PICTURE)
+    assert second.error.startswith("is not an image")
+    assert third.error == "is empty (0 bytes)"
+    assert second.media.name == "image1.jpg"
+
+
+@pytest.mark.parametrize("factor", [255.0, 1.1, -0.1, float("nan")])
+def test_a_tensor_beyond_0_to_1_is_refused(factor: float) -> None:
+    """It was clamped to white before, and boxes were found in it."""
+    with pytest.raises(InputError, match=r"^source: a tensor with values from .*; expected 0..1 \(divide"):
+        read_source(TENSOR * factor)
+
+
+def test_a_tensor_that_rounds_to_the_same_bytes_is_accepted() -> None:
+    [frame] = read_source((TENSOR + 0.001).clamp(0, 1.001)).frames()
+    assert frame.pixels is not None
+    assert np.array_equal(frame.pixels, PICTURE)
 
 
 def test_grey_is_repeated() -> None:

@@ -219,3 +219,12 @@ def test_an_unreadable_folder_is_an_error(tree: Path, monkeypatch: pytest.Monkey
         files_of(str(tree))
     with pytest.raises(DatasetError, match="permission denied"):
         matching(f"{tree}/**")
+
+
+def test_pictures_of_a_source_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "b.heic").touch()
+    with pytest.raises(InputError, match=r"looked for .*; 1 picture \(.*b\.heic\) in formats that are not read"):
+        find_media(str(tmp_path))
+    (tmp_path / "a.jpg").touch()
+    assert [media.name for media in find_media(str(tmp_path))] == ["a.jpg"]
+    assert "b.heic) in formats that are not read" in caplog.text

@@ -19,11 +19,8 @@ from ray_yolo.inference.output import (
     Output,
     Prediction,
     detect_files,
-    from_payload,
-    label_rows,
     to_csv,
     to_json,
-    to_payload,
 )
 from ray_yolo.inference.predictor import Predictor, build_predictor, load_trained
 from tests.support.pictures import smooth_picture, write_image
@@ -93,8 +90,13 @@ def test_unreadable_files_are_left_out_with_the_reason(predictor: Predictor, sou
         "broken.mp4": "is not a video that can be read"}
 
 
+def bits_of(predictions: list[Prediction]) -> list[object]:
+    """Everything in predictions, the detections as bytes."""
+    return [(*one[:3], one.detections.shape, one.detections.tobytes(), one.error) for one in predictions]
+
+
 def test_threads_change_nothing(predictor: Predictor, source: Path) -> None:
-    assert to_payload(detect(predictor, source, threads=1)) == to_payload(detect(predictor, source, threads=5))
+    assert bits_of(detect(predictor, source, threads=1)) == bits_of(detect(predictor, source, threads=5))
 
 
 def test_arithmetic_is_single_threaded_meanwhile_and_as_before_afterwards(predictor: Predictor, source: Path) -> None:
@@ -147,7 +149,7 @@ def test_every_other_frame_is_found_as_before_and_the_video_lasts_as_long(
         predictor: Predictor, source: Path, tmp_path: Path) -> None:
     every = detect(predictor, source / "m")
     results = detect(predictor, source / "m", output_in(tmp_path, vid_stride=2))
-    assert to_payload(results) == to_payload(every[::2])
+    assert bits_of(results) == bits_of(every[::2])
     assert len(list(read_video(str(tmp_path / "clip.mp4")))) == 4
     assert frames_per_second(str(tmp_path / "clip.mp4")) == 6.0
 
@@ -169,18 +171,6 @@ def test_what_is_drawn_can_be_hidden(predictor: Predictor, source: Path, tmp_pat
     changed = [np.abs(one.astype(int) - other).max(2).mean() for one, other in combinations(pictures, 2)]
     assert min(changed) > 0.5
     assert drawn("f").tobytes() == pictures[0].tobytes()
-
-
-def test_label_rows_are_shares_of_the_image() -> None:
-    assert label_rows(FOUND, PICTURE.size, scores=False) == "1 0.2 0.2 0.2 0.2\n0 0.5 0.5 1 1\n"
-
-
-def test_label_rows_end_with_the_score_on_request() -> None:
-    assert label_rows(FOUND, PICTURE.size, scores=True) == "1 0.2 0.2 0.2 0.2 0.9\n0 0.5 0.5 1 1 0.333333\n"
-
-
-def test_no_detections_are_no_rows() -> None:
-    assert label_rows(FOUND[:0], PICTURE.size, scores=True) == ""
 
 
 def test_json_has_boxes_in_pixels_frames_and_errors() -> None:
@@ -205,14 +195,3 @@ def test_csv_has_a_row_for_each_detection() -> None:
 
 def test_json_of_nothing_is_json() -> None:
     assert json.loads(to_json([], ())) == {"names": [], "images": []}
-
-
-def test_the_payload_keeps_every_bit() -> None:
-    odd = PICTURE._replace(detections=np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
-    sent = [odd, PICTURE._replace(frame=3, detections=FOUND[:0]), left_out("c\n.jpg", "is empty")]
-    for one, other in zip(sent, from_payload(to_payload(sent)), strict=True):
-        assert one[:3] == other[:3]
-        assert one.error == other.error
-        assert one.detections.dtype == other.detections.dtype
-        assert one.detections.tobytes() == other.detections.tobytes()
-        assert one.detections.shape == other.detections.shape

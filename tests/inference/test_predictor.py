@@ -148,7 +148,8 @@ def test_a_given_iou_that_has_no_effect_is_said_once(
                 YOLO(weights).predict(smooth_picture(64, 64), **dict([("iou", 0.5)] * len(given[:1])))
 
     for user in (validator, prediction, export, serving, api):
-        monkeypatch.setattr(user, "load_trained", lambda _: family)
+        name = "open_weights" if hasattr(user, "open_weights") else "load_trained"
+        monkeypatch.setattr(user, name, lambda _: family)
     module._warn_of_iou.cache_clear()
     family = replace(trained, family=trained.family._replace(suppress=suppress))
     weights, data = str(tmp_path / "best.pt"), str(make_dataset(tmp_path, 1))

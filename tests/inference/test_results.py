@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from supervision import Detections
 
 from ray_yolo import api
@@ -14,7 +18,7 @@ from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.images import read_image
 from ray_yolo.inference.predictor import Trained
-from ray_yolo.inference.results import Boxes, Results
+from ray_yolo.inference.results import Boxes, Results, label_rows
 from ray_yolo.models.families import build_model, find_family
 from tests.support.pictures import smooth_picture
 
@@ -60,7 +64,7 @@ def test_supervision_reads_results(results: Results) -> None:
 def test_supervision_reads_the_predictions_of_each_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained(build_model(name, 2).eval(), find_family(name), ("cat", "dog"),
                       Recipe(model=name, imgsz=2 * MODELS[name].grid))
-    monkeypatch.setattr(api, "load_trained", lambda _: trained)
+    monkeypatch.setattr(api, "open_weights", lambda _: trained)
     [results] = api.YOLO("best.pt").predict(PICTURE, conf=1e-6, max_det=9)
     read = Detections.from_ultralytics(results)
     assert len(read) == len(results) > 2
@@ -112,3 +116,67 @@ def test_a_crop_at_the_edge_has_at_least_one_pixel() -> None:
     flat = torch.tensor([[100.0, 200, 100, 200, 0.9, 0], [5, 5, 5, 5, 0.9, 0]])
     pieces = Results(np.zeros((200, 100, 3), np.uint8), "a", {0: "cat"}, Boxes(flat, (200, 100))).crop()
     assert [piece.shape for piece in pieces] == [(1, 1, 3)] * 2
+
+
+FOUND = np.array([[10, 20, 30, 60, 0.9, 1], [0, 0, 100, 200, 1 / 3, 0]], np.float32)
+
+
+def test_label_rows_are_shares_of_the_image() -> None:
+    assert label_rows(FOUND, (200, 100), scores=False) == "1 0.2 0.2 0.2 0.2\n0 0.5 0.5 1 1\n"
+
+
+def test_label_rows_end_with_the_score_on_request() -> None:
+    assert label_rows(FOUND, (200, 100), scores=True) == "1 0.2 0.2 0.2 0.2 0.9\n0 0.5 0.5 1 1 0.333333\n"
+
+
+def test_no_detections_are_no_rows() -> None:
+    assert label_rows(FOUND[:0], (200, 100), scores=True) == ""
+
+
+def test_a_label_file_is_written_once_however_often_it_is_saved(results: Results, tmp_path: Path) -> None:
+    path = tmp_path / "labels" / "a.txt"
+    for _ in range(2):
+        assert results.save_txt(path) == str(path)
+    assert path.read_text() == "1 0.2 0.2 0.2 0.2\n0 0.5 0.125 1 0.25\n"
+    results.save_txt(path, save_conf=True)
+    assert path.read_text() == "1 0.2 0.2 0.2 0.2 0.9\n0 0.5 0.125 1 0.25 0.5\n"
+    results[:0].save_txt(path)
+    assert path.read_text() == ""
+
+
+def test_a_summary_has_a_dict_for_each_box_and_json_is_its_text(results: Results) -> None:
+    first, second = results.summary(decimals=3)
+    assert first == {"name": "../dog", "class": 1, "confidence": 0.9,
+                     "box": {"x1": 10.0, "y1": 20.0, "x2": 30.0, "y2": 60.0}}
+    assert second["class"] == 0
+    assert results.summary(normalize=True)[1]["box"] == {"x1": 0, "y1": 0, "x2": 1, "y2": 0.25}
+    assert json.loads(results.to_json(normalize=True)) == results.summary(normalize=True)
+    assert json.loads(results[:0].to_json()) == []
+
+
+def test_a_plot_for_pillow_has_the_same_pixels(results: Results) -> None:
+    picture = results.plot(conf=False, pil=True)
+    assert picture.mode == "RGB"
+    assert np.array_equal(np.asarray(picture)[..., ::-1], results.plot(conf=False))
+
+
+def test_show_opens_a_viewer_or_the_output_of_a_notebook(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    viewer: list[Image.Image] = []
+    output: list[Image.Image] = []
+    monkeypatch.setattr(Image.Image, "show", lambda self: viewer.append(self))
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    results.show(labels=False)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=output.append))
+    results.show()
+    assert [len(viewer), len(output)] == [1, 1]
+    assert np.array_equal(np.asarray(viewer[0]), np.asarray(results.plot(labels=False, pil=True)))
+
+
+def test_a_result_in_a_notebook_is_one_line(results: Results) -> None:
+    assert repr(results) == "Results('in/a.jpg', 100 x 200 pixels: 1 cat, 1 ../dog)"
+    assert repr(results.boxes) == "Boxes(2 detections in 100 x 200 pixels)"
+    assert results[:0].verbose() == "no boxes"
+    unread = Results(np.zeros((0, 0, 3), np.uint8), "b.jpg", {}, Boxes(torch.zeros(0, 6), (0, 0)), error="is empty")
+    assert "is empty" in repr(unread)

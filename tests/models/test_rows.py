@@ -13,7 +13,7 @@ from ray_yolo.models.rows import row
 
 
 class Twice(nn.Module):
-    """A block of somebody else: its signature is all that a table needs to know."""
+    """A block of another package: its signature is all that a table needs to know."""
 
     true_in_sizes: ClassVar[dict[str, str]] = {"wide": "lx"}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import ImageDraw
 
 from ray_yolo.plots import boxes
 from ray_yolo.plots.boxes import SIDE, TITLE, Picture, draw_detections, plot_pictures, plot_truth_and_detections
@@ -103,3 +104,46 @@ def test_boxes_at_the_border_and_long_foreign_names_are_drawn() -> None:
     for row in ((0, 0, 400, 300, 0.5, 2), (395, 0, 400, 5, 0.5, 2), (0, 0, 0, 0, 1.0, 1)):
         assert (draw_detections(GREY, rows(row), LONG_NAMES) != GREY).any()
     assert draw_detections(GREY[:10, :12], rows((1, 1, 5, 5, 0.5, 2)), LONG_NAMES).shape == (10, 12, 3)
+
+
+def labels_of(monkeypatch: pytest.MonkeyPatch, detections: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The texts that `draw_detections` writes into an image of 300 x 400 pixels, and their places (n, 4)."""
+    texts: list[str] = []
+    places: list[tuple[float, ...]] = []
+    draw, fill = ImageDraw.ImageDraw.text, ImageDraw.ImageDraw.rectangle
+
+    def text(self: ImageDraw.ImageDraw, at: Any, words: str, **also: Any) -> None:
+        texts.append(words)
+        draw(self, at, words, **also)
+
+    def rectangle(self: ImageDraw.ImageDraw, at: Any, **also: Any) -> None:
+        if "fill" in also:
+            places.append(at)
+        fill(self, at, **also)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    monkeypatch.setattr(ImageDraw.ImageDraw, "rectangle", rectangle)
+    draw_detections(np.zeros((300, 400, 3), np.uint8), detections, ["person", "bicycle"])
+    return texts, np.array(places)
+
+
+def test_labels_of_boxes_on_top_of_each_other_do_not_hide_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    low = rng.uniform(40, 80, (30, 2))
+    boxes = np.hstack([low, low + rng.uniform(80, 200, (30, 2)), np.linspace(0.9, 0.3, 30)[:, None],
+                       rng.integers(0, 2, (30, 1))])
+    texts, places = labels_of(monkeypatch, boxes)
+    assert len(texts) > 8
+    assert texts[0].endswith("0.90")
+    assert places.min() >= 0
+    assert (places[:, 2] <= 400).all()
+    assert (places[:, 3] <= 300).all()
+    for number, (left, top, right, bottom) in enumerate(places):
+        others = np.delete(places, number, 0)
+        hidden = (others[:, 0] < right) & (others[:, 2] > left) & (others[:, 1] < bottom) & (others[:, 3] > top)
+        assert not hidden.any()
+
+
+def test_two_equal_boxes_have_both_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, _ = labels_of(monkeypatch, np.array([[100, 100, 200, 200, 0.9, 0], [100, 100, 200, 200, 0.8, 1]]))
+    assert texts == ["person 0.90", "bicycle 0.80"]

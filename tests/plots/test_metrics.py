@@ -105,3 +105,11 @@ def test_cells_of_many_classes_carry_no_numbers(tmp_path: Path) -> None:
 def test_a_matrix_of_nothing_is_a_picture(tmp_path: Path) -> None:
     plot_confusion(np.zeros((2, 2), dtype=np.int64), ["cat"], tmp_path / "c.png", normalised=True)
     assert (tmp_path / "c.png").stat().st_size > 0
+
+
+def test_the_confusion_matrix_names_its_thresholds(tmp_path: Path) -> None:
+    for number, thresholds in enumerate([{}, {"confidence": 0.5, "iou": 0.6}]):
+        figure = plot_confusion(np.eye(3, dtype=np.int64), ["a", "b"], tmp_path / f"{number}.png", normalised=True,
+                                **thresholds)
+        expected = ["confidence > 0.25, IoU > 0.45", "confidence > 0.5, IoU > 0.6"][number]
+        assert figure.axes[0].get_title(loc="left").splitlines()[1] == expected

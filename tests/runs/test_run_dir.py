@@ -10,21 +10,26 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core import files
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs import folders
-from ray_yolo.runs.folders import output_folder, storage_folder, was_abandoned
+from ray_yolo.runs.event_log import EventLog
+from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.storage.store import FolderStore
+from tests.support import run_log
+from tests.support.checkpoints import save
 
 RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
 Open = Callable[..., Run]
@@ -383,9 +388,19 @@ def test_a_second_command_without_a_name_says_that_the_first_ones_run_is_in_use(
     first.release()
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_the_lock_of_a_process_that_died_says_so(tmp_path: Path, dies: bool) -> None:
-    run = begin_run(Placement(storage_path=str(tmp_path), project="p", name="a"), made_up("0"))
-    assert not was_abandoned(run.folder)  # it is held
-    (run.lock.close if dies else run.release)()
-    assert was_abandoned(run.folder) == dies
+def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with (tmp_path / ".lock").open("w") as lock:
+        run = Run(tmp_path, lock, None)
+        log.append(run_log.start())
+        assert run.lost_checkpoints() == ""
+        log.append(run_log.checkpoint(7))
+        assert "has saved step 7" in run.lost_checkpoints()
+        save(tmp_path, 7)
+        assert run.lost_checkpoints() == ""
+        shutil.rmtree(tmp_path / "checkpoints")
+        store = FolderStore(tmp_path / "store")
+        run.remote = SimpleNamespace(checkpoints=RemoteCheckpoints(store, 1))
+        assert "starts again at step 0" in run.lost_checkpoints()
+        run.remote.checkpoints.put(save(tmp_path / "elsewhere", 7), 1)
+        assert run.lost_checkpoints() == ""

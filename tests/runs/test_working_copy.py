@@ -79,6 +79,7 @@ def test_a_run_that_is_named_is_the_only_one_that_is_asked_for(address: str, tmp
     assert shown(project) == {"done": [".stored-at", "finished", "run.json"], "other": [".stored-at"]}
 
 
+@pytest.mark.long
 def test_a_project_of_300_runs_is_read_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With requests of 0.1 s, as to a bucket. One after the other they took a minute."""
     distant = DistantStore(tmp_path / "bucket")

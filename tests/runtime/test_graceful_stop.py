@@ -100,6 +100,22 @@ def test_a_terminal_that_is_lost_hangs_up_more_than_once(terminals_left: list[st
     assert terminals_left
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_script_without_handlers_saves_the_step_too(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    asked: list[bool] = []
+
+    def work(stop_requested: StopRequested) -> None:
+        tell_myself(number)
+        asked.append(stop_requested())
+
+    with pytest.raises(SystemExit) as stop:
+        train(work)
+    assert asked == [True]
+    assert stop.value.code == 128 + number
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     """As SIGHUP under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -147,7 +163,7 @@ def test_what_follows_a_save_has_one_deadline(tmp_path: Path, saved: bool) -> No
     assert graceful_stop.SAVE_SECONDS + graceful_stop.END_SECONDS <= 25  # of the 30 s that a job has
 
 
-def test_a_save_that_was_in_vain_leaves_only_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_did_not_end_leaves_only_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.3)
     monkeypatch.setattr(graceful_stop, "FAILED_SECONDS", 1.0)
 

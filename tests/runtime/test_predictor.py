@@ -1,4 +1,4 @@
-"""Predictions with the files they leave, the same in this process and on Ray actors."""
+"""Predictions with the files they leave, the same in this process and on Ray workers."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path)
 @pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_actors_write_the_same_bytes_as_this_process(
+def test_workers_write_the_same_bytes_as_this_process(
         weights: Path, source: Path, tmp_path: Path, local: PredictResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
     result = run(weights, source, tmp_path, "x", placement={"num_workers": 2, "gpus_per_worker": 0})
@@ -199,8 +199,8 @@ def test_actors_write_the_same_bytes_as_this_process(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_an_actors_error_is_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workers_error_is_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = make_weights(tmp_path)
     monkeypatch.setattr(cluster, "wait_for_room", lambda *_: weights.unlink())
-    with pytest.raises(RayYoloError, match=r"^a worker failed: .*best\.pt: no such weights file.*$"):
+    with pytest.raises(RayYoloError, match=r"^worker 0: .*best\.pt: no such weights file.*$"):
         run(weights, source, tmp_path, "x", placement={"num_workers": 1, "gpus_per_worker": 0})

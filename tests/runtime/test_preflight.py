@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.run_dir import begin_run
-from ray_yolo.runtime import cluster, preflight
+from ray_yolo.runtime import map_on_workers, preflight
 from ray_yolo.runtime.preflight import check_early, check_model, first_record, read_dataset, resolve_recipe
 from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config, make_dataset
@@ -79,7 +77,7 @@ def test_a_run_in_bf16_on_a_processor_without_it_is_a_warning(
 
 
 def test_autobatch_is_decided_by_the_smallest_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "run_on_every_worker", lambda *_: [9, 5, 7])
+    monkeypatch.setattr(map_on_workers, "map_on_workers", lambda *_, **__: enumerate([9, 5, 7]))
     recipe = make_config(tmp_path, 3, batch_size=-1, microbatch=None).recipe
     decided = resolve_recipe(recipe, Placement(num_workers=3), read_dataset(recipe)[1], gpus=1.0)
     assert (decided.batch_size, decided.microbatch) == (15, 5)
@@ -162,21 +160,6 @@ def test_quad_keeps_groups_of_four_together_on_any_number_of_workers() -> None:
     assert resolve(Recipe(quad=True, batch_size=32), 9, gpu=False).microbatch == 4
     with pytest.raises(ConfigError, match="only 4 parts"):
         resolve(Recipe(quad=True, batch_size=16, optimizer=OptimizerConfig(nominal_batch=16)), 8, gpu=False)
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_every_worker_is_asked_at_the_same_time(tmp_path: Path) -> None:
-    def wait_for_all(folder: Path, number: int) -> bool:
-        (folder / str(os.getpid())).touch()
-        deadline = time.monotonic() + 60
-        while len(list(folder.iterdir())) < number and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return len(list(folder.iterdir())) == number
-
-    placement = Placement(num_workers=3)
-    cluster.connect(placement)
-    assert cluster.run_on_every_worker(wait_for_all, (tmp_path, 3), placement, 0.0) == [True, True, True]
 
 
 @pytest.mark.ray

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import yaml
 
 from ray_yolo.core.events import ShardEvent
 from ray_yolo.core.structures import WorkerStatus
@@ -17,6 +18,7 @@ from ray_yolo.runs.status import write_members
 from ray_yolo.runtime.prometheus import RUN_METRICS, WORKER_METRICS, RayMetrics, run_numbers
 from tests.support import run_log
 
+ALERTS = Path(__file__).parents[2] / "cluster" / "alerts.yaml"
 DASHBOARD = Path(__file__).parents[2] / "cluster" / "grafana.json"
 SHARD = ShardEvent(epoch=0, step=10, worker=1, images=40, wait_seconds=0.5, seconds=2.0, node="n2", pid=7)
 MEMBER = WorkerStatus(worker=1, node="n2", pid=7, phase="loading", step=2, seconds=3.0, waits=False)
@@ -79,3 +81,27 @@ def test_the_dashboard_asks_for_metrics_that_are_there() -> None:
     assert all(named)
     assert set.union(*named) == RUN_METRICS.keys() | WORKER_METRICS.keys()
     assert all('{run=~"$run"' in expression for expression in asked)
+
+
+def test_the_alerts_are_rules_of_prometheus_over_metrics_that_are_there() -> None:
+    """Fields as in Prometheus' documentation of recording rules; each label of a message is one of the expression."""
+    [group] = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert group.keys() == {"name", "rules"}
+    names = [rule["alert"] for rule in group["rules"]]
+    assert len(set(names)) == len(names) >= 5
+    for rule in group["rules"]:
+        assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert re.fullmatch(r"\d+[mh]", rule.get("for", "1m"))
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        assert rule["annotations"].keys() == {"summary", "description"}
+        metrics = set(re.findall(r"\bray_(yolo_\w+)", rule["expr"]))
+        assert metrics
+        assert metrics <= RUN_METRICS.keys() | WORKER_METRICS.keys()
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert re.search(r" (>|<|==) [\d.]+$", rule["expr"])
+        kept = re.findall(r"by \(([^)]*)\)", rule["expr"])
+        labels = set(kept[0].split(", ")) if kept else {"run"}
+        assert all(set(each.split(", ")) == labels for each in kept)
+        assert labels <= ({"run", "worker", "node"} if metrics <= WORKER_METRICS.keys() else {"run"})
+        assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= labels
+        assert "{{ $labels.run }}" in rule["annotations"]["summary"]

@@ -78,7 +78,7 @@ def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) 
 
 
 def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     model = serving.Model(ServeConfig(weights=str(weights)))
@@ -204,7 +204,7 @@ def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
 
 
 def test_a_server_that_stops_answers_what_it_holds_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 requests are in flight, as many as came in vain before."""
+    """300 requests are in flight, as many as were lost before."""
     monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.05)
     health = Body(b"", path="/health")
     health.scope["method"] = "GET"

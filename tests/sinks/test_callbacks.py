@@ -14,7 +14,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Event
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, read_lines
 from ray_yolo.sinks.base import Sinks
-from ray_yolo.sinks.callbacks import Callbacks, load_callbacks
+from ray_yolo.sinks.callbacks import Callbacks, check_functions, load_callbacks
 from tests.support import run_log
 
 RECIPE = Recipe(epochs=3)
@@ -66,8 +66,8 @@ class Called:
         self.callbacks = Callbacks(load_callbacks(str(path)), run_dir, RECIPE, warn)
         self._sinks = Sinks(run_dir / EVENTS_FILE, [self.callbacks], warn)
 
-    def finish(self, result: Any = None, patience_seconds: float = 10.0) -> None:
-        self.callbacks.result, self.callbacks.patience_seconds = result, patience_seconds
+    def finish(self, result: Any = None, limit_seconds: float = 10.0) -> None:
+        self.callbacks.result, self.callbacks.limit_seconds = result, limit_seconds
         self._sinks.finish()
 
 
@@ -120,8 +120,8 @@ def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir
     module.write_text("import threading\nwait = threading.Event()\ndef on_run_end(result):\n    wait.wait(60)\n")
     warnings: list[str] = []
     callbacks = Called(module, run_dir, warnings.append)
-    callbacks.finish(patience_seconds=0.5)
-    assert warnings == ["callbacks: no return after 0.5 s; the command ends without them"]
+    callbacks.finish(limit_seconds=0.5)
+    assert warnings == ["callbacks: not complete after 0.5 s"]
     sys.modules["callbacks_module"].wait.set()
 
 
@@ -171,3 +171,16 @@ def test_a_path_without_functions_is_refused_at_once(module: Path, path: str, re
     with pytest.raises(InputError) as caught:
         load_callbacks(path)
     assert str(caught.value).startswith(f"callbacks: {path}: {reason}")
+
+
+def test_functions_are_taken_by_name() -> None:
+    assert check_functions({"on_epoch_end": print}) == {"on_epoch_end": print}
+
+
+@pytest.mark.parametrize(("functions", "reason"), [
+    ({"on_train_epoch_end": print}, "'on_train_epoch_end' is never called; the names are on_run_start, on_epoch_end, "),
+    ({"on_epoch_end": "print"}, "on_epoch_end: 'print' is not a function")])
+def test_functions_that_would_never_be_called_are_refused(functions: dict[str, object], reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_functions(functions)
+    assert str(caught.value).startswith(f"callbacks: {reason}")

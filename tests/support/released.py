@@ -55,7 +55,8 @@ def _written(code: Mapping[str, str]) -> Iterator[dict[str, type[nn.Module]]]:
 
 def _disguised(module: nn.Module, classes: Mapping[str, type[nn.Module]]) -> nn.Module:
     """The same tree of tensors, of other classes where there are any."""
-    kind = {"ModuleList": nn.Sequential, "BatchNorm": nn.BatchNorm2d}.get(type(module).__name__, type(module))
+    of_torch = {"ModuleList": nn.Sequential, "BatchNorm": nn.BatchNorm2d, "Upsample": nn.Upsample}
+    kind = of_torch.get(type(module).__name__, type(module))
     made = classes.get(type(module).__name__, kind)
     other = made.__new__(made)
     nn.Module.__init__(other)

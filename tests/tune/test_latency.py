@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,11 +51,11 @@ def test_latency_is_the_median_after_some_images_to_warm_up(monkeypatch: pytest.
         return SimpleNamespace(detect=lambda images: [SimpleNamespace(speed=next(speed))])
 
     monkeypatch.setattr(latency, "build_predictor", build)
-    assert measure({"a": Network("yolov5n", 64), "b": Network("yolov5n", 96)}, 3, 0.0) == {"a": 12 + 64, "b": 12 + 96}
+    assert measure((3, 0.0), {"a": Network("yolov5n", 64), "b": Network("yolov5n", 96)}) == {"a": 12 + 64, "b": 12 + 96}
 
 
 def test_real_networks_are_measured() -> None:
-    found = measure({"anchors": Network("yolov5n", 64), "none": Network("yolov8n", 64)}, 3, 0.0)
+    found = measure((3, 0.0), {"anchors": Network("yolov5n", 64), "none": Network("yolov8n", 64)})
     assert all(0 < each < 10_000 for each in found.values())
 
 
@@ -88,13 +89,13 @@ def test_networks_over_the_limit_are_not_trained_and_the_others_end_in_a_table(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[list[str]] = []
 
-    def on_worker(function: Any, arguments: tuple[Any, ...], *_: Any) -> list[dict[str, float]]:
+    def on_worker(function: Any, _: Any, parts: Any, *__: Any, **___: Any) -> Iterator[tuple[int, dict[str, float]]]:
         assert function is measure
-        measured.append(sorted(arguments[0]))
-        return [{name: float(network.imgsz) for name, network in arguments[0].items()}]
+        measured.append(sorted(parts[0]))
+        yield 0, {name: float(network.imgsz) for name, network in parts[0].items()}
 
     stand_in(monkeypatch, formula_task)
-    monkeypatch.setattr(tuner.cluster, "run_on_every_worker", on_worker)
+    monkeypatch.setattr(tuner, "map_on_workers", on_worker)
     space = "imgsz: {type: choice, values: [64, 96, 128]}\nlr0: {type: choice, values: [0.001, 0.005]}\n"
     config = make_sweep(tmp_path, "search: {algorithm: grid, limit: {latency_ms: 100}}\n" + space)
     result = search(config, quiet=True)
@@ -114,7 +115,7 @@ def test_where_every_network_is_over_the_limit_the_start_is_refused_and_leaves_n
     monkeypatch.setattr(tuner.cluster, "connect", lambda placement: 0.0)
     monkeypatch.setattr(tuner, "concurrent_trials", lambda config, gpus: 1)
     monkeypatch.setattr(tuner, "check_cluster", lambda *given: [])
-    monkeypatch.setattr(tuner.cluster, "run_on_every_worker", lambda *given: [{"a": 31.0, "b": 52.0}])
+    monkeypatch.setattr(tuner, "map_on_workers", lambda *given, **also: [(0, {"a": 31.0, "b": 52.0})])
     with pytest.raises(ConfigError, match=r"search.limit.latency_ms: the fastest network .* takes 31 ms .* of 20"):
         search(make_sweep(tmp_path, f"search: {{limit: {{latency_ms: 20}}}}\n{SPACE}"), quiet=True)
     assert not (tmp_path / "runs").exists()

@@ -12,6 +12,7 @@ from ray_yolo.tune.plots import (
     plot_lineage,
     plot_parallel,
     plot_progress,
+    plot_rungs,
 )
 from tests.support.figures import dots, num_colours, points
 
@@ -97,16 +98,32 @@ def test_the_gene_that_orders_the_trials_is_the_most_important(tmp_path: Path) -
     genes = {"lr0": [1.0, 2.0, 3.0, 4.0], "box": [1.0, 4.0, 2.0, 3.0], "cls": [4.0, 3.0, 2.0, 1.0], "obj": [5.0] * 4}
     (axes,) = plot_importance(genes, [0.1, 0.2, 0.3, 0.4], tmp_path / "importance.png").axes
     widths = {label.get_text(): bar.get_width() for label, bar in zip(
-        axes.get_yticklabels(), axes.patches, strict=True)}
+        axes.get_yticklabels(), axes.containers[0], strict=True)}
     assert widths == pytest.approx({"obj": 0.0, "box": 0.4, "lr0": 1.0, "cls": -1.0})
     assert [abs(width) for width in widths.values()] == sorted(abs(width) for width in widths.values())
+    assert axes.get_title(loc="left") == "Genes and fitness, 4 trials; without effect \N{PLUS-MINUS SIGN}0.58"
+    band = axes.patches[0]
+    assert (band.get_x(), band.get_width()) == pytest.approx((-1 / 3**0.5, 2 / 3**0.5))
 
 
 def test_trials_are_lines_over_their_genes_and_the_best_one_stands_out(tmp_path: Path) -> None:
     genes = {"lr0": [1.0, 2.0, 3.0], "box": [3.0, 1.0, 2.0], "obj": [5.0] * 3}
     (axes,) = plot_parallel(genes, [0.1, 0.3, 0.2], tmp_path / "parallel.png").axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["lr0", "box"]
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[0.0, 1.0], [1.0, 0.5], [0.5, 0.0]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["lr0", "box", "fitness (0.1 to 0.3)"]
+    ends = [line.get_ydata().tolist() for line in axes.lines]
+    assert ends == [[0.0, 1.0, 0.0], [1.0, 0.5, pytest.approx(0.5)], [0.5, 0.0, 1.0]]
     assert [line.get_linewidth() for line in axes.lines] == [0.9, 0.9, 2.0]
     plot_parallel({}, [], tmp_path / "empty.png")
     assert (tmp_path / "empty.png").exists()
+
+
+def test_rungs_and_the_pairs_of_the_claim_are_one_picture(tmp_path: Path) -> None:
+    results = {0: {3: 0.1, 9: 0.3}, 1: {3: 0.2}, 2: {3: 0.2, 9: 0.4}}
+    left, right = plot_rungs(results, {5: (0.3, 0.4), 6: (0.35, 0.3)}, 2, tmp_path / "rungs.png").axes
+    assert [points(line) for line in left.lines] == [[(3, 0.1), (9, 0.3)], [(3, 0.2)], [(3, 0.2), (9, 0.4)]]
+    assert [line.get_linewidth() for line in left.lines] == [0.9, 0.9, 2.0]
+    assert [points(line) for line in right.lines] == [[(0, 0.3), (1, 0.4)], [(0, 0.35), (1, 0.3)]]
+    assert (left.get_title(loc="left"), right.get_title(loc="left")) == (
+        "Rungs of 3 trials", "Claim: 2 pairs of equal seeds")
+    plot_rungs({}, {}, 0, tmp_path / "empty.png")
+    assert num_colours(tmp_path / "rungs.png") > 10

@@ -72,3 +72,14 @@ def test_arguments_give_the_recipe_back():
 
 def test_defaults_need_no_arguments():
     assert recipe_arguments(Recipe()) == []
+
+
+def test_a_gene_of_the_model_brings_the_defaults_of_its_family():
+    base = Recipe.model_validate({"model": "yolov5n", "loss": {"cls": 0.3}})
+    other = overlay(base, {"model": "yolov8n"})
+    assert (other.loss.box, other.loss.cls, other.augment.close_mosaic) == (7.5, 0.3, 10)
+    assert overlay(other, {"model": "yolov5n"}) == base
+    asked = Recipe.model_validate({"model": "yolov8n", "loss": {"box": 5.0}, "augment": {"close_mosaic": 3}})
+    kept = overlay(asked, {"model": "yolov5n"})
+    assert (kept.loss.box, kept.augment.close_mosaic) == (5.0, 3)
+    assert overlay(base, {"model": "yolov8n", "box": 2.0}).loss.box == 2.0

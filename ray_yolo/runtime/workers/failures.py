@@ -60,7 +60,7 @@ class FailurePolicy:
 
     def __init__(self, run_dir: Path, max_failures: int, emit: Emit) -> None:
         self.run_dir, self.emit = run_dir, emit
-        self._limit = max_failures
+        self.max_failures = max_failures
         self._of_trainings = RestartBudget(max_failures)
         self._of_idle_workers = RestartBudget(max_failures)
 
@@ -76,8 +76,8 @@ class FailurePolicy:
             # Ray has seen the worker die, or the worker has lost another one: the recipe is not at fault
             lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
             kind = LostWorkersError if lost else TrainingError
-            given_up = f"{reason}; given up after {self._limit} restarts without a new checkpoint"
-            raise kind(given_up if self._limit else reason)
+            given_up = f"{reason}; given up after {self.max_failures} restarts without a new checkpoint"
+            raise kind(given_up if self.max_failures else reason)
         self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else
                                      f"all workers restart from step {step}"))
 
@@ -90,8 +90,8 @@ class FailurePolicy:
         if _was_preempted(failures) or self._of_idle_workers.allow(progress):
             return
         worker, error = min(failures.items())
-        raise LostWorkersError(f"worker {worker}: {error_line(error)}; given up after {self._limit} restarts in which "
-                               "no worker started")
+        raise LostWorkersError(f"worker {worker}: {error_line(error)}; given up after {self.max_failures} restarts in "
+                               "which no worker started")
 
     def decide_controller(self, error: Exception) -> None:
         """Return if Ray Train's controller, which failed, may be restarted; otherwise raise a LostWorkersError."""

@@ -5,8 +5,9 @@ Starting a worker takes ten seconds or more; a standing worker starts the next j
 process. The queue only assigns workers to jobs. Workers and trials poll the queue, so a lost one is detected by its
 silence.
 
-`JobQueue` runs as an actor on the driver's node. It imports neither Ray nor torch. Workers are indexed by what they do,
-so the cost of a call does not depend on their number. At most ten times a second all of them are scanned.
+`JobQueue` runs as an actor on the driver's node. This module imports neither Ray nor torch, because that takes seconds.
+Workers are indexed by what they do, so the cost of a call does not depend on their number. At most ten times a second
+all of them are scanned.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import Summary
-from ray_yolo.core.system import Process
+from ray_yolo.core.system import Process, undo_niceness
 from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_SILENCE_SECONDS
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply
 
@@ -412,7 +413,7 @@ class JobQueue:
         self._has_changed = True
 
     def _take_out(self, uid: str) -> None:
-        """Remove a worker whose process has ended. If it trained a job, the job is told the reason."""
+        """Remove a worker whose process has ended. If it trained a job, the job gets the reason."""
         worker = self._remove(uid)
         if worker and worker.job is not None:
             self._ended[worker.identity.number] = worker, self._clock()
@@ -449,3 +450,13 @@ class JobQueue:
             uid = next(uid for uid in reversed(team.workers) if uid not in team.leaving)
             self._recall(uid, team.workers[uid])
             return
+
+
+class JobQueueActor(JobQueue):
+    """The queue as an actor. If its process dies, Ray starts it again; workers and drivers then report to it."""
+
+    def __init__(self) -> None:
+        import ray  # here: the process of an actor has imported it, and has not to import more before it replies
+
+        undo_niceness()  # all workers wait for it
+        super().__init__(restarted=bool(ray.get_runtime_context().was_current_actor_reconstructed))

@@ -27,7 +27,7 @@ from ray_yolo.runtime.workers.pool import Supervisor, WorkerPool
 from ray_yolo.runtime.workers.watchdog import start_queue
 
 _STATUS_SECONDS = 0.5  # until a trial gets a reply if its job has no news
-_END_SECONDS = 10.0  # for the pool to end by itself once there is no more work
+_END_SECONDS = 30.0  # for the pool to end, which takes some seconds: then its resources are free
 
 
 class PoolShare(NamedTuple):

@@ -15,23 +15,15 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_yolo.core.system import Process, undo_niceness
+from ray_yolo.core.system import Process
 from ray_yolo.runs.status import MEMBERS_FILE, write_members
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.client import JobClient, QueueHandle, answer
-from ray_yolo.runtime.workers.job_queue import JobQueue
+from ray_yolo.runtime.workers.job_queue import JobQueueActor
 
 _WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 _DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
-
-
-class JobQueueActor(JobQueue):
-    """The queue as an actor. If its process dies, Ray starts it again; workers and drivers then report to it."""
-
-    def __init__(self) -> None:
-        undo_niceness()  # all workers wait for it
-        super().__init__(restarted=bool(ray.get_runtime_context().was_current_actor_reconstructed))
 
 
 def start_queue() -> QueueHandle:

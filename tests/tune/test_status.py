@@ -9,11 +9,11 @@ import pytest
 from ray_yolo.cli import status
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
-from ray_yolo.tune.console import describe_sweep
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Begun, Ledger
 from ray_yolo.tune.schedule import Counted, Scheduled
 from ray_yolo.tune.search import Search
+from ray_yolo.tune.status import describe_sweep
 from tests.support import run_log
 
 RECIPE = Recipe(epochs=3, batch_size=8, microbatch=4, precision="fp32")

@@ -1,0 +1,104 @@
+"""Independent parts of work on Ray workers: validation, prediction, AutoBatch and latencies.
+
+The workers form no process group: each part is one Ray task, and the caller combines the results.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn, TypeVar, cast
+
+import ray
+import ray.exceptions
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import LostWorkersError, RayYoloError, ResourcesError, TrainingError
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.workers.failures import error_line
+
+Shared = TypeVar("Shared")
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+def map_on_workers(function: Callable[[Shared, Part], Result], shared: Shared, parts: Sequence[Part],
+                   placement: Placement, gpus: float, *, retries: int = 0, timeout: float | None = None
+                   ) -> Generator[tuple[int, Result]]:
+    """Yield (number of the part, `function(shared, part)`) for each part, as soon as it is done.
+
+    Each worker has the placement's CPUs and its `gpus`, and computes one part after another. With at most as many parts
+    as workers, all parts run at the same time on workers of their own.
+
+    Args:
+        shared: sent once to each node; its arrays are read-only.
+        retries: of a part whose worker is lost; -1: any number. An error of the function is final.
+        timeout: seconds in which the next part must be done; None: no limit.
+
+    Raises:
+        RayYoloError: an error of this package in the function, with the worker's number; TrainingError for others.
+        LostWorkersError: if a part's worker was lost more often than `retries`.
+        ResourcesError: if the resources are not free within the placement's `timeout_seconds`, or after `timeout`.
+    """
+    wanted = min(placement.max_workers, max(placement.min_workers, cluster.room(placement, gpus)))
+    num_workers = min(wanted, len(parts))
+    group = _reserve(placement, gpus, num_workers)
+    try:
+        task = ray.remote(max_calls=0)(function)  # else a process with a GPU ends after a part, and its model with it
+        shared_reference = ray.put(shared)
+        waiting = deque(enumerate(parts))
+        idle = deque(range(num_workers))
+        running: dict[ray.ObjectRef, tuple[int, int]] = {}  # result -> (part, worker)
+        while waiting or running:
+            while waiting and idle:
+                number, part = waiting.popleft()
+                worker = idle.popleft()
+                options = _options(placement, gpus, group, worker, retries)
+                running[task.options(**options).remote(shared_reference, part)] = number, worker
+            done, _ = ray.wait(list(running), timeout=timeout)
+            if not done:
+                raise ResourcesError(f"{num_workers} workers did not all answer within {timeout:g} seconds; use "
+                                     "--timeout-seconds to wait longer")
+            number, worker = running.pop(done[0])
+            idle.append(worker)
+            try:
+                result = cast(Result, ray.get(done[0]))
+            except ray.exceptions.RayError as error:
+                _raise(error, worker, retries)
+            yield number, result
+    finally:
+        remove_placement_group(group)  # also ends the tasks that still run
+
+
+def _reserve(placement: Placement, gpus: float, num_workers: int) -> PlacementGroup:
+    """One bundle of resources for each worker, all at once."""
+    bundle = cluster.resources_of(placement, gpus)
+    if placement.accelerator_type:
+        bundle[f"accelerator_type:{placement.accelerator_type}"] = 0.001
+    group = placement_group([bundle] * num_workers, strategy=placement.placement_strategy)
+    if not group.wait(placement.timeout_seconds):
+        remove_placement_group(group)
+        raise ResourcesError(f"{num_workers} workers were not free at once for {placement.timeout_seconds:g} seconds; "
+                             "use fewer --num-workers, or wait")
+    return group
+
+
+def _options(placement: Placement, gpus: float, group: PlacementGroup, worker: int, retries: int) -> dict[str, Any]:
+    """Ray's options of a task on one worker's bundle."""
+    return {
+        "num_cpus": placement.cpus, "num_gpus": gpus, "max_retries": retries,
+        "runtime_env": {"env_vars": cluster.worker_environment(placement)},
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=worker)}
+
+
+def _raise(error: ray.exceptions.RayError, worker: int, retries: int) -> NoReturn:
+    """Raise the error of a part, as one line with its worker."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    reason = f"worker {worker}: {error_line(cause)}"
+    if isinstance(cause, RayYoloError):
+        raise type(cause)(reason) from error
+    if cause is error:  # the process or its node is gone
+        raise LostWorkersError(f"{reason}; given up after {retries} restarts" if retries else reason) from error
+    raise TrainingError(reason) from error

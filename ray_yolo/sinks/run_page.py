@@ -1,0 +1,51 @@
+"""report.html of a run: its curves, pictures, data and results on one page, from its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray_yolo.core.events import DatasetEvent, Event, RunEvent
+from ray_yolo.core.files import atomic_write
+from ray_yolo.plots.page import Section, render_page
+from ray_yolo.runs.event_log import last_of
+from ray_yolo.sinks.report import closing_message, dataset_table
+
+REPORT_FILE = "report.html"
+_CURVES = ("results.png", "PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png")
+_MATRICES = ("confusion_matrix.png", "confusion_matrix_normalized.png")
+
+
+def run_page(folder: Path, events: Sequence[Event]) -> str:
+    """The page of a run, from its log and the pictures in its folder."""
+    run = last_of(events, RunEvent)
+    dataset = last_of(events, DatasetEvent)
+    about = [] if run is None else [
+        run.command, f"{run.recipe['model']}, {run.num_parameters:,} parameters, {run.recipe['data']}"]
+    return render_page(folder.name, [
+        Section("Run", about),
+        Section("Result", closing_message(folder, events).splitlines()),
+        Section("Curves", pictures=[folder / name for name in _CURVES]),
+        Section("Confusion of classes", pictures=[folder / name for name in _MATRICES]),
+        Section("Data", dataset_table(dataset.splits, dataset.names) if dataset else (), [folder / "labels.jpg"]),
+        Section("Labels and detections of validation", pictures=sorted(folder.glob("val_batch*_pred.jpg"))),
+        Section("First training batches", pictures=sorted(folder.glob("train_batch*.jpg"))),
+    ])
+
+
+class RunPage:
+    """The record of a run that writes its page when the log has ended. It comes after the pictures that it shows."""
+
+    name, uses_time = "report", True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Write the page of an ended log, and again if a picture has been added since."""
+        if not ended:
+            return
+        path = self._folder / REPORT_FILE
+        page = run_page(self._folder.resolve(), events)  # the record process calls it "."
+        if not path.is_file() or path.read_text() != page:
+            atomic_write(path, page, durable=False)

@@ -1,0 +1,113 @@
+"""A table of the runs and sweeps of a project, in a folder or a bucket. It imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import StartEvent
+from ray_yolo.core.formatting import format_count
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events
+from ray_yolo.runs.location import is_active, local_folder
+from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE
+from ray_yolo.runs.status import describe_state
+from ray_yolo.storage.store import is_address, open_store
+from ray_yolo.tune.ledger import read_ledger, read_trials
+from ray_yolo.tune.status import sweep_state
+from ray_yolo.tune.trials import best_trial
+
+_READERS = 16  # runs of a bucket that are read at the same time
+_HEADER = ("run", "state", "epochs", "mAP50-95", "started", "changed")
+
+
+class Listed(NamedTuple):
+    """One run or sweep, in words."""
+
+    name: str
+    state: str  # training, finished, interrupted, ...
+    epochs: str  # '3 of 100'; of a sweep its trials
+    best: str  # mAP50-95 of the best epoch; of a sweep the fitness of its best trial
+    started: float | None  # seconds since 1970; None: not recorded
+    changed: float | None
+
+
+def list_project(project: str) -> list[Listed]:
+    """The runs and sweeps of a project's folder or address, the last changed first.
+
+    Raises:
+        InputError: if there is none, or storage refuses.
+    """
+    names = _names_in(project)
+    if not names:
+        raise InputError(f"{project}: has no runs; give the folder or address of a project, such as runs/train")
+    with ThreadPoolExecutor(_READERS) as readers:
+        rows = list(readers.map(lambda name: _read(f"{project.rstrip('/')}/{name}", name), names))
+    return sorted(rows, key=lambda row: (-(row.changed or 0), row.name))
+
+
+def format_table(rows: Sequence[Listed], now: float) -> list[str]:
+    """Lines of aligned columns, with a header."""
+    table = [_HEADER]
+    for row in rows:
+        table.append((row.name, row.state, row.epochs, row.best, _date(row.started, now), _date(row.changed, now)))
+    widths = [max(len(line[column]) for line in table) for column in range(len(_HEADER))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def _names_in(project: str) -> list[str]:
+    """The names of the runs and sweeps of a project."""
+    if is_address(project):
+        store = open_store(project)
+        try:
+            folders = [entry.name.rstrip("/") for entry in store.list() if entry.name.endswith("/")]
+        except OSError as error:
+            raise InputError(f"{project}: {error}") from None
+        return sorted(folders)
+    return sorted(path.parent.name for path in Path(project).glob(f"*/{RECORD_FILE}"))
+
+
+def _read(address: str, name: str) -> Listed:
+    try:
+        folder = local_folder(address, whole=False)
+    except InputError as error:  # a folder of something else, or storage that fails
+        return Listed(name, f"unreadable: {error}", "", "", None, None)
+    return _sweep(folder, name) if (folder / LEDGER_FILE).is_file() else _run(folder, name)
+
+
+def _run(folder: Path, name: str) -> Listed:
+    events = read_events(folder / EVENTS_FILE) if (folder / EVENTS_FILE).is_file() else []
+    if not events:
+        return Listed(name, "created", "", "", None, None)
+    state = describe_state(folder, events, is_active(folder), None)
+    rows = epoch_rows(events)
+    start = last_of(events, StartEvent)
+    best = best_row(rows)
+    precision = (best.metrics or {}).get("mAP50-95") if best else None
+    return Listed(
+        name=name, state=state.partition(":")[0].partition(" (")[0],
+        epochs=f"{len(rows)} of {start.epochs}" if start else "", best="" if precision is None else f"{precision:.4f}",
+        started=events[0].time, changed=events[-1].time)
+
+
+def _sweep(folder: Path, name: str) -> Listed:
+    trials = list(read_trials(read_ledger(folder / LEDGER_FILE)).values())
+    best = best_trial(trials)
+    logs = [event for log in (folder / "trials").glob(f"*/{EVENTS_FILE}") for event in read_events(log)]
+    times = [event.time for event in logs]
+    return Listed(
+        name=name, state=f"sweep, {sweep_state(folder).partition(':')[0]}", epochs=format_count(len(trials), "trial"),
+        best=f"{best.fitness:.4f} (fitness)" if best else "", started=min(times, default=None),
+        changed=max(times, default=None))
+
+
+def _date(seconds: float | None, now: float) -> str:
+    """Local date and time; the year only if it is another one."""
+    if seconds is None:
+        return ""
+    then = time.localtime(seconds)
+    same_year = then.tm_year == time.localtime(now).tm_year
+    return time.strftime("%m-%d %H:%M" if same_year else "%Y-%m-%d", then)

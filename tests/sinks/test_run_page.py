@@ -1,0 +1,40 @@
+"""The page of a run: what its log and its folder hold, written when the log has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.sinks.run_page import RunPage, run_page
+from tests.support import run_log
+from tests.support.pictures import smooth_picture, write_image
+
+LOG = [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(2, "done")]
+
+
+def test_a_page_has_the_result_and_each_picture_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "exp"
+    run_log.write(folder / EVENTS_FILE, LOG)
+    names = ["results.png", "PR_curve.png", "confusion_matrix.png", "labels.jpg", "val_batch0_pred.jpg",
+             "train_batch0.jpg"]
+    for name in names:
+        write_image(folder / name, smooth_picture(20, 30))
+    page = run_page(folder, read_events(folder / EVENTS_FILE))
+    assert "<h1>exp</h1>" in page
+    assert [name for name in names if f'alt="{name}"' not in page] == []
+    assert "best epoch   1" in page
+
+
+def test_the_page_is_written_at_the_end_and_again_for_a_later_picture(tmp_path: Path) -> None:
+    run_log.write(tmp_path / EVENTS_FILE, LOG)
+    events = read_events(tmp_path / EVENTS_FILE)
+    record = RunPage(tmp_path)
+    record.update(events, ended=False)
+    assert not (tmp_path / "report.html").exists()
+    record.update(events, ended=True)
+    first = (tmp_path / "report.html").stat().st_mtime_ns
+    record.update(events, ended=True)
+    assert (tmp_path / "report.html").stat().st_mtime_ns == first
+    write_image(tmp_path / "results.png", smooth_picture(20, 30))
+    record.update(events, ended=True)
+    assert 'alt="results.png"' in (tmp_path / "report.html").read_text()

@@ -1,0 +1,54 @@
+"""What each command imports: seconds of every start, and what fails where a library is broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import run_log
+from tests.support.jobs import make_dataset
+from tests.support.pictures import smooth_picture, write_image
+from tests.support.weights import make_weights
+
+HEAVY = ("torch", "ray", "mlflow", "pandas", "matplotlib")
+CHECK = """
+import sys
+from ray_yolo import cli
+sys.exit(getattr(cli, sys.argv[1])(sys.argv[2:]) or print("imported", *(m for m in {heavy} if m in sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights, a data set, a picture and the log of a run."""
+    folder = tmp_path_factory.mktemp("imports")
+    make_weights(folder / "made", data=str(make_dataset(folder / "data"))).rename(folder / "best.pt")
+    write_image(folder / "a.png", smooth_picture(48, 64))
+    run = folder / "runs" / "train" / "exp"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    run_log.write(run / "events.jsonl", [run_log.run(), run_log.start(), *run_log.trained_epoch(0)])
+    return folder
+
+
+def imported(folder: Path, command: str, *words: str) -> set[str]:
+    """The heavy libraries that a command has imported when it ends."""
+    done = subprocess.run([sys.executable, "-c", CHECK.format(heavy=HEAVY), command, *words], cwd=folder, check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("command", "words", "libraries"), [
+    ("status", "runs/train/exp", set()),
+    ("list_runs", "runs/train", set()),
+    ("val", "--weights best.pt --noplots", {"torch"}),
+    ("predict", "--weights best.pt --source a.png --nosave", {"torch"}),
+    ("export", "--weights best.pt --format torchscript", {"torch"}),
+])
+def test_a_command_imports_what_it_needs(folder: Path, command: str, words: str, libraries: set[str]) -> None:
+    assert imported(folder, command, *words.split()) == libraries

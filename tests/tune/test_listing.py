@@ -1,0 +1,63 @@
+"""The table of a project's runs and sweeps, in a folder and in a store."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.cli import list_runs
+from ray_yolo.core.errors import InputError
+from ray_yolo.tune.listing import Listed, format_table, list_project
+from tests.support import run_log
+from tests.tune.test_status import sweep, training  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def project(tmp_path: Path, sweep: Path) -> Path:  # noqa: F811
+    """An interrupted training, a finished one, one that was only created, and an interrupted sweep."""
+    project = tmp_path / "project"
+    project.mkdir()
+    interrupted = project / "exp"
+    shutil.copytree(sweep / "trials" / "trial1", interrupted)
+    finished = project / "done"
+    shutil.copytree(interrupted, finished)
+    (finished / "finished").touch()
+    created = project / "created"
+    created.mkdir()
+    shutil.copy(interrupted / "run.json", created)
+    shutil.move(sweep, project / "sweep")
+    (project / "notes").mkdir()
+    return project
+
+
+def test_a_table_has_each_run_with_its_state_epochs_and_best_result(project: Path) -> None:
+    rows = {row.name: row for row in list_project(str(project))}
+    assert {name: (row.state, row.epochs, row.best) for name, row in rows.items()} == {
+        "exp": ("stopped", "1 of 3", "0.0625"), "done": ("finished", "1 of 3", "0.0625"),
+        "created": ("created", "", ""),
+        "sweep": ("sweep, interrupted", "2 trials", "0.2500 (fitness)")}
+    events = [event.time for event in run_log.events_of(project / "exp", object)]
+    assert (rows["exp"].started, rows["exp"].changed) == (events[0], events[-1])
+
+
+def test_the_last_changed_run_is_first_and_columns_are_aligned() -> None:
+    now = time.mktime((2026, 5, 4, 3, 2, 0, 0, 0, -1))
+    rows = [Listed("a", "training", "1 of 3", "0.5000", now - 60, now), Listed("long", "created", "", "", None, None)]
+    assert format_table(rows, now) == [
+        "run   state     epochs  mAP50-95  started      changed",
+        "a     training  1 of 3  0.5000    05-04 03:01  05-04 03:02",
+        "long  created"]
+    assert "2025-05-04" in format_table([rows[0]._replace(changed=now - 365 * 86400)], now)[1]
+
+
+def test_the_command_lists_a_folder_and_refuses_one_without_runs(
+        project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_runs([str(project)]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["run", "state"]
+    assert len(lines) == 4
+    with pytest.raises(InputError, match=r"notes: has no runs; give the folder or address of a project"):
+        list_runs([str(project / "notes")])
