@@ -169,7 +169,7 @@ def _readers(num_images: int) -> Executor:
     number = min(8, os.cpu_count() or 1)
     main = sys.modules["__main__"]
     is_session = not hasattr(main, "__file__")
-    is_our_command = getattr(main.__spec__, "name", "").startswith("ray_yolo.")
+    is_our_command = getattr(getattr(main, "__spec__", None), "name", "").startswith("ray_yolo.")
     if num_images >= _MANY and number >= 2 and (is_session or is_our_command):
         return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
     return ThreadPoolExecutor(number)

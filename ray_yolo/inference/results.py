@@ -224,9 +224,10 @@ class Results:
         corners = boxes.xyxyn if normalize else boxes.xyxy
         rows = []
         for number, score, edges in zip(boxes.cls.tolist(), boxes.conf.tolist(), corners.tolist(), strict=True):
-            box = {name: round(edge, decimals) for name, edge in zip(("x1", "y1", "x2", "y2"), edges, strict=True)}
-            rows.append({"name": self.names[int(number)], "class": int(number), "confidence": round(score, decimals),
-                         "box": box})
+            kind = int(number)
+            x1, y1, x2, y2 = (round(edge, decimals) for edge in edges)
+            rows.append({"name": self.names[kind], "class": kind, "confidence": round(score, decimals),
+                         "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}})
         return rows
 
     def to_json(self, *, normalize: bool = False, decimals: int = 5) -> str:
@@ -248,9 +249,11 @@ class Results:
 def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:
     """YOLO rows of detections (n, 6) in an image of `size` (height, width): class, centre x, centre y, width, height
     (shares of the image) and, on request, the score."""
-    shares = shares_of(detections[:, :4].astype(np.float64), size)
-    text = ""
-    for share, (score, kind) in zip(shares.tolist(), detections[:, 4:].tolist(), strict=True):
-        numbers = [kind, *share, score] if scores else [kind, *share]
-        text += " ".join(f"{number:g}" for number in numbers) + "\n"
-    return text
+    boxes = shares_of(detections[:, :4].astype(np.float64), size)
+    lines = []
+    for box, (score, kind) in zip(boxes.tolist(), detections[:, 4:].tolist(), strict=True):
+        numbers = [kind, *box]
+        if scores:
+            numbers.append(score)
+        lines.append(" ".join(f"{number:g}" for number in numbers) + "\n")
+    return "".join(lines)

@@ -121,15 +121,17 @@ def _free_place(box: Sequence[float], size: tuple[float, float], image: tuple[in
     """The first place (xyxy) at a box where a label of `size` (width, height) covers none of `taken` (n, 4)."""
     left, top, right, bottom = box
     width, height = size
+    image_height, image_width = image
     rows = (top - height, bottom, top, bottom - height)  # above, below, inside at the top, inside at the bottom
     places = []
     for y in rows:
-        if 0 <= y <= image[0] - height:
-            places += [(x, y) for x in (left, right - width)]
+        if 0 <= y <= image_height - height:
+            places += [(left, y), (right - width, y)]
     for x, y in places or [(left, top)]:
-        x = max(0.0, min(x, image[1] - width))
-        covered = (taken[:, 0] < x + width) & (taken[:, 2] > x) & (taken[:, 1] < y + height) & (taken[:, 3] > y)
-        if not covered.any():
+        x = max(0.0, min(x, image_width - width))  # a wide label is moved into the image
+        across = (taken[:, 0] < x + width) & (taken[:, 2] > x)
+        down = (taken[:, 1] < y + height) & (taken[:, 3] > y)
+        if not (across & down).any():
             return x, y, x + width, y + height
     return None
 
