@@ -297,8 +297,8 @@ MUTATIONS = (
     # runtime
     Mutation(
         "inference/predictor.py",
-        "size = imgsz or trained.recipe.imgsz",
-        "size = trained.recipe.imgsz",
+        "size = imgsz or trained.imgsz",
+        "size = trained.imgsz",
         "runtime/test_validator_numbers.py",
     ),
     Mutation(
