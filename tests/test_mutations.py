@@ -84,7 +84,7 @@ MUTATIONS = (
         "ops/assign.py", "torch.where(taken | contested[image], ", "torch.where(taken, ", "ops/test_assign_align.py"
     ),
     Mutation("ops/assign.py", "TOP = 10", "TOP = 9", "ops/test_assign_align.py"),
-    Mutation("inference/results.py", "np.ceil(np.asarray", "np.floor(np.asarray", "inference/test_results.py"),
+    Mutation("inference/results.py", "np.ceil(corners", "np.floor(corners", "inference/test_results.py"),
     Mutation(
         "checkpoints/foreign.py",
         "[names.get(number) for number in range(len(names))]",
@@ -192,14 +192,14 @@ MUTATIONS = (
     ),
     Mutation(
         "data/mosaic.py",
-        "return range(target_y.start, target_y.stop)",
-        "return range(target_y.start + 1, target_y.stop)",
+        "return range(down.target.start, down.target.stop)",
+        "return range(down.target.start + 1, down.target.stop)",
         "data/test_mosaic.py",
     ),
     Mutation("data/augment.py", "image[:rows.start] = image[rows.stop:] =", "_ =", "data/test_augment.py"),
     Mutation("data/augment.py", "-0.4999", "0", "data/test_augment.py"),
     Mutation(
-        "data/augment.py", "(np.arange(256) * gains[0] % 180)", "(np.arange(256) * gains[0])", "data/test_augment.py"
+        "data/augment.py", "(np.arange(256) * hue_gain % 180)", "(np.arange(256) * hue_gain)", "data/test_augment.py"
     ),
     Mutation("data/image_cache.py", " and not (original % part).any()", "", "data/test_image_cache.py"),
     Mutation(
@@ -297,8 +297,8 @@ MUTATIONS = (
     # runtime
     Mutation(
         "inference/predictor.py",
-        "size = imgsz or trained.recipe.imgsz",
-        "size = trained.recipe.imgsz",
+        "size = imgsz or trained.imgsz",
+        "size = trained.imgsz",
         "runtime/test_validator_numbers.py",
     ),
     Mutation(

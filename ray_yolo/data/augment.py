@@ -21,7 +21,8 @@ _BAND_PIXELS = 2**15  # bands fit the CPU cache and need no new memory
 
 def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple[float, float, float]:
     """Factors of hue, saturation and value: 1 + uniform(-1, 1) x gain each."""
-    hue, saturation, value = (1 + rng.uniform(-1, 1, 3) * (augment.hsv_h, augment.hsv_s, augment.hsv_v)).tolist()
+    limits = (augment.hsv_h, augment.hsv_s, augment.hsv_v)
+    hue, saturation, value = (1 + rng.uniform(-1, 1, 3) * limits).tolist()
     return hue, saturation, value
 
 
@@ -35,19 +36,25 @@ def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range |
     """
     if gains == (1, 1, 1):
         return
-    rows = range(len(image)) if rows is None else rows
-    image[:rows.start] = image[rows.stop:] = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]
+    if rows is None:
+        rows = range(len(image))
+    hue_gain, _, value_gain = gains
+    grey = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=value_gain)[0]  # it has neither hue nor saturation
+    image[:rows.start] = image[rows.stop:] = grey
     factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are truncated
-    wrapped = None
-    if 179 * gains[0] > 255:  # exceeds a byte; up to 255 OpenCV wraps at 180 itself
-        wrapped, factors[0] = (np.arange(256) * gains[0] % 180).astype(np.uint8), (1, 0, 0, 0)
+    hue_table = None
+    if 179 * hue_gain > 255:  # exceeds a byte; up to 255 OpenCV wraps at 180 itself
+        hue_table = (np.arange(256) * hue_gain % 180).astype(np.uint8)
+        factors[0] = (1, 0, 0, 0)  # `transform` keeps the hues of the table
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
     for top in rows[::num_rows]:
         band = image[top:min(top + num_rows, rows.stop)]
         cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band)
-        if wrapped is not None:
-            cv2.insertChannel(cv2.LUT(cv2.extractChannel(band, 0), wrapped), band, 0)
-        cv2.cvtColor(cv2.transform(band, factors, dst=band), cv2.COLOR_HSV2RGB, dst=band)
+        if hue_table is not None:
+            hues = cv2.LUT(cv2.extractChannel(band, 0), hue_table)
+            cv2.insertChannel(hues, band, 0)
+        cv2.transform(band, factors, dst=band)
+        cv2.cvtColor(band, cv2.COLOR_HSV2RGB, dst=band)
 
 
 def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],
@@ -85,13 +92,19 @@ def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, shar
     """
     outlined = [number for number, outline in enumerate(labels.polygons) if len(outline)]
     mirrored = mirror(labels, (True, False), image.shape[:2])
-    mask = np.zeros(image.shape[:2], np.uint8)
-    for number in rng.permutation(outlined)[:round(share * len(outlined))].tolist():
-        pasted = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (mirrored.polygons[number],))
-        if (covered(labels.boxes, pasted.boxes[0]) < _MAX_COVERED).all():
-            labels = join([labels, pasted])
-            cv2.fillPoly(mask, [np.rint(pasted.polygons[0] - 0.5).astype(np.int32)], 1)
-    return np.where(mask[..., None], cv2.flip(image, 1), image), labels
+    num_chosen = round(share * len(outlined))
+    chosen = rng.permutation(outlined)[:num_chosen].tolist()
+    is_pasted = np.zeros(image.shape[:2], np.uint8)
+    for number in chosen:
+        box, outline = mirrored.boxes[number], mirrored.polygons[number]
+        if not (covered(labels.boxes, box) < _MAX_COVERED).all():  # by an object pasted before, too
+            continue
+        pasted = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (outline,))
+        labels = join([labels, pasted])
+        points = np.rint(outline - 0.5).astype(np.int32)  # OpenCV puts pixel centres on whole numbers
+        cv2.fillPoly(is_pasted, [points], 1)
+    flipped = cv2.flip(image, 1)  # has each pasted object in its place
+    return np.where(is_pasted[..., None], flipped, image), labels
 
 
 def letterbox(image: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:

@@ -25,11 +25,11 @@ from ray_yolo.data.labels import (
     ImageLabels,
     LabelRow,
     UnreadableLabelsError,
+    box_around,
     cut_box,
     edge_remarks,
     labels_of,
     read_rows,
-    remarks_on,
 )
 from ray_yolo.data.other_files import resolve_names
 from ray_yolo.data.remarks import Kind
@@ -61,19 +61,23 @@ class CocoFile:
         self._category_ids = _own_category_ids(content, self._classes)
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
-        paths = [_path_of(folder, name) for name in file_names]
-        self.respelled = resolve_names(str(folder), dict(zip(file_names, paths, strict=True)))
-        paths = [self.respelled.get(name, path) for name, path in zip(file_names, paths, strict=True)]
+        path_of_name = {name: _path_of(folder, name) for name in file_names}
+        self.respelled = resolve_names(str(folder), path_of_name)
+        path_of_name |= self.respelled
+
         self._images: dict[str, list[dict[str, Any]]] = defaultdict(list)  # the entries of each path, mostly one
-        for path, image in zip(paths, content["images"], strict=True):
-            self._images[path].append(image)
+        for name, image in zip(file_names, content["images"], strict=True):
+            self._images[path_of_name[name]].append(image)
         self.paths = list(self._images)  # every listed image, whether or not it exists on disk
-        path_of = self._paths_of_ids()
-        self.findings += [Finding(path, f"is listed {len(images)} times by {file.name}; its annotations are joined",
-                                  dropped=False) for path, images in self._images.items() if len(images) > 1]
-        self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}
+        path_of_id = self._paths_of_ids()
+        for path, images in self._images.items():
+            if len(images) > 1:
+                what = f"is listed {len(images)} times by {file.name}; its annotations are joined"
+                self.findings.append(Finding(path, what, dropped=False))
+
+        self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in self.paths}
         for row in content["annotations"]:
-            owner = path_of.get(identity(row.get("image_id")))
+            owner = path_of_id.get(identity(row.get("image_id")))
             if owner is not None:
                 self._rows[owner].append(row)
             else:
@@ -82,6 +86,7 @@ class CocoFile:
                 self.findings.append(Finding(self._place(row), what, dropped=True))
 
     def _paths_of_ids(self) -> dict[_Id | None, str]:
+        """The path of each image id."""
         found: dict[_Id | None, str] = {}
         for path, images in self._images.items():
             for image in images:
@@ -114,26 +119,33 @@ class CocoFile:
             if stated:
                 raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
                                                   f"{stated}")
-        crowded = [row for row in self._rows[path] if truth(row.get("iscrowd"))]
-        single = [row for row in self._rows[path] if not truth(row.get("iscrowd"))]
+        single, crowded = [], []
+        for row in self._rows[path]:
+            if truth(row.get("iscrowd")):
+                crowded.append(row)
+            else:  # also a value that is neither: `_row` reports it
+                single.append(row)
         rows, findings = read_rows(single, lambda row: self._row(row, size))
         crowds, crowd_findings = read_rows(crowded, lambda row: self._row(row, size))
-        return ImageLabels(labels_of(rows), [*findings, *crowd_findings], np.array([row.area for row in rows]),
-                           np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6),
-                           remarks=remarks_on(rows, "COCO"))
+        labels = labels_of(rows, [*findings, *crowd_findings], "COCO")
+        areas = np.array([row.area for row in rows])
+        regions = np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6)
+        return labels._replace(areas=areas, crowds=regions)
 
     def _row(self, row: dict[str, Any], size: tuple[int, int]) -> LabelRow:
-        place, category = self._place(row), identity(row.get("category_id"))
+        place = self._place(row)
+        category = identity(row.get("category_id"))
         if category is None or category not in self._classes:
             raise UnreadableLabelsError(place, f"has the category_id {short(row.get('category_id'))}, which the file's "
                                                "categories do not list")
         if truth(row.get("iscrowd")) is None:
             raise UnreadableLabelsError(place, f"has the iscrowd {short(row.get('iscrowd'))}, which is neither 0 nor 1")
-        kind, bbox = self._classes[category], _bbox(row, place)
+        kind = self._classes[category]
+        bbox = _bbox(row, place)
         box = _box(bbox, row, size, place)
-        outline, of_outline = _outline(row, bbox, box, size)
-        remarks = {*of_outline, *edge_remarks(bbox.corners, size, "COCO"),
-                   *_contradictions(bbox, number(row.get("area")))}
+        outline, outline_remarks = _outline(row, bbox, box, size)
+        remarks = {*outline_remarks, *edge_remarks(bbox.corners, size, "COCO")}  # outline and area may say the same
+        remarks |= set(_contradictions(bbox, number(row.get("area"))))
         return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(sorted(remarks)))
 
     def _place(self, row: dict[str, Any]) -> str:
@@ -198,7 +210,9 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
 def _path_of(folder: Path, name: str) -> str:
     """The path of an image. Backslashes are Windows' slashes if there is no file with such a name."""
     path = os.path.normpath(folder / name)
-    return os.path.normpath(folder / name.replace("\\", "/")) if "\\" in name and not os.path.isfile(path) else path
+    if "\\" in name and not os.path.isfile(path):
+        return os.path.normpath(folder / name.replace("\\", "/"))
+    return path
 
 
 def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple[dict[_Id, int], list[Finding]]:
@@ -208,24 +222,32 @@ def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple
     """
     used = {identity(row.get("category_id")) for row in content["annotations"]}
     rows = _categories(content, used, file)
-    found = {own_id: find_class(row.get("name"), names) for own_id, row in rows.items()}
-    classes = {own_id: kind for own_id, kind in found.items() if kind is not None}
+    classes: dict[_Id, int] = {}
+    unknown = []  # ids of the categories that have no class's name
+    for own_id, row in rows.items():
+        kind = find_class(row.get("name"), names)
+        if kind is None:
+            unknown.append(own_id)
+        else:
+            classes[own_id] = kind
     _refuse_repeats(classes, rows, names, file)
-    if all(kind is not None or own_id not in used for own_id, kind in found.items()) and (
-            classes or len(rows) > len(names)):
+    all_used_known = not any(own_id in used for own_id in unknown)
+    if all_used_known and (classes or len(rows) > len(names)):
         return classes, []
+
+    # By the order of ids, if no name matches and there are as many categories as classes.
     candidates = list(rows) if len(rows) <= len(names) else [own_id for own_id in rows if own_id in used]
     if classes or len(candidates) != len(names):
+        strange = [_text(rows[own_id]) for own_id in unknown if own_id in candidates]
         raise DatasetError(f"{file}: its {len(rows)} categories do not match the {len(names)} classes of the "
                            f"description. Categories: {_listed(_text(row) for row in rows.values())}. Classes: "
-                           f"{_listed(names)}. Not a class: "
-                           f"{_listed(_text(rows[own_id]) for own_id in candidates if found[own_id] is None)}; correct "
-                           "`names` or the file")
+                           f"{_listed(names)}. Not a class: {_listed(strange)}; correct `names` or the file")
     by_order = {own_id: kind for kind, own_id in enumerate(sorted(candidates, key=_order))}
     _refuse_same_names([rows[own_id] for own_id in candidates], file)
     mapping = [f"{_text(rows[own_id])} is {names[kind]}" for own_id, kind in by_order.items()]
-    return by_order, [Finding(str(file), "has categories with other names than the description, which are mapped in "
-                                         f"the order of their ids: {_listed(mapping)}", dropped=False)]
+    what = ("has categories with other names than the description, which are mapped in the order of their ids: "
+            f"{_listed(mapping)}")
+    return by_order, [Finding(str(file), what, dropped=False)]
 
 
 def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> dict[_Id, dict[str, Any]]:
@@ -237,8 +259,12 @@ def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> d
             raise DatasetError(f"{file}: {_text(rows[own_id])} and {_text(row)} are categories with the same id; give "
                                "each category its own id")
         rows[own_id] = row
-    return {own_id: row for own_id, row in rows.items() if row.get("supercategory") != "none" or own_id in used
-            or not _has_name_of_another(row, rows)}
+    kept = {}
+    for own_id, row in rows.items():
+        is_root = row.get("supercategory") == "none" and own_id not in used and _has_name_of_another(row, rows)
+        if not is_root:
+            kept[own_id] = row
+    return kept
 
 
 def _has_name_of_another(row: dict[str, Any], rows: dict[_Id, dict[str, Any]]) -> bool:
@@ -286,13 +312,15 @@ def _listed(parts: Iterable[str]) -> str:
 def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     """The folder of the images: beside the annotations or one of COCO's usual folders."""
     split = file.stem.removeprefix("instances_")
-    bases = (file.parent, file.parent.parent, root)
-    folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
+    folders: list[Path] = []
+    for base in (file.parent, file.parent.parent, root):
+        folders += [base / "images" / split, base / split, base / "images", base]
+    first_names = file_names[:100]  # some files of a partial copy may be missing
     for folder in folders:
-        if any(os.path.isfile(_path_of(folder, name)) for name in file_names[:100]):
+        if any(os.path.isfile(_path_of(folder, name)) for name in first_names):
             return folder
-    for folder in folders:
-        if resolve_names(str(folder), {name: _path_of(folder, name) for name in file_names[:100]}):
+    for folder in folders:  # in another spelling
+        if resolve_names(str(folder), {name: _path_of(folder, name) for name in first_names}):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 
@@ -326,14 +354,13 @@ def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) 
     rings = [ring for ring in map(_ring, parts) if ring is not None]
     if not rings:
         return NO_OUTLINE, (Kind("bad outline", "COCO"),) if parts else ()
-    points = np.concatenate(rings)
-    (left, above), (right, below) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-    around: Box = (left, above, right, below)
+    around = box_around(np.concatenate(rings))
     if not _agree(cut_box(around, size), box):
         as_corners: Box = (bbox.x, bbox.y, bbox.width, bbox.height)
-        fits_corners = bbox.has_corner_order and _agree(around, as_corners)
-        return NO_OUTLINE, (Kind("other outline", "COCO"), *((Kind("corners", "COCO"),) if fits_corners else ()))
-    if len(parts) > 1:
+        if bbox.has_corner_order and _agree(around, as_corners):
+            return NO_OUTLINE, (Kind("other outline", "COCO"), Kind("corners", "COCO"))
+        return NO_OUTLINE, (Kind("other outline", "COCO"),)
+    if len(parts) > 1:  # such as those of a partly hidden object: there is no single outline
         return NO_OUTLINE, ()
     return rings[0].clip(0, (size[1], size[0])).astype(np.float32), ()
 
@@ -370,7 +397,8 @@ def _agree(one: Box, other: Box) -> bool:
     """Whether two boxes are equal, but for two pixels or a tenth of the second one's side."""
     across = max(_TOLERANCE_PX, _TOLERANCE * (other[2] - other[0]))
     down = max(_TOLERANCE_PX, _TOLERANCE * (other[3] - other[1]))
-    return all(abs(a - b) <= tolerance for a, b, tolerance in zip(one, other, (across, down) * 2, strict=True))
+    tolerances = (across, down, across, down)
+    return all(abs(a - b) <= tolerance for a, b, tolerance in zip(one, other, tolerances, strict=True))
 
 
 def _contradictions(bbox: _Bbox, area: float | None) -> tuple[Kind, ...]:
@@ -378,10 +406,11 @@ def _contradictions(bbox: _Bbox, area: float | None) -> tuple[Kind, ...]:
     remarks = [Kind("corner order", "COCO")] if bbox.has_corner_order else []
     if area is None or area <= 0:
         return tuple(remarks)
-    of_corners = (bbox.width - bbox.x) * (bbox.height - bbox.y)
-    if bbox.has_corner_order and _same_area(of_corners, area) and not _same_area(bbox.area, area):
+    area_as_corners = (bbox.width - bbox.x) * (bbox.height - bbox.y)
+    if bbox.has_corner_order and _same_area(area_as_corners, area) and not _same_area(bbox.area, area):
         remarks.append(Kind("corners", "COCO"))
-    if area > (bbox.width + _TOLERANCE_PX) * (bbox.height + _TOLERANCE_PX) * (1 + _TOLERANCE):
+    largest = (bbox.width + _TOLERANCE_PX) * (bbox.height + _TOLERANCE_PX) * (1 + _TOLERANCE)
+    if area > largest:
         remarks.append(Kind("area", "COCO"))
     return tuple(remarks)
 

@@ -55,8 +55,9 @@ class TrainDataset(Dataset[Sample]):
     def __init__(self, index: AnnotationIndex, store: ImageStore, augment: AugmentConfig, imgsz: int, seed: int,
                  epochs: int, shapes: np.ndarray | None = None, *, quad: bool = False) -> None:
         # Outlines matter only if images are cut or moved, and are the largest part of a pickled index.
-        moved = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
-        self.index = replace(index, polygons=index.polygons if any(moved) else {}, findings=())
+        moves = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
+        polygons = index.polygons if any(moves) else {}
+        self.index = replace(index, polygons=polygons, findings=())
         self.pictures = store
         self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
         self.shapes, self.quad = shapes, quad
@@ -78,15 +79,18 @@ class TrainDataset(Dataset[Sample]):
         return [self.imgsz] * 2 if self.shapes is None else self.shapes[image].tolist()
 
     def _sample(self, key: SampleKey, out: np.ndarray) -> Sample:
+        """The sample of a key; its pixels are written into `out` (H, W, 3). The order of the draws is part of it."""
         rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
         open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
-        if rng.random() < self.augment.mosaic and open_mosaic:
+        if rng.random() < self.augment.mosaic and open_mosaic:  # drawn also where mosaics are closed
             labels, rows = self._mosaic(rng, key.image, out)
             if rng.random() < self.augment.mixup:
                 second = np.empty_like(out)
-                more, other_rows = self._mosaic(rng, int(rng.integers(len(self))), second)
+                partner = int(rng.integers(len(self)))
+                second_labels, second_rows = self._mosaic(rng, partner, second)
                 out[:] = effects.blend(out, second, rng.beta(32, 32))
-                labels, rows = join([labels, more]), enclosing_range([rows, other_rows])
+                labels = join([labels, second_labels])
+                rows = enclosing_range([rows, second_rows])
         else:
             labels, rows = self._single(rng, key.image, out)
         effects.recolour(out, effects.draw_colour_gains(rng, self.augment), rows)
@@ -94,8 +98,11 @@ class TrainDataset(Dataset[Sample]):
         if up_down or left_right:
             cv2.flip(out, effects.FLIPS[left_right, up_down], dst=out)
             labels = mirror(labels, (left_right, up_down), out.shape[:2])
-        return {"image": torch.from_numpy(out).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
-                "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}
+        return {"image": torch.from_numpy(out).permute(2, 0, 1),
+                "boxes": torch.from_numpy(labels.boxes),
+                "classes": torch.from_numpy(labels.classes),
+                "index": key.image,
+                "draw": rng.random()}  # for `quad_collate`
 
     def _picture(self, number: int) -> tuple[np.ndarray, Labels, tuple[float, float]]:
         """An image at the network's size, its labels in original pixels, and the factors (x, y) between them. A damaged
@@ -117,28 +124,35 @@ class TrainDataset(Dataset[Sample]):
         size = self.imgsz
         seam = tuple(rng.integers(size // 2, size + size // 2 + 1, 2).tolist())
         partners = rng.integers(0, len(self), 3).tolist()
-        pictures = [self._picture(each) for each in rng.permutation([number, *partners]).tolist()]
-        tiles = [Tile(pixels, before) for (pixels, *_), before in zip(pictures, _QUADRANTS, strict=True)]
-        labels = join([stretch(labels, factors, corner(tile, seam))
-                       for (_, labels, factors), tile in zip(pictures, tiles, strict=True)])
-        labels, rows = self._view(rng, tiles, labels, seam, (2 * size, 2 * size), out)
+        shuffled = rng.permutation([number, *partners]).tolist()
+        tiles = []
+        parts = []  # labels of each image on the canvas
+        for image, quadrant in zip(shuffled, _QUADRANTS, strict=True):
+            pixels, labels, factors = self._picture(image)
+            tile = Tile(pixels, quadrant)
+            tiles.append(tile)
+            parts.append(stretch(labels, factors, corner(tile, seam)))
+        labels, rows = self._view(rng, tiles, join(parts), seam, (2 * size, 2 * size), out)
         if self.augment.copy_paste and labels.polygons:
             out[:], labels = effects.copy_paste(rng, out, labels, self.augment.copy_paste)
         return labels, rows
 
     def _single(self, rng: np.random.Generator, number: int, out: np.ndarray) -> tuple[Labels, range]:
+        """Write one image, centred: a mosaic of one tile on a canvas of the output's size."""
         pixels, labels, factors = self._picture(number)
         height, width = out.shape[:2]
-        seam = ((width - pixels.shape[1]) // 2, (height - pixels.shape[0]) // 2)
+        seam = ((width - pixels.shape[1]) // 2, (height - pixels.shape[0]) // 2)  # the tile's upper left corner
         tiles = [Tile(pixels, (False, False))]
         return self._view(rng, tiles, stretch(labels, factors, seam), seam, (height, width), out)
 
     def _view(self, rng: np.random.Generator, tiles: list[Tile], labels: Labels, seam: tuple[int, int],
               canvas: tuple[int, int], out: np.ndarray) -> tuple[Labels, range]:
+        """Write a random view of the canvas. Returns its labels and the rows that images cover."""
         size = out.shape[:2]
         matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
         matrix = snap(matrix, seam)
-        return move(labels, matrix, zoom, canvas, size), render(out, tiles, seam, canvas, matrix)
+        rows = render(out, tiles, seam, canvas, matrix)
+        return move(labels, matrix, zoom, canvas, size), rows
 
 
 def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
@@ -150,10 +164,15 @@ def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
     """
     if images is None:
         images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples])
-    rows = [torch.cat([torch.full((len(sample["classes"]), 1), float(image)), sample["classes"][:, None].float(),
-                       sample["boxes"]], dim=1) for image, sample in enumerate(samples)]
-    return {"images": images.permute(0, 3, 1, 2), "targets": torch.cat(rows),
-            "indices": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)}
+    targets = []
+    for image, sample in enumerate(samples):
+        classes = sample["classes"][:, None].float()
+        image_column = torch.full((len(classes), 1), float(image))
+        targets.append(torch.cat([image_column, classes, sample["boxes"]], dim=1))
+    indices = [sample["index"] for sample in samples]
+    return {"images": images.permute(0, 3, 1, 2),  # a view: its memory is channels-last
+            "targets": torch.cat(targets),
+            "indices": torch.tensor(indices, dtype=torch.int64)}
 
 
 def identity(batch: Any) -> Any:
@@ -171,6 +190,7 @@ def quad_collate(samples: Sequence[Sample]) -> Batch:
 
 
 def _quad(group: Sequence[Sample]) -> Sample:
+    """One sample of twice the height and width from up to four."""
     head = group[0]
     _, height, width = head["image"].shape
     if head["draw"] < 0.5:
@@ -179,11 +199,12 @@ def _quad(group: Sequence[Sample]) -> Sample:
     grid = torch.full((2 * height, 2 * width, 3), effects.GREY, dtype=torch.uint8).permute(2, 0, 1)
     boxes = []
     for number, sample in enumerate(group):
-        top, left = number // 2 * height, number % 2 * width
+        row, column = divmod(number, 2)
+        top, left = row * height, column * width
         grid[:, top:top + height, left:left + width] = sample["image"]
         boxes.append(sample["boxes"] + torch.tensor([left, top, left, top]))
-    return {**head, "image": grid, "boxes": torch.cat(boxes),
-            "classes": torch.cat([sample["classes"] for sample in group])}
+    classes = torch.cat([sample["classes"] for sample in group])
+    return {**head, "image": grid, "boxes": torch.cat(boxes), "classes": classes}
 
 
 def start_forkserver() -> None:
@@ -225,7 +246,8 @@ def padded_shapes(sizes: np.ndarray, imgsz: int, grid: int, pad: float = 0.5) ->
     ceil(side x imgsz / long side / grid + pad) x grid.
     """
     ratios = imgsz / sizes.max(axis=1, keepdims=True)
-    return (np.ceil(np.round(sizes * ratios / grid + pad, 9)) * grid).astype(np.int64)
+    cells = np.round(sizes * ratios / grid + pad, 9)  # 20.000000000000004 cells are 20, not 21
+    return (np.ceil(cells) * grid).astype(np.int64)
 
 
 def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, grid: int) -> tuple[ValBatch, ...]:
@@ -233,8 +255,11 @@ def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, grid: int) 
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for image, (height, width) in enumerate(padded_shapes(index.sizes, imgsz, grid).tolist()):
         groups[height, width].append(image)
-    return tuple(ValBatch(tuple(images[first:first + batch_size]), shape)
-                 for shape, images in sorted(groups.items()) for first in range(0, len(images), batch_size))
+    batches = []
+    for shape, images in sorted(groups.items()):
+        for first in range(0, len(images), batch_size):
+            batches.append(ValBatch(tuple(images[first:first + batch_size]), shape))
+    return tuple(batches)
 
 
 class ValDataset(Dataset[dict[str, Tensor]]):
@@ -255,15 +280,19 @@ class ValDataset(Dataset[dict[str, Tensor]]):
         batch = self.batches[number]
         samples, ratios, pads = [], [], []
         for image in batch.indices:
-            pixels, annotation = self.store.load_or_grey(image), self.index[image]
+            pixels = self.store.load_or_grey(image)
+            annotation = self.index[image]
             padded, (top, left) = effects.letterbox(pixels, batch.shape)
-            ratio = np.array(pixels.shape[:2]) / np.array(annotation.size)
+            ratio = np.array(pixels.shape[:2]) / np.array(annotation.size)  # (y, x)
             boxes = annotation.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
-            samples.append({"image": torch.from_numpy(padded).permute(2, 0, 1), "index": image,
-                            "classes": torch.tensor(annotation.classes),
-                            "boxes": torch.from_numpy(boxes.astype(np.float32))})
+            samples.append({"image": torch.from_numpy(padded).permute(2, 0, 1),
+                            "boxes": torch.from_numpy(boxes.astype(np.float32)),
+                            "classes": torch.tensor(annotation.classes),  # a copy: the index may be read-only
+                            "index": image})
             ratios.append(ratio)
             pads.append((top, left))
-        return {**collate(samples), "ratios": torch.tensor(np.array(ratios), dtype=torch.float32),
+        sizes = self.index.sizes[list(batch.indices)].astype(np.int64)
+        return {**collate(samples),
+                "ratios": torch.tensor(np.array(ratios), dtype=torch.float32),
                 "pads": torch.tensor(pads, dtype=torch.float32),
-                "sizes": torch.from_numpy(self.index.sizes[list(batch.indices)].astype(np.int64))}
+                "sizes": torch.from_numpy(sizes)}

@@ -56,26 +56,33 @@ def _explain_darknet(path: Path) -> str:
             text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    matches = [_DARKNET_LINE.fullmatch(line) for line in text.splitlines()]
-    entries = {match[1]: match[2] for match in matches if match}
+    entries = {}
+    for line in text.splitlines():
+        match = _DARKNET_LINE.fullmatch(line)
+        if match:
+            key, value = match.groups()
+            entries[key] = value
     if "train" not in entries and "names" not in entries:
         return ""
+    names = _darknet_names(path.parent, entries.get("names", ""))
     lines = [f"`train: {entries.get('train', 'FOLDER')}`", f"`val: {entries.get('valid', 'FOLDER')}`",
-             f"`names: [{_darknet_names(path.parent, entries.get('names', ''))}]`"]
+             f"`names: [{names}]`"]
     return f"is Darknet's description, not YAML; write a YAML file with the lines {', '.join(lines)}"
 
 
 def _darknet_names(folder: Path, names: str) -> str:
     """The class names of a Darknet file, which starts relative paths in the folder above its own."""
+    if not names:
+        return "..."
     for start in (folder, folder.parent):
         try:
-            lines = (start / names).read_text("utf-8").splitlines() if names else []
+            lines = (start / names).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError, ValueError):
             continue
         found = [line.strip() for line in lines if line.strip()]
         if found:
             return ", ".join(found)
-    return f"the lines of {names}" if names else "..."
+    return f"the lines of {names}"
 
 
 def other_spelling(content: Mapping[str, Any], key: str) -> str | None:

@@ -62,9 +62,10 @@ class DatasetDescription:
         Raises:
             DatasetError: if the description has no such split.
         """
-        if sources := {"train": self.train, "val": self.val, "test": self.test}[name]:
-            return sources
-        raise DatasetError(f"{self.file}: there is no `{name}` split; add a line such as `{name}: images/{name}`")
+        sources = {"train": self.train, "val": self.val, "test": self.test}[name]
+        if not sources:
+            raise DatasetError(f"{self.file}: there is no `{name}` split; add a line such as `{name}: images/{name}`")
+        return sources
 
 
 def read_description(source: str | Path) -> DatasetDescription:
@@ -85,15 +86,17 @@ def read_description(source: str | Path) -> DatasetDescription:
     from ray_yolo.config.yaml import load_text_yaml  # as text: names may look like numbers or booleans
 
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
-    if str(source) and os.path.isdir(path):
+    if str(source) and os.path.isdir(path):  # Path("") would be the current folder
         path = _description_in(path)
     if not os.path.isfile(path):
-        if address := corrected_store(str(source)):
+        address = corrected_store(str(source))
+        if address:
             raise DatasetError(f"{source}: no such file; for an object store, write {address}")
         near = did_you_mean(str(source), {name: name for name in BUILT_IN})
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
                            f"({', '.join(BUILT_IN)}){near or '; give the path of a data-set YAML'}")
-    if wrong_kind := explain_file(path):
+    wrong_kind = explain_file(path)
+    if wrong_kind:
         raise DatasetError(f"{path}: {wrong_kind}")
     content = load_text_yaml(path)
     return describe(content.data, path, content.where)
@@ -102,10 +105,15 @@ def read_description(source: str | Path) -> DatasetDescription:
 def _description_in(folder: Path) -> Path:
     """The YAML file of a data set's folder: data.yaml, else the only one."""
     files = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
-    if named := [file for file in files if file.name == "data.yaml"] or (files if len(files) == 1 else []):
-        return named[0]
-    several = f"holds several YAML files ({', '.join(file.name for file in files[:4])}); give the path of one"
-    raise DatasetError(f"{folder}: {several if files else 'holds no YAML file; give the path of a data-set YAML'}")
+    usual = folder / "data.yaml"
+    if usual in files:
+        return usual
+    if not files:
+        raise DatasetError(f"{folder}: holds no YAML file; give the path of a data-set YAML")
+    if len(files) > 1:
+        first = ", ".join(file.name for file in files[:4])
+        raise DatasetError(f"{folder}: holds several YAML files ({first}); give the path of one")
+    return files[0]
 
 
 def describe(content: Mapping[str, Any], path: Path, where: Where | None = None) -> DatasetDescription:
@@ -123,14 +131,15 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
     root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
-    folders: dict[str, str] = {}
+    folders: dict[str, str] = {}  # of the images of COCO files, filled by `_sources`
     splits = {key: _sources(content, key, root, where, folders) for key in ("train", "val", "test")}
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
     findings = (*_download_code(content, where), *_duplicates(names, where("names")))
-    return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders,
-                              snapshot=None, keypoints=_keypoints(content, where("kpt_shape")), **splits)
+    keypoints = _keypoints(content, where("kpt_shape"))
+    return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders, snapshot=None,
+                              keypoints=keypoints, **splits)
 
 
 def _refuse_other_spellings(content: Mapping[str, Any], where: Where) -> None:
@@ -159,14 +168,12 @@ def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
 
 
 def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
-    value, count = content.get("names"), _count(content.get("nc"), where("nc"))
+    value = content.get("names")
+    count = _count(content.get("nc"), where("nc"))
     if value is None and count is not None:
         return tuple(f"class{number}" for number in range(count))
     if isinstance(value, Mapping):
-        numbers = {_number(key): name for key, name in value.items()}
-        if len(numbers) != len(value) or set(numbers) != set(range(len(value))):
-            raise DatasetError(f"{where('names')}: names: the class numbers must be 0 to {len(value) - 1} without gaps")
-        value = [numbers[number] for number in range(len(value))]
+        value = _in_order(value, where)
     if not isinstance(value, list) or not value:
         raise DatasetError(f"{where('names')}: names: must list the classes, such as `names: [cat, dog]` or `0: cat`")
     if len(value) > MAX_CLASSES:
@@ -180,6 +187,15 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
         raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
                            "make them agree or drop nc")
     return tuple(str(name).strip() for name in value)
+
+
+def _in_order(names: Mapping[Any, Any], where: Where) -> list[Any]:
+    """The names of a mapping by class number."""
+    by_number = {_number(key): name for key, name in names.items()}
+    numbers = range(len(names))
+    if set(by_number) != set(numbers):  # also if two keys are the same number: 0 and 00
+        raise DatasetError(f"{where('names')}: names: the class numbers must be 0 to {len(names) - 1} without gaps")
+    return [by_number[number] for number in numbers]
 
 
 def _keypoints(content: Mapping[str, Any], where: str) -> tuple[int, int] | None:
@@ -203,8 +219,9 @@ def _count(value: object, where: str) -> int | None:
 
 def _number(value: object) -> int:
     """An integer or its decimal text; -1 for anything else."""
-    plain = not isinstance(value, bool) and str(value).isdecimal() and len(str(value)) < 10
-    return int(str(value)) if plain else -1
+    text = str(value)
+    is_plain = not isinstance(value, bool) and text.isdecimal() and len(text) < 10  # no conversion of huge numbers
+    return int(text) if is_plain else -1
 
 
 def _text(value: object, where: str, key: str) -> str:
@@ -216,23 +233,28 @@ def _text(value: object, where: str, key: str) -> str:
 def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where, folders: dict[str, str]
              ) -> tuple[str, ...]:
     """The sources of a split. `{annotations: FILE, images: FOLDER}` yields FILE, which `folders` maps to FOLDER."""
+    def path_of(entry: object) -> str:
+        return _locate(_text(entry, where(key), key), key, root, content, where)
+
     value = content.get(key)
-    entries = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    if value in (None, ""):
+        return ()
     sources = []
-    for entry in entries:
-        both = isinstance(entry, Mapping) and entry.keys() == {"annotations", "images"}
-        parts = (entry["annotations"], entry["images"]) if both else (entry,)
-        paths = [_locate(_text(part, where(key), key), key, root, content, where) for part in parts]
-        sources.append(paths[0])
-        if both:
-            folders[paths[0]] = paths[1]
+    for entry in value if isinstance(value, list) else [value]:
+        if isinstance(entry, Mapping) and entry.keys() == {"annotations", "images"}:
+            file = path_of(entry["annotations"])
+            folders[file] = path_of(entry["images"])
+            sources.append(file)
+        else:
+            sources.append(path_of(entry))
     return tuple(sources)
 
 
 def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:
     """The path of an entry: below `root`, else the same without Roboflow's leading `../`."""
-    plain = re.sub(r"^(\.\./)+", "", entry)
-    tried = list(dict.fromkeys(os.path.normpath(root / os.path.expanduser(text)) for text in (entry, plain)))
+    without_dots = re.sub(r"^(\.\./)+", "", entry)
+    spellings = [os.path.normpath(root / os.path.expanduser(text)) for text in (entry, without_dots)]
+    tried = list(dict.fromkeys(spellings))
     if is_archive(entry) and any(os.path.isfile(candidate) for candidate in tried):
         raise DatasetError(f"{where(key)}: {key}: {entry!r} is an archive; unpack it, and give its folder of images")
     for candidate in tried:
@@ -247,7 +269,9 @@ def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where:
 
 
 def _download_hint(content: Mapping[str, Any]) -> str:
-    if not (download := content.get("download")):
+    download = content.get("download")
+    if not download:
         return ""
-    addresses = list(dict.fromkeys(_ADDRESS.findall(str(download))))[:5]
-    return f" (`download` is never run: download the data yourself{''.join(f', {each}' for each in addresses)})"
+    addresses = dict.fromkeys(_ADDRESS.findall(str(download)))  # each once
+    steps = ["download the data yourself", *list(addresses)[:5]]
+    return f" (`download` is never run: {', '.join(steps)})"

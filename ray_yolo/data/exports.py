@@ -28,7 +28,9 @@ def tool_of(content: Any) -> str:
             return "Label Studio (JSON)"
         if {"image", "annotations"} <= first.keys():
             return "CreateML"
-        return "Label Studio (JSON-MIN)" if "annotation_id" in first or "lead_time" in first else ""
+        if "annotation_id" in first or "lead_time" in first:
+            return "Label Studio (JSON-MIN)"
+        return ""
     if not isinstance(content, dict):
         return ""
     keys = content.keys()

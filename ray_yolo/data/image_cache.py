@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import mmap
 import os
 import shutil
@@ -42,7 +41,8 @@ _log = logging.getLogger(__name__)
 
 def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
     """Sizes scaled to a long side of `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
-    return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
+    ratios = imgsz / sizes.max(axis=-1, keepdims=True)
+    return np.maximum(1, np.rint(sizes * ratios)).astype(np.int64)
 
 
 def resized(image: np.ndarray, size: tuple[int, int], *, smooth: bool) -> np.ndarray:
@@ -50,7 +50,8 @@ def resized(image: np.ndarray, size: tuple[int, int], *, smooth: bool) -> np.nda
     if image.shape[:2] == size:
         return image
     shrinks = size[0] < image.shape[0] or size[1] < image.shape[1]
-    return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if smooth and shrinks else cv2.INTER_LINEAR)
+    interpolation = cv2.INTER_AREA if smooth and shrinks else cv2.INTER_LINEAR
+    return cv2.resize(image, size[::-1], interpolation=interpolation)
 
 
 def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
@@ -61,7 +62,9 @@ def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
 def room_for_images() -> int:
     """Bytes of this node's memory that the cache may use by default."""
     with suppress(OSError):
-        return int(min(MEMORY_SHARE * available_memory(), shutil.disk_usage(SHARED_MEMORY).free / _MARGIN))
+        of_memory = MEMORY_SHARE * available_memory()
+        of_shared_memory = shutil.disk_usage(SHARED_MEMORY).free / _MARGIN
+        return int(min(of_memory, of_shared_memory))
     return 0
 
 
@@ -85,7 +88,8 @@ class ImageStore:
         self._smooth = smooth
         self._original = index.sizes
         self._mapped: np.ndarray | None = None
-        self._starts = np.concatenate([[0], np.cumsum(self.sizes.prod(axis=1) * 3)])
+        lengths = self.sizes.prod(axis=1) * 3  # bytes of each image
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
             pixel_range = sorted(self.pixel_range.items())
@@ -106,9 +110,10 @@ class ImageStore:
             return self._decode(image)
         if self._mapped is None:
             self._mapped = _map(self.file)
-        if not self._mapped[self._starts[-1] + image]:
+        if not self._mapped[self._starts[-1] + image]:  # after the images, a byte for each: whether it was decoded
             raise UnreadableImageError("could not be decoded when the images were cached")
-        return self._mapped[self._starts[image]:self._starts[image + 1]].reshape(*self.sizes[image].tolist(), 3)
+        pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
+        return pixels.reshape(*self.sizes[image].tolist(), 3)
 
     def load_or_grey(self, image: int) -> np.ndarray:
         """`load`, or a grey image if the file was damaged after the check. Its labels then count as missed."""
@@ -126,12 +131,10 @@ class ImageStore:
 
     def _decode(self, image: int) -> np.ndarray:
         original, target = self._original[image], self.sizes[image]
-        # Training may decode at an eighth, quarter or half if that is not below the target size. Rounded sides would
-        # shift the image against its labels. Validation decodes in full, as prediction does.
-        reduction = next((part for part in (8, 4, 2) if not self._smooth
-                          and (original >= part * target).all() and not (original % part).any()), 1)
+        reduction = 1 if self._smooth else _reduction(original, target)  # validation decodes as prediction does
         picture = read_image(self.paths[image], reduction, self.pixel_range)
-        if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
+        full, reduced = tuple(original.tolist()), tuple((original // reduction).tolist())
+        if picture.shape[:2] not in (full, reduced):  # only JPEGs are reduced
             raise UnreadableImageError("has changed its size since the data set was checked")
         return resized(picture, tuple(target.tolist()), smooth=self._smooth)
 
@@ -165,13 +168,25 @@ class ImageStore:
         content = np.memmap(temporary, np.uint8, "r+", shape=(total,))
 
         def store(image: int) -> None:
-            with suppress(UnreadableImageError):
+            with suppress(UnreadableImageError):  # `load` raises it again
                 content[self._starts[image]:self._starts[image + 1]] = self._decode(image).reshape(-1)
                 content[self._starts[-1] + image] = 1
 
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             list(pool.map(store, range(len(self.paths)), chunksize=8))
         content.flush()
+
+
+def _reduction(original: np.ndarray, target: np.ndarray) -> int:
+    """The divisor of an image's sides that decoding may apply: 8, 4 or 2; 1: none.
+
+    The decoded image is not below the target size, and the divisor divides both sides: rounded ones would shift the
+    image against its labels.
+    """
+    for part in (8, 4, 2):
+        if (original >= part * target).all() and not (original % part).any():
+            return part
+    return 1
 
 
 def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
@@ -186,9 +201,11 @@ def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
                 _log.warning("%s is not private (another user created it, or may write to it): memory is not used; "
                              "remove it, or use --cache disk", folder)
                 continue
-            memory = available_memory() if SHARED_MEMORY in folder.parents else math.inf
-            if min(shutil.disk_usage(folder).free, memory) > num_bytes * _MARGIN:
-                if number:
+            free = shutil.disk_usage(folder).free
+            if SHARED_MEMORY in folder.parents:  # its limit may exceed the memory that is free
+                free = min(free, available_memory())
+            if free > num_bytes * _MARGIN:
+                if number:  # the disk instead of memory
                     _log.warning("decoded images need %s, more than the free memory: cached in %s",
                                  format_size(num_bytes), folder)
                 return folder
@@ -221,6 +238,7 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _remove_unused(path: Path) -> None:
+    """Remove a cache file that no process maps."""
     with suppress(OSError), path.open("rb") as file:
         if try_lock(file):
             path.unlink()

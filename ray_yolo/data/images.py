@@ -19,7 +19,6 @@ cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pool
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
 
 
-
 def _pillow_has(name: str) -> bool:
     return name in {*features.modules, *features.codecs} and bool(features.check(name))
 
@@ -170,7 +169,8 @@ def inspect_image(path: str | bytes) -> ImageFacts:
     Raises:
         UnreadableImageError: with the reason.
     """
-    if (len(path) if isinstance(path, bytes) else Path(path).stat().st_size) == 0:
+    num_bytes = len(path) if isinstance(path, bytes) else Path(path).stat().st_size
+    if num_bytes == 0:
         raise UnreadableImageError("is empty (0 bytes)")
     header = _header(path)
     if header is None:  # Pillow does not know this type of TIFF or PFM
@@ -182,7 +182,8 @@ def inspect_image(path: str | bytes) -> ImageFacts:
     if header.complete:
         return ImageFacts(header.size, notes=_frame_notes(header.frames))
     content = _content(path)
-    if content.startswith(_JPEG) and (small := _eighth(content)) is not None:
+    small = _eighth(content) if content.startswith(_JPEG) else None
+    if small is not None:
         if _is_truncated(content, small):
             raise UnreadableImageError("is grey from some point on: its data end before the image does")
         return ImageFacts(header.size)
@@ -203,13 +204,17 @@ def _facts(pixels: np.ndarray, frames: int) -> ImageFacts:
     if pixels.dtype.kind == "f":
         if values is None:
             raise UnreadableImageError("has no pixel with a finite value")
-        if strange := int((~np.isfinite(pixels)).any(axis=2).sum()):
+        is_strange = (~np.isfinite(pixels)).any(axis=2)  # (height, width)
+        strange = int(is_strange.sum())
+        if strange:
             notes = (*notes, f"has {strange} pixels that are NaN or infinite; NaN is read as black")
     return ImageFacts((height, width), values, notes)
 
 
 def _frame_notes(frames: int) -> tuple[str, ...]:
-    return (f"has {frames} frames or pages; only the first one is read",) if frames > 1 else ()
+    if frames <= 1:
+        return ()
+    return (f"has {frames} frames or pages; only the first one is read",)
 
 
 def _eighth(content: bytes) -> np.ndarray | None:
@@ -244,13 +249,15 @@ def _header(path: str | bytes) -> _Header | None:
     """The facts in a file's header; None for a file that only OpenCV may decode."""
     try:
         with _open(path) as file:
-            (width, height), kind = file.size, file.format
+            width, height = file.size
+            kind = file.format
             frames = 1 if kind in ("JPEG", "MPO") else getattr(file, "n_frames", 1)  # MPO: previews
-            if kind == "PNG":  # reading EXIF would decode it, so a file with EXIF is left to the decoder
+            if kind == "PNG":
                 content = _content(path)
+                may_be_turned = b"eXIf" in content  # reading EXIF would decode it, which is left to the decoder
                 is_deep = content[_PNG_DEPTH] > 8
-                complete = width * height <= MAX_PIXELS and b"eXIf" not in content and not is_deep
-                file.verify()
+                complete = width * height <= MAX_PIXELS and not may_be_turned and not is_deep
+                file.verify()  # the checksums
                 return _Header((height, width), complete, frames)
             turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:

@@ -74,10 +74,14 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         raise DatasetError(f"{description.file}: {split}: {'; '.join(unused)}; move these files away or drop --strict")
     if not len(index):
         raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
-    if not single_cls:
-        return index
-    return replace(index, classes=np.zeros_like(index.classes), names=(SINGLE_CLASS,),
-                   crowds=index.crowds * (np.arange(7) != 1))
+    return _with_single_class(index) if single_cls else index
+
+
+def _with_single_class(index: AnnotationIndex) -> AnnotationIndex:
+    """The same index with every label and crowd of class 0."""
+    crowds = index.crowds.copy()
+    crowds[:, 1] = 0  # column of the class
+    return replace(index, classes=np.zeros_like(index.classes), names=(SINGLE_CLASS,), crowds=crowds)
 
 
 def read_splits(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
@@ -116,22 +120,35 @@ def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIn
 
 def sample_images(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
     """A random subset of at least one image, by the seed, in the original order."""
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(index))[: max(round(fraction * len(index)), 1)])
+    count = max(round(fraction * len(index)), 1)
+    shuffled = np.random.default_rng(seed).permutation(len(index))
+    chosen = np.sort(shuffled[:count])
     return _part(index, chosen, np.isin(index.owners, chosen))
 
 
 def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> AnnotationIndex:
     """Some images, by ascending number, with those of their labels where `kept` (labels,) holds."""
-    counts = np.bincount(index.owners[kept], minlength=len(index))[images]
-    polygons = {position: tuple(compress(index.polygons[image], kept[index.offsets[image]:].tolist()))
-                for position, image in enumerate(images.tolist()) if image in index.polygons}
+    counts = np.bincount(index.owners[kept], minlength=len(index))[images]  # labels of each image
+    polygons = {}
+    for position, image in enumerate(images.tolist()):
+        if image not in index.polygons:
+            continue
+        labels = slice(index.offsets[image], index.offsets[image + 1])
+        outlines = tuple(compress(index.polygons[image], kept[labels].tolist()))
+        if outlines:  # an image without outlines has no entry
+            polygons[position] = outlines
     crowds = index.crowds[np.isin(index.crowds[:, 0], images)]
-    crowds[:, 0] = np.searchsorted(images, crowds[:, 0])
+    crowds[:, 0] = np.searchsorted(images, crowds[:, 0])  # the new number of each image
     return replace(
-        index, paths=tuple(index.paths[image] for image in images), sizes=index.sizes[images],
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), classes=index.classes[kept],
-        boxes=index.boxes[kept], polygons={image: outlines for image, outlines in polygons.items() if outlines},
-        areas=None if index.areas is None else index.areas[kept], crowds=crowds)
+        index,
+        paths=tuple(index.paths[image] for image in images),
+        sizes=index.sizes[images],
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        classes=index.classes[kept],
+        boxes=index.boxes[kept],
+        polygons=polygons,
+        areas=None if index.areas is None else index.areas[kept],
+        crowds=crowds)
 
 
 def _check_all(sources: LabelSources) -> list[_Checked]:
@@ -149,11 +166,13 @@ def _readers(num_images: int) -> Executor:
     file therefore use them. They are spawned, because a process has only one fork server, and loader processes need one
     with torch preloaded.
     """
-    number, main = min(8, os.cpu_count() or 1), sys.modules["__main__"]
-    importable = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
-    if num_images < _MANY or number < 2 or not importable:
-        return ThreadPoolExecutor(number)
-    return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
+    number = min(8, os.cpu_count() or 1)
+    main = sys.modules["__main__"]
+    is_session = not hasattr(main, "__file__")
+    is_our_command = getattr(getattr(main, "__spec__", None), "name", "").startswith("ray_yolo.")
+    if num_images >= _MANY and number >= 2 and (is_session or is_our_command):
+        return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
+    return ThreadPoolExecutor(number)
 
 
 def _init_reader() -> None:
@@ -171,9 +190,10 @@ def _check(sources: LabelSources, path: str) -> _Checked:
         facts = inspect_image(path)
         image = sources.read_labels(path, facts.size)
         findings = [*image.findings, *(Finding(path, note, dropped=False) for note in facts.notes)]
-        if len(image.labels.classes) or not any(finding.dropped for finding in findings):
-            return facts, image._replace(findings=findings)
-        return None, ImageLabels(findings=_with_image(findings))
+        all_rows_dropped = not len(image.labels.classes) and any(finding.dropped for finding in findings)
+        if all_rows_dropped:  # without its labels it would be background
+            return None, ImageLabels(findings=_with_image(findings))
+        return facts, image._replace(findings=findings)
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
@@ -192,41 +212,74 @@ def _with_image(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[str, ...]) -> AnnotationIndex:
     """The flat arrays of all usable images, in the given order."""
-    used = [(path, facts) for path, (facts, _) in zip(paths, checked, strict=True) if facts]
-    images = [image for facts, image in checked if facts]
-    labels, crowds, areas = [image.labels for image in images], [image.crowds for image in images], None
-    remarks = combine(remark for image in images for remark in image.remarks)
-    if any(image.areas is not None for image in images):  # of the files, else of the boxes
-        areas = np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas
-                                for image in images])
+    used_paths: list[str] = []
+    used_facts: list[ImageFacts] = []
+    images: list[ImageLabels] = []
+    findings: list[Finding] = []
+    for path, (facts, image) in zip(paths, checked, strict=True):
+        findings += image.findings
+        if facts is not None:
+            used_paths.append(path)
+            used_facts.append(facts)
+            images.append(image)
+    labels = [image.labels for image in images]
+    counts = [len(each.classes) for each in labels]
+    remarks = combine(chain.from_iterable(image.remarks for image in images))
     return AnnotationIndex(
-        paths=tuple(path for path, _ in used),
-        sizes=np.array([facts.size for _, facts in used], np.int32).reshape(-1, 2),
-        offsets=np.concatenate([[0], np.cumsum([len(each.classes) for each in labels])]).astype(np.int64),
+        paths=tuple(used_paths),
+        sizes=np.array([facts.size for facts in used_facts], np.int32).reshape(-1, 2),
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        # Empty arrays first: there may be no image, and they give the type.
         classes=np.concatenate([NO_LABELS.classes, *(each.classes for each in labels)]),
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
-        findings=(*conclude(remarks), *(finding for _, image in checked for finding in image.findings)),
-        areas=areas,
-        crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
-                                                   for number, each in enumerate(crowds) if len(each))]),
-        num_without_file=sum(not image.has_file for image in images), num_clipped=count_of(remarks, "clipped"),
-        pixel_values=join_values(facts.values for _, facts in used if facts.values))
+        findings=(*conclude(remarks), *findings),
+        areas=_join_areas(images),
+        crowds=_join_crowds(images),
+        num_without_file=sum(not image.has_file for image in images),
+        num_clipped=count_of(remarks, "clipped"),
+        pixel_values=join_values(facts.values for facts in used_facts if facts.values))
+
+
+def _join_areas(images: Sequence[ImageLabels]) -> np.ndarray | None:
+    """(labels,) areas, of the boxes where a file has none; None if no file has areas."""
+    if all(image.areas is None for image in images):
+        return None
+    return np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas for image in images])
+
+
+def _join_crowds(images: Sequence[ImageLabels]) -> np.ndarray:
+    """(crowds, 7) rows of all images, each with its image's number in front."""
+    parts = [np.zeros((0, 7))]
+    for number, image in enumerate(images):
+        if len(image.crowds):
+            parts.append(np.insert(image.crowds, 0, number, axis=1))
+    return np.concatenate(parts)
 
 
 def survey(index: AnnotationIndex) -> SplitCounts:
     """The statistics of a split, and its searched label paths."""
     dropped = [finding for finding in index.findings if finding.dropped]
-    without_boxes = int((np.diff(index.offsets) == 0).sum())
-    short_sides = (index.boxes[:, 2:] - index.boxes[:, :2]).min(axis=1, initial=np.inf)
+    without_boxes = int((np.diff(index.offsets) == 0).sum())  # images
+    sides = index.boxes[:, 2:] - index.boxes[:, :2]
+    specks = sides.min(axis=1, initial=np.inf) < SPECK_PX
+    per_class = np.bincount(index.classes, minlength=len(index.names))
     return SplitCounts(
-        images=len(index), boxes=len(index.classes), images_left_out=sum(finding.image for finding in dropped),
+        images=len(index),
+        boxes=len(index.classes),
+        images_left_out=sum(finding.image for finding in dropped),
         rows_left_out=sum(finding.row or not finding.image for finding in dropped),
-        per_class=tuple(np.bincount(index.classes, minlength=len(index.names)).tolist()),
-        empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for,
-        digest=index.digest, clipped=index.num_clipped, specks=int((short_sides < SPECK_PX).sum()),
-        orphans=len(index.other_files.labels), unread=len(index.other_files.images), twins=len(index.twins),
+        per_class=tuple(per_class.tolist()),
+        empty_file=without_boxes - index.num_without_file,
+        no_file=index.num_without_file,
+        looked_for=index.looked_for,
+        digest=index.digest,
+        clipped=index.num_clipped,
+        specks=int(specks.sum()),
+        orphans=len(index.other_files.labels),
+        unread=len(index.other_files.images),
+        twins=len(index.twins),
         notes=notes(index))
 
 
@@ -276,7 +329,8 @@ def listed(findings: Sequence[Finding]) -> str:
 def class_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
     """(num_classes,) weights proportional to 1 / number of labels, with sum 1; absent classes count as one label."""
     counts = np.maximum(np.bincount(classes, minlength=num_classes), 1)
-    return (1 / counts) / (1 / counts).sum()
+    weights = 1 / counts
+    return weights / weights.sum()
 
 
 def image_weights(index: AnnotationIndex, average_precisions: np.ndarray) -> np.ndarray:
@@ -288,12 +342,14 @@ def image_weights(index: AnnotationIndex, average_precisions: np.ndarray) -> np.
         average_precisions: (classes,) mAP50-95 of the last validation, 0 before the first one.
     """
     missing = (1 - average_precisions) ** 2
-    label_weights = (class_weights(index.classes, len(index.names)) * missing)[index.classes]
+    of_class = class_weights(index.classes, len(index.names)) * missing
+    label_weights = of_class[index.classes]
     weights = np.bincount(index.owners, label_weights, minlength=len(index))
     return weights if weights.sum() > 0 else np.ones(len(index))
 
 
 def label_sizes(index: AnnotationIndex, imgsz: int) -> np.ndarray:
     """(labels, 2) width and height of every box once its image's long side is `imgsz`, pixels."""
-    scales = (loaded_sizes(index.sizes, imgsz) / index.sizes)[index.owners]
-    return (index.boxes[:, 2:] - index.boxes[:, :2]) * scales[:, ::-1]
+    scales = loaded_sizes(index.sizes, imgsz) / index.sizes  # (images, 2), vertical and horizontal
+    scales_xy = scales[index.owners, ::-1]
+    return (index.boxes[:, 2:] - index.boxes[:, :2]) * scales_xy

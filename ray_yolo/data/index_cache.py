@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,8 @@ def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-            make(temporary := Path(folder, target.name))
+            temporary = Path(folder, target.name)
+            make(temporary)
             temporary.replace(target)
     except OSError as error:
         if not target.is_dir():  # another process was faster
@@ -94,19 +96,28 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
     paths: all images of the split; the index may lack unusable ones.
     """
     position = {path: number for number, path in enumerate(paths)}
-    outlined = [(image, outline) for image, outlines in index.polygons.items() for outline in outlines]
+    outlined: list[int] = []  # image of each outline
+    outlines: list[np.ndarray] = []
+    for image, polygons in index.polygons.items():
+        outlined += [image] * len(polygons)
+        outlines += polygons
     arrays = {
-        "kept": np.array([position[path] for path in index.paths], np.int64), "sizes": index.sizes,
-        "offsets": index.offsets, "classes": index.classes, "boxes": index.boxes,
-        "outlined": np.array([image for image, _ in outlined], np.int64),
-        "lengths": np.array([len(outline) for _, outline in outlined], np.int64),
-        "points": np.concatenate([np.zeros((0, 2), np.float32), *(outline for _, outline in outlined)]),
-        "findings": np.frombuffer(json.dumps([astuple(finding) for finding in index.findings]).encode(), np.uint8),
-        "crowds": index.crowds, "without_file": np.array(index.num_without_file),
+        "kept": np.array([position[path] for path in index.paths], np.int64),
+        "sizes": index.sizes,
+        "offsets": index.offsets,
+        "classes": index.classes,
+        "boxes": index.boxes,
+        "outlined": np.array(outlined, np.int64),
+        "lengths": np.array([len(outline) for outline in outlines], np.int64),
+        "points": np.concatenate([np.zeros((0, 2), np.float32), *outlines]),
+        "findings": _json_array([astuple(finding) for finding in index.findings]),
+        "crowds": index.crowds,
+        "without_file": np.array(index.num_without_file),
         "clipped": np.array(index.num_clipped),
-        "pixel_values": np.frombuffer(json.dumps(index.pixel_values).encode(), np.uint8),
-        **({} if index.areas is None else {"areas": index.areas}),
+        "pixel_values": _json_array(index.pixel_values),
     }
+    if index.areas is not None:
+        arrays["areas"] = index.areas
     try:
         _file(key).parent.mkdir(parents=True, exist_ok=True)
         with replacing(_file(key), durable=False) as temporary:
@@ -116,21 +127,36 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
                      cache_folder(), error.strerror)
 
 
+def _json_array(value: Any) -> np.ndarray:
+    """A value as the bytes of its JSON: arrays of objects would be pickled."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
 def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIndex | None:
     """The cached index, or None if it is missing or unreadable."""
     try:
         with _file(key).open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-        findings = tuple(Finding(*entry) for entry in json.loads(arrays["findings"].tobytes()))
+        findings = json.loads(arrays["findings"].tobytes())
+        pixel_values = json.loads(arrays["pixel_values"].tobytes())
         polygons: dict[int, tuple[np.ndarray, ...]] = {}
         outlines = np.split(arrays["points"], np.cumsum(arrays["lengths"]))
         for image, outline in zip(arrays["outlined"].tolist(), outlines, strict=False):  # the last part is empty
             polygons[image] = (*polygons.get(image, ()), outline)
         return AnnotationIndex(
-            tuple(paths[number] for number in arrays["kept"].tolist()), arrays["sizes"], arrays["offsets"],
-            arrays["classes"], arrays["boxes"], names, polygons, findings, arrays.get("areas"), arrays["crowds"],
-            int(arrays["without_file"]), num_clipped=int(arrays["clipped"]),
-            pixel_values=tuple(PixelValues(*row) for row in json.loads(arrays["pixel_values"].tobytes())))
+            paths=tuple(paths[number] for number in arrays["kept"].tolist()),
+            sizes=arrays["sizes"],
+            offsets=arrays["offsets"],
+            classes=arrays["classes"],
+            boxes=arrays["boxes"],
+            names=names,
+            polygons=polygons,
+            findings=tuple(Finding(*entry) for entry in findings),
+            areas=arrays.get("areas"),
+            crowds=arrays["crowds"],
+            num_without_file=int(arrays["without_file"]),
+            num_clipped=int(arrays["clipped"]),
+            pixel_values=tuple(PixelValues(*row) for row in pixel_values))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         return None
 

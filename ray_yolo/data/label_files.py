@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
+from collections import Counter, defaultdict
 from copy import copy
 from pathlib import Path
 
@@ -48,16 +48,12 @@ class LabelSources:
         roots: list[str] = []
         unread: list[str] = []
         for source in description.split(split):
-            if coco_files := _coco_files(Path(source), split):
+            coco_files = _coco_files(Path(source), split)
+            if coco_files:
+                folder = description.image_folders.get(source)
                 for file in coco_files:
-                    folder = description.image_folders.get(source)
-                    coco = CocoFile(file, description.root, description.names, Path(folder) if folder else None)
-                    self._coco.update(dict.fromkeys(coco.paths, coco))
-                    self.findings += coco.findings
-                    if coco.respelled:
-                        pairs = [f"{name} is {path}" for name, path in coco.respelled.items()]
-                        self.findings.append(Finding(str(file), f"has images whose files are spelled otherwise: "
-                                                                f"{counted(pairs, 'image')}", dropped=False))
+                    self._add_coco(CocoFile(file, description.root, description.names,
+                                            Path(folder) if folder else None))
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
@@ -68,11 +64,11 @@ class LabelSources:
                 if description.snapshot:  # in the store, but not downloaded
                     unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
             if is_list and options.keep_repeats and split == "train":
-                images |= found
+                images |= found  # the larger count, if two sources have an image
                 continue
             if is_list:
                 self.findings += _repeated_lines(found, source, split)
-            images |= Counter(found.keys())
+            images |= Counter(found.keys())  # each once
         with_own_labels = sorted(images.keys() - self._coco.keys())
         images |= Counter(self._coco.keys())
         self.paths = sorted(images.elements())
@@ -83,14 +79,27 @@ class LabelSources:
         self.other_files = find_other_files(with_own_labels, roots, unread)
         self._matched = dict(self.other_files.matched)
 
+    def _add_coco(self, coco: CocoFile) -> None:
+        """Add the images of an annotation file, and the findings about it."""
+        self._coco.update(dict.fromkeys(coco.paths, coco))
+        self.findings += coco.findings
+        if coco.respelled:
+            pairs = [f"{name} is {path}" for name, path in coco.respelled.items()]
+            what = f"has images whose files are spelled otherwise: {counted(pairs, 'image')}"
+            self.findings.append(Finding(str(coco.file), what, dropped=False))
+
     def part(self, paths: list[str]) -> LabelSources:
         """A subset of the images with the data to read them, small enough to send to a process."""
         chosen = copy(self)
         chosen.paths, chosen.findings, chosen.other_files = paths, [], OtherFiles()
         chosen._matched = {path: self._matched[path] for path in paths if path in self._matched}
-        files = {path: self._coco[path] for path in paths if path in self._coco}
-        parts = {file: file.part([path for path in files if files[path] is file]) for file in set(files.values())}
-        chosen._coco = {path: parts[file] for path, file in files.items()}
+        paths_of = defaultdict[CocoFile, list[str]](list)
+        for path in paths:
+            if path in self._coco:
+                paths_of[self._coco[path]].append(path)
+        chosen._coco = {}
+        for file, own_paths in paths_of.items():
+            chosen._coco |= dict.fromkeys(own_paths, file.part(own_paths))
         return chosen
 
     def label_files(self, path: str) -> list[str]:
@@ -108,16 +117,22 @@ class LabelSources:
         if path in self._coco:
             return self._coco[path].own_ids(path)
         stem = Path(path).stem
-        return int(stem) if stem.isdecimal() else stem, {}
+        own_id = int(stem) if stem.isdecimal() else stem
+        return own_id, {}
 
     @property
     def looked_for(self) -> tuple[str, ...]:
         """The searched label paths: COCO files, and patterns for the folders of other labels."""
+        # Dicts as sets that keep the order.
         coco = dict.fromkeys(str(file.file) for file in self._coco.values())
         folders = dict.fromkeys(os.path.dirname(path) for path in self.paths if path not in self._coco)
-        texts = dict.fromkeys(os.path.dirname(label_path(f"{folder}/any.jpg")) for folder in folders)
-        xmls = dict.fromkeys(xml for folder in folders for xml in voc.folders(f"{folder}/any.jpg"))
-        return (*coco, *(f"{folder}/*.txt" for folder in texts), *(f"{folder}/*.xml" for folder in xmls))
+        texts: dict[str, None] = {}
+        xmls: dict[str, None] = {}
+        for folder in folders:
+            image = f"{folder}/any.jpg"
+            texts[f"{os.path.dirname(label_path(image))}/*.txt"] = None
+            xmls |= dict.fromkeys(f"{xml_folder}/*.xml" for xml_folder in voc.folders(image))
+        return (*coco, *texts, *xmls)
 
     def read_labels(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of an image of upright `size`.
@@ -135,8 +150,9 @@ class LabelSources:
                 return voc.parse_voc(content, size, self._rules, file)
             labels = parse_labels(content, size, self._rules, file)
             unread = voc.annotation_path(path)
-            remarks = [Remark(Kind("two files"), str(unread))] if unread else []
-            return labels._replace(remarks=(*labels.remarks, *remarks))
+            if unread is None:
+                return labels
+            return labels._replace(remarks=(*labels.remarks, Remark(Kind("two files"), str(unread))))
         return ImageLabels(has_file=False)
 
 
@@ -156,9 +172,9 @@ def _repeated_lines(counts: Counter[str], source: str, split: str) -> list[Findi
         return []
     remedy = " (--keep-repeats counts every line)" if split == "train" else ""
     lines = sum(counts.values())
-    return [Finding(source, f"has {lines - len(counts)} of {lines} lines that repeat an earlier one, of "
-                            f"{len(repeated)} images, the first {repeated[0]}; each image counts once{remedy}",
-                    dropped=False)]
+    what = (f"has {lines - len(counts)} of {lines} lines that repeat an earlier one, of {len(repeated)} images, the "
+            f"first {repeated[0]}; each image counts once{remedy}")
+    return [Finding(source, what, dropped=False)]
 
 
 def _content(file: str) -> bytes | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -110,24 +110,29 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[
     return list(kept.values()), findings
 
 
-def remarks_on(rows: Iterable[LabelRow], name: Format) -> tuple[Remark, ...]:
-    """The remarks about usable rows of a file in one format."""
-    return combine(Remark(kind, row.place) for row in rows for kind in (Kind("box", name), *_speck(row, name),
-                                                                        *row.remarks))
-
-
-def _speck(row: LabelRow, name: Format) -> tuple[Kind, ...]:
-    left, above, right, below = row.box
-    return (Kind("speck", name),) if min(right - left, below - above) < SPECK_PX else ()
-
-
-def labels_of(rows: Sequence[LabelRow]) -> Labels:
-    """The labels of rows, in order."""
+def labels_of(rows: Sequence[LabelRow], findings: Sequence[Finding], name: Format) -> ImageLabels:
+    """The labels of a file's usable rows, in order, with remarks and the given findings; `name` is its format."""
+    remarks = _remarks_on(rows, name)
     if not rows:
-        return NO_LABELS
+        return ImageLabels(NO_LABELS, findings, remarks=remarks)
+    classes = np.array([row.kind for row in rows], np.int64)
+    boxes = np.array([row.box for row in rows], np.float32)
     polygons = tuple(row.outline.astype(np.float32) for row in rows)
-    return Labels(np.array([row.kind for row in rows], np.int64), np.array([row.box for row in rows], np.float32),
-                  polygons if any(map(len, polygons)) else ())
+    if not any(len(polygon) for polygon in polygons):
+        polygons = ()
+    return ImageLabels(Labels(classes, boxes, polygons), findings, remarks=remarks)
+
+
+def _remarks_on(rows: Iterable[LabelRow], name: Format) -> tuple[Remark, ...]:
+    """The remarks about usable rows of a file in one format."""
+    remarks = []
+    for row in rows:
+        left, above, right, below = row.box
+        kinds = [Kind("box", name)]
+        if min(right - left, below - above) < SPECK_PX:
+            kinds.append(Kind("speck", name))
+        remarks += [Remark(kind, row.place) for kind in (*kinds, *row.remarks)]
+    return combine(remarks)
 
 
 def cut_box(box: Box, size: tuple[int, int]) -> Box:
@@ -144,6 +149,13 @@ def cut_box(box: Box, size: tuple[int, int]) -> Box:
             min(max(right, 0.0), width), min(max(below, 0.0), height))
 
 
+def box_around(points: np.ndarray) -> Box:
+    """The smallest box around points (k, 2), k > 0."""
+    left, above = points.min(axis=0).tolist()
+    right, below = points.max(axis=0).tolist()
+    return left, above, right, below
+
+
 def edge_remarks(box: Box, size: tuple[int, int], name: Format) -> tuple[Kind, ...]:
     """The remark that an unclipped box reaches out of its image by more than rounding."""
     left, above, right, below = box
@@ -153,9 +165,12 @@ def edge_remarks(box: Box, size: tuple[int, int], name: Format) -> tuple[Kind, .
 
 def join(parts: Sequence[Labels]) -> Labels:
     """All labels of the parts, in order."""
-    polygons = tuple(ring for part in parts for ring in outlines(part)) if any(part.polygons for part in parts) else ()
-    return Labels(np.concatenate([part.classes for part in parts]), np.concatenate([part.boxes for part in parts]),
-                  polygons)
+    classes = np.concatenate([part.classes for part in parts])
+    boxes = np.concatenate([part.boxes for part in parts])
+    polygons: tuple[np.ndarray, ...] = ()
+    if any(part.polygons for part in parts):  # then each box has an entry, those of the other parts an empty one
+        polygons = tuple(chain.from_iterable(outlines(part) for part in parts))
+    return Labels(classes, boxes, polygons)
 
 
 def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
@@ -166,8 +181,10 @@ def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
 def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
     """The labels scaled by `factors` (a negative one mirrors), then shifted by `corner`; both (x, y)."""
     scales, shifts = np.array(factors, np.float32), np.array(corner, np.float32)
-    corners = np.sort(labels.boxes.reshape(-1, 2, 2) * scales + shifts, axis=1)
-    return Labels(labels.classes, corners.reshape(-1, 4), tuple(ring * scales + shifts for ring in labels.polygons))
+    corners = labels.boxes.reshape(-1, 2, 2) * scales + shifts
+    corners.sort(axis=1)  # a mirror exchanges lower and upper corner
+    polygons = tuple(polygon * scales + shifts for polygon in labels.polygons)
+    return Labels(labels.classes, corners.reshape(-1, 4), polygons)
 
 
 def mirror(labels: Labels, mirrored: tuple[bool, bool], size: tuple[int, int]) -> Labels:
@@ -184,20 +201,28 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
     """
     if not len(labels.classes):
         return NO_LABELS  # not `labels`, whose arrays may be read-only memory of Ray: torch warns of that
-    before = np.clip(labels.boxes, 0, canvas[::-1] * 2)
+    before = np.clip(labels.boxes, 0, canvas[::-1] * 2)  # (width, height) twice: for both corners
     after = np.clip(move_boxes(before, matrix), 0, size[::-1] * 2)
     outlined = np.array([len(outline) > 0 for outline in outlines(labels)])
-    moved: tuple[np.ndarray, ...] = ()
+    polygons: tuple[np.ndarray, ...] = ()
     if labels.polygons:
-        rings = np.repeat(np.arange(len(outlined)), [len(outline) for outline in labels.polygons])
-        points, rings = cut(np.concatenate(labels.polygons), rings, canvas)
-        points, rings = cut(move_points(points, matrix), rings, size)
-        moved = tuple(np.split(points.astype(np.float32), np.searchsorted(rings, np.arange(1, len(outlined)))))
+        points, rings = _move_polygons(labels.polygons, matrix, canvas, size)
+        number_from_1 = np.arange(1, len(labels.polygons))
+        polygons = tuple(np.split(points.astype(np.float32), np.searchsorted(rings, number_from_1)))
+        after[outlined] = 0  # an outline that has left the output has no box
         seen, starts = np.unique(rings, return_index=True)
-        after[outlined] = 0
-        after[seen] = np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
+        after[seen, :2] = np.minimum.reduceat(points, starts)
+        after[seen, 2:] = np.maximum.reduceat(points, starts)
     kept = still_visible(before, after, zoom, outlined)
-    return Labels(labels.classes[kept], after[kept].astype(np.float32), tuple(compress(moved, kept.tolist())))
+    return Labels(labels.classes[kept], after[kept].astype(np.float32), tuple(compress(polygons, kept.tolist())))
+
+
+def _move_polygons(polygons: Sequence[np.ndarray], matrix: np.ndarray, canvas: tuple[int, int], size: tuple[int, int]
+                   ) -> tuple[np.ndarray, np.ndarray]:
+    """The points of all polygons in the output, and the polygon of each point, as in `cut`."""
+    rings = np.repeat(np.arange(len(polygons)), [len(polygon) for polygon in polygons])
+    points, rings = cut(np.concatenate(polygons), rings, canvas)
+    return cut(move_points(points, matrix), rings, size)
 
 
 def move_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -209,7 +234,8 @@ def move_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 def move_boxes(boxes: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """The boxes (n, 4) around the transformed corners of boxes (n, 4)."""
-    corners = move_points(boxes[:, [0, 1, 2, 3, 0, 3, 2, 1]].reshape(-1, 4, 2), matrix)
+    corners = boxes[:, [0, 1, 2, 3, 0, 3, 2, 1]].reshape(-1, 4, 2)  # all four, (n, 4, 2)
+    corners = move_points(corners, matrix)
     return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
 
 
@@ -233,8 +259,9 @@ def box_areas(boxes: np.ndarray) -> np.ndarray:
 
 def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Fraction of each box's area (n,) that one other box (4,) covers."""
-    sides = np.clip(np.minimum(boxes[:, 2:], by[2:]) - np.maximum(boxes[:, :2], by[:2]), 0, None)
-    return sides.prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    low, high = np.maximum(boxes[:, :2], by[:2]), np.minimum(boxes[:, 2:], by[2:])  # of the common part
+    common = np.clip(high - low, 0, None).prod(axis=1)
+    return common / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
 
 def cut(points: np.ndarray, rings: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -246,21 +273,31 @@ def cut(points: np.ndarray, rings: np.ndarray, size: tuple[int, int]) -> tuple[n
 
     Source: Sutherland and Hodgman 1974, "Reentrant polygon clipping".
     """
-    for axis, sign, limit in ((0, -1, 0), (1, -1, 0), (0, 1, size[1]), (1, 1, size[0])):
+    height, width = size
+    # Axis, outward direction and position of the left, upper, right and lower edge
+    for axis, sign, limit in ((0, -1, 0), (1, -1, 0), (0, 1, width), (1, 1, height)):
         outside_by = sign * (points[:, axis] - limit)
         if (outside_by > 0).any():
             points, rings = _cut_at(points, rings, outside_by)
-    return np.clip(points, 0, (size[1], size[0])), rings  # new points have rounding errors
+    return np.clip(points, 0, (width, height)), rings  # new points have rounding errors
 
 
 def _cut_at(points: np.ndarray, rings: np.ndarray, outside_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points inside an edge, each preceded by the crossing of its segment with the edge."""
-    firsts = np.flatnonzero(np.diff(rings, prepend=-1))
-    before = np.arange(len(points)) - 1
-    before[firsts] = np.append(firsts[1:], len(points)) - 1
-    last = outside_by[before]
-    crosses = (outside_by > 0) != (last > 0)
-    share = np.divide(last, last - outside_by, out=np.zeros_like(outside_by), where=crosses)
-    crossings = points[before] + share[:, None] * (points - points[before])
-    kept = np.stack([crosses, outside_by <= 0], axis=1)
-    return np.stack([crossings, points], axis=1)[kept], np.stack([rings, rings], axis=1)[kept]
+    """The points inside an edge, each preceded by the crossing of its segment with the edge.
+
+    outside_by: (k,) distance of each point from the edge, in pixels, negative inside.
+    """
+    previous = np.arange(len(points)) - 1  # in the same polygon, so that a segment ends at each point
+    firsts = np.flatnonzero(np.diff(rings, prepend=-1))  # first point of each polygon
+    ends = np.append(firsts[1:], len(points))
+    previous[firsts] = ends - 1  # a polygon is closed: its last point precedes its first one
+
+    previous_by = outside_by[previous]
+    crosses = (outside_by > 0) != (previous_by > 0)
+    share = np.divide(previous_by, previous_by - outside_by, out=np.zeros_like(outside_by), where=crosses)
+    crossings = points[previous] + share[:, None] * (points - points[previous])
+
+    kept = np.stack([crosses, outside_by <= 0], axis=1)  # (k, 2): the crossing, and the point itself
+    new_points = np.stack([crossings, points], axis=1)  # (k, 2, 2)
+    new_rings = np.stack([rings, rings], axis=1)
+    return new_points[kept], new_rings[kept]

@@ -47,7 +47,7 @@ def render(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tu
     seam is (x, y); canvas is (height, width). Returns the rows outside of which everything is grey.
     """
     out.fill(GREY)
-    if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:
+    if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:  # neither rotation, shear nor perspective
         return enclosing_range([_resize_into(out, tile, seam, canvas, matrix) for tile in tiles])
     for tile in tiles:
         _warp_into(out, tile, seam, canvas, matrix)
@@ -59,16 +59,37 @@ def enclosing_range(rows: list[range]) -> range:
     return range(min(each.start for each in rows), max(each.stop for each in rows))
 
 
-def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, int, slice, slice]:
-    """The pixels of one axis of a resized image, counted from the seam outwards. Returns the needed source pixels,
-    their number after resizing, the visible ones of these, and their position in the output."""
-    first, limit = (start - out_px, start) if before else (-start, out_px - start)
-    first, end = max(0, first), min(round(min(length, room) * zoom), limit)  # counted from the seam outwards
-    needed = _resizable(max(1, math.ceil(end / zoom)), zoom)
-    resized = round(needed * zoom)
+class _Span(NamedTuple):
+    """One axis of a resized image, as far as the output shows it."""
+
+    num_needed: int  # source pixels at the seam's end
+    num_resized: int  # pixels after these are resized
+    visible: slice  # of the resized pixels
+    target: slice  # their position in the output
+
+
+def _span(axis: int, out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
+          matrix: np.ndarray) -> _Span:
+    """The pixels of an image along an axis, 0 for x and 1 for y."""
+    before = tile.before[axis]
+    length, out_length = tile.image.shape[1 - axis], out.shape[1 - axis]
+    room = seam[axis] if before else canvas[1 - axis] - seam[axis]  # of the canvas on this side of the seam
+    zoom = float(matrix[axis, axis])
+    start = round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2]))  # of the seam in the output
+
+    # Distances are counted from the seam outwards, in pixels of the output.
     if before:
-        return needed, resized, slice(resized - end, resized - first), slice(start - end, start - first)
-    return needed, resized, slice(first, end), slice(start + first, start + end)
+        shown_from, shown_to = start - out_length, start
+    else:
+        shown_from, shown_to = -start, out_length - start
+    first = max(0, shown_from)
+    end = min(round(min(length, room) * zoom), shown_to)
+    num_needed = _resizable(max(1, math.ceil(end / zoom)), zoom)
+    num_resized = round(num_needed * zoom)
+    if before:
+        return _Span(num_needed, num_resized, slice(num_resized - end, num_resized - first),
+                     slice(start - end, start - first))
+    return _Span(num_needed, num_resized, slice(first, end), slice(start + first, start + end))
 
 
 def _resizable(length: int, zoom: float) -> int:
@@ -77,42 +98,52 @@ def _resizable(length: int, zoom: float) -> int:
     `cv2.resize` stretches an image to an integer length; the end away from the seam would be off by up to half a pixel.
     One of 64 lengths is off by less than 0.05 pixels, or nearly so for a zoom close to 1.
     """
-    lengths, error = range(length, length + 64), lambda each: abs(each * zoom - round(each * zoom))
-    return next((each for each in lengths if error(each) < 0.05), None) or min(lengths, key=error)
+    def rounding_error(candidate: int) -> float:
+        return abs(candidate * zoom - round(candidate * zoom))
+
+    candidates = range(length, length + 64)
+    for candidate in candidates:
+        if rounding_error(candidate) < 0.05:
+            return candidate
+    return min(candidates, key=rounding_error)
 
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
                  matrix: np.ndarray) -> range:
     """Resample an image without rotation. Returns the rows that it covers."""
-    (width, new_width, seen_x, target_x), (height, new_height, seen_y, target_y) = (
-        _span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
-              tile.before[axis], round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2])),
-              float(matrix[axis, axis]), out.shape[1 - axis]) for axis in (0, 1))
-    if seen_x.stop <= seen_x.start or seen_y.stop <= seen_y.start:
-        return range(len(out), 0)
-    part = tile.image[:, -width:] if tile.before[0] else tile.image[:, :width]
-    part = part[-height:] if tile.before[1] else part[:height]
-    if part.shape[:2] != (height, width):
-        missing = ((height - len(part), 0), (width - part.shape[1], 0))  # before the image, or after it
-        (top, bottom), (left, right) = (each[:: 1 if before else -1]
-                                        for each, before in zip(missing, reversed(tile.before), strict=True))
+    across = _span(0, out, tile, seam, canvas, matrix)
+    down = _span(1, out, tile, seam, canvas, matrix)
+    if across.visible.stop <= across.visible.start or down.visible.stop <= down.visible.start:
+        return range(len(out), 0)  # no rows, which `enclosing_range` ignores
+    is_left, is_above = tile.before
+    part = tile.image[:, -across.num_needed:] if is_left else tile.image[:, :across.num_needed]
+    part = part[-down.num_needed:] if is_above else part[:down.num_needed]
+    missing_x, missing_y = across.num_needed - part.shape[1], down.num_needed - len(part)
+    if missing_x or missing_y:  # the resizable length exceeds the image: its outer pixels are repeated
+        top, bottom = (missing_y, 0) if is_above else (0, missing_y)
+        left, right = (missing_x, 0) if is_left else (0, missing_x)
         part = cv2.copyMakeBorder(part, top, bottom, left, right, cv2.BORDER_REPLICATE)
-    part = cv2.resize(part, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
-    out[target_y, target_x] = part[seen_y, seen_x]
-    return range(target_y.start, target_y.stop)
+    part = cv2.resize(part, (across.num_resized, down.num_resized), interpolation=cv2.INTER_LINEAR)
+    out[down.target, across.target] = part[down.visible, across.visible]
+    return range(down.target.start, down.target.stop)
 
 
 def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
                matrix: np.ndarray) -> None:
     """Resample a rotated image; output pixels outside it stay unchanged."""
     x, y = corner(tile, seam)
-    left, above = max(0, -x), max(0, -y)
-    part = tile.image[above:canvas[0] - y, left:canvas[1] - x]
+    hidden_left, hidden_above = max(0, -x), max(0, -y)  # pixels outside the canvas
+    part = tile.image[hidden_above:canvas[0] - y, hidden_left:canvas[1] - x]
     # A border of one pixel fills the half pixel that each of two neighbours would leave open at the seam.
     part = cv2.copyMakeBorder(part, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
-    shift = np.array([[1, 0, x + left - 1 + 0.5], [0, 1, y + above - 1 + 0.5], [0, 0, 1]])
+    left, above = x + hidden_left - 1, y + hidden_above - 1  # of the part with its border, on the canvas
+    to_canvas = np.array([[1, 0, left + 0.5], [0, 1, above + 0.5], [0, 0, 1]])
     centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])  # OpenCV puts pixel centres on whole numbers
-    pixels = centres @ matrix @ shift
-    affine = pixels[2, 0] == pixels[2, 1] == 0
-    warp, used = (cv2.warpAffine, pixels[:2]) if affine else (cv2.warpPerspective, pixels)
-    warp(part, used, out.shape[1::-1], dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
+    pixels = centres @ matrix @ to_canvas
+    out_size = out.shape[1::-1]
+    if pixels[2, 0] == pixels[2, 1] == 0:  # without perspective; faster
+        cv2.warpAffine(part, pixels[:2], out_size, dst=out, flags=cv2.INTER_LINEAR,
+                       borderMode=cv2.BORDER_TRANSPARENT)
+    else:
+        cv2.warpPerspective(part, pixels, out_size, dst=out, flags=cv2.INTER_LINEAR,
+                            borderMode=cv2.BORDER_TRANSPARENT)

@@ -14,7 +14,8 @@ _EXAMPLES = 3
 
 def notes(index: AnnotationIndex) -> tuple[str, ...]:
     """The notes about a split, each with at most three examples."""
-    others, lines = index.other_files, list(unused_notes(index))
+    others = index.other_files
+    lines = list(unused_notes(index))
     if others.matched:
         pairs = [f"{image} has {_from(label, image)}" for image, label in others.matched]
         lines.append(f"{_number(len(pairs), 'label file')} found under another spelling or folder: {_first(pairs)}")
@@ -23,6 +24,7 @@ def notes(index: AnnotationIndex) -> tuple[str, ...]:
     lines += [f"{export}, which is not read; {ADVICE}" for export in others.exports[:_EXAMPLES]]
     lines += [as_read(values, index.pixel_range) for values in index.pixel_values]
     if index.twins:
+        # A path alone: the same file is in both splits.
         pairs = [path if path == other else f"{path} = {other}" for path, other in index.twins]
         lines.append(f"{len(pairs)} of {len(index)} images are training images, too (the same content): "
                      f"{_first(pairs)}")
@@ -31,7 +33,8 @@ def notes(index: AnnotationIndex) -> tuple[str, ...]:
 
 def unused_notes(index: AnnotationIndex) -> tuple[str, ...]:
     """The notes about files that may be meant as data, but are not used."""
-    others, lines = index.other_files, []
+    others = index.other_files
+    lines = []
     if others.labels:
         lines.append(f"{counted(others.labels, 'label file')} without an image")
     if others.images:
@@ -55,11 +58,12 @@ def counted(paths: Sequence[str], noun: str) -> str:
 
 
 def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:_EXAMPLES]) + ", ..." * (len(texts) > _EXAMPLES)
+    examples = ", ".join(texts[:_EXAMPLES])
+    return f"{examples}, ..." if len(texts) > _EXAMPLES else examples
 
 
 def _from(label: str, image: str) -> str:

@@ -96,34 +96,50 @@ def find_other_files(paths: Sequence[str], roots: Iterable[str], unread: Sequenc
         without += [f"{folder.path}/{name}" for name, stem in images if stem not in labelled]
         shared += [f"{folder.path}/{name}" for name, stem in images if uses[stem] > 1 and stem in labelled]
         stems[folder.path] |= uses.keys()  # a list file may name images with other suffixes
-    own = {each for folder in folders.values() for each in (folder.texts, *folder.xmls, *folder.mirrors)}
-    own |= {each for root in roots for each in _folders_below(root)}
-    found = {file for each in own for file in _label_files(each, listing)}
+    own: set[str] = set()  # folders of label files for these images alone
+    for folder in folders.values():
+        own |= {folder.texts, *folder.xmls, *folder.mirrors}
+    for root in roots:
+        own.update(_folders_below(root))
+    found = _label_files(own, listing)
     for folder in folders.values():  # most files, so without a look at each
         found -= {f"{folder.texts}/{stem}.txt" for stem in stems[folder.path]}
     orphans = {file for file in found if _is_unowned(file, stems, rules)}
     if not without:
         return OtherFiles(tuple(sorted(orphans)), tuple(sorted(unread)), shared=tuple(sorted(shared)))
-    common = {file for folder in folders.values() for each in folder.common for file in _label_files(each, listing)}
-    matched = _match(without, folders, orphans | {file for file in common if _is_unowned(file, stems, rules)})
-    return OtherFiles(tuple(sorted(orphans - set(matched.values()))), tuple(sorted(unread)),
-                      tuple(sorted(matched.items())), tuple(sorted(shared)), _exports(folders.values(), listing))
+    common: set[str] = set()  # folders that may hold label files of other images too
+    for folder in folders.values():
+        common.update(folder.common)
+    fitting = {file for file in _label_files(common, listing) if _is_unowned(file, stems, rules)}
+    matched = _match(without, folders, orphans | fitting)
+    return OtherFiles(
+        labels=tuple(sorted(orphans - set(matched.values()))),
+        images=tuple(sorted(unread)),
+        matched=tuple(sorted(matched.items())),
+        shared=tuple(sorted(shared)),
+        exports=_exports(folders.values(), listing))
 
 
 def _folder(path: str, rules: _Rules) -> _Folder:
+    texts, xmls = rules[path]
     mirrors, common = label_folders(path)
-    return _Folder(path, *rules[path], mirrors, common)
+    return _Folder(path, texts, xmls, mirrors, common)
 
 
 def _labelled(folder: _Folder, listing: _Listing) -> set[str]:
     """The stems of the label files by the layout's rule."""
-    texts = {name[:-4] for name in listing[folder.texts] if name.endswith(".txt")}
-    return texts | {name[:-4] for xmls in folder.xmls for name in listing[xmls] if name.endswith(".xml")}
+    stems = {name.removesuffix(".txt") for name in listing[folder.texts] if name.endswith(".txt")}
+    for xmls in folder.xmls:
+        stems |= {name.removesuffix(".xml") for name in listing[xmls] if name.endswith(".xml")}
+    return stems
 
 
-def _label_files(folder: str, listing: _Listing) -> set[str]:
-    """The files of a folder that may be label files."""
-    return {f"{folder}/{name}" for name in listing[folder] if name[-4:].lower() in _LABEL_SUFFIXES}
+def _label_files(folders: Iterable[str], listing: _Listing) -> set[str]:
+    """The files of some folders that may be label files."""
+    files = set()
+    for folder in folders:
+        files |= {f"{folder}/{name}" for name in listing[folder] if name[-4:].lower() in _LABEL_SUFFIXES}
+    return files
 
 
 def _folders_below(root: str) -> list[str]:
@@ -175,14 +191,14 @@ def _is_unowned(file: str, stems: _Stems, rules: _Rules) -> bool:
 
 def _match(without: Sequence[str], folders: Mapping[str, _Folder], files: set[str]) -> dict[str, str]:
     """The label file of each image that has none by the rule, where both fit only each other."""
-    files = set(files)
-    places = {path: dict.fromkeys((folder.texts, *folder.xmls, *folder.mirrors, *folder.common))
-              for path, folder in folders.items()}
+    places = {}  # of the label files for each folder of images, each once
+    for path, folder in folders.items():
+        places[path] = dict.fromkeys((folder.texts, *folder.xmls, *folder.mirrors, *folder.common))
     matched: dict[str, str] = {}
     images = list(without)
     for key_of_image, key_of_stem in _KEYS:
         pairs, images = _pair(images, places, sorted(files), key_of_image, key_of_stem)
-        files -= set(pairs.values())
+        files = files - set(pairs.values())
         matched |= pairs
     return matched
 
@@ -194,16 +210,28 @@ def _pair(images: Sequence[str], places: Mapping[str, Iterable[str]], files: Seq
 
     An image fits a file in one of the places of its folder, if the file's stem has the key of the image's name.
     """
-    by_key = defaultdict[tuple[str, str], list[str]](list)
+    by_key = defaultdict[tuple[str, str], list[str]](list)  # files by (place, key)
     for file in files:
         by_key[os.path.dirname(file), key_of_stem(Path(file).stem)].append(file)
-    fits = {}
+
+    candidates: dict[str, list[str]] = {}  # the files that each image fits
+    claims: Counter[str] = Counter()  # how many images fit each file
     for image in images:
         folder, name = os.path.split(image)
-        fits[image] = [file for place in places[folder] for file in by_key.get((place, key_of_image(name)), ())]
-    claims = Counter(file for some in fits.values() for file in some)
-    pairs = {image: some[0] for image, some in fits.items() if len(some) == 1 and claims[some[0]] == 1}
-    return pairs, [image for image, some in fits.items() if not some]
+        key = key_of_image(name)
+        candidates[image] = []
+        for place in places[folder]:
+            candidates[image] += by_key.get((place, key), ())
+        claims.update(candidates[image])
+
+    pairs = {}
+    unmatched = []
+    for image, fitting in candidates.items():
+        if len(fitting) == 1 and claims[fitting[0]] == 1:
+            pairs[image] = fitting[0]
+        elif not fitting:  # an ambiguous image is not tried with less strict keys
+            unmatched.append(image)
+    return pairs, unmatched
 
 
 def _spelling(name: str) -> str:
@@ -226,10 +254,10 @@ def _exports(folders: Iterable[_Folder], listing: _Listing) -> tuple[str, ...]:
     found = []
     for folder in folders:
         for place in (folder.path, folder.texts, f"{os.path.dirname(folder.path)}/ann"):
-            first = next((name for name in sorted(listing[place]) if suffix(name) == ".json"), None)
-            tool = tool_of_file(f"{place}/{first}") if first else ""
+            names = sorted(name for name in listing[place] if suffix(name) == ".json")
+            tool = tool_of_file(f"{place}/{names[0]}") if names else ""
             if tool:
-                found.append(f"{place}/{first} is a file of {tool}")
+                found.append(f"{place}/{names[0]} is a file of {tool}")
                 break
     return tuple(found)
 
@@ -242,22 +270,30 @@ def resolve_names(folder: str, paths: Mapping[str, str]) -> dict[str, str]:
         paths: by name, also of names that are no files.
     """
     listing = _Listing()
-    visible = {place: set(listing[place]) for place in {os.path.dirname(path) for path in paths.values()}}
-    missing = [name for name, path in paths.items() if os.path.basename(path) not in visible[os.path.dirname(path)]]
+    visible: dict[str, set[str]] = {}  # sets, because the names of a folder are searched once for each image
+    missing = []
+    for name, path in paths.items():
+        place, base = os.path.split(path)
+        if place not in visible:
+            visible[place] = set(listing[place])
+        if base not in visible[place]:
+            missing.append(name)
+
     used = set(paths.values())
-    by_spelling: dict[str, dict[str, list[str]]] = {}
-    claims = defaultdict[str, list[str]](list)
+    by_spelling: dict[str, dict[str, list[str]]] = {}  # unused images of each place
+    claims = defaultdict[str, list[str]](list)  # names that fit each file
     for name in missing:
         plain = unquote(name).replace("\\", "/")
-        for place in dict.fromkeys((os.path.dirname(os.path.normpath(f"{folder}/{plain}")), folder)):
+        own_place = os.path.dirname(os.path.normpath(f"{folder}/{plain}"))
+        for place in dict.fromkeys((own_place, folder)):
             if place not in by_spelling:
                 by_spelling[place] = _unused_images(place, listing, used)
-            fits = by_spelling[place].get(_spelling(os.path.basename(plain)), [])
-            if len(fits) == 1:
-                claims[fits[0]].append(name)
-            if fits:
+            fitting = by_spelling[place].get(_spelling(os.path.basename(plain)), [])
+            if len(fitting) == 1:
+                claims[fitting[0]].append(name)
+            if fitting:
                 break
-    return {wanted[0]: file for file, wanted in claims.items() if len(wanted) == 1}
+    return {names[0]: file for file, names in claims.items() if len(names) == 1}
 
 
 def _unused_images(folder: str, listing: _Listing, used: set[str]) -> dict[str, list[str]]:

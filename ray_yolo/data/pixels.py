@@ -43,9 +43,9 @@ def join_values(parts: Iterable[PixelValues]) -> tuple[PixelValues, ...]:
     """The common range and the count of all images, one entry for each kind."""
     joined: dict[PixelKind, PixelValues] = {}
     for part in parts:
-        other = joined.get(part.kind, part._replace(num_images=0))
-        joined[part.kind] = PixelValues(part.kind, min(part.low, other.low), max(part.high, other.high),
-                                        part.num_images + other.num_images)
+        earlier = joined.get(part.kind, part._replace(num_images=0))
+        low, high = min(part.low, earlier.low), max(part.high, earlier.high)
+        joined[part.kind] = PixelValues(part.kind, low, high, part.num_images + earlier.num_images)
     return tuple(joined[kind] for kind in sorted(joined))
 
 
@@ -56,10 +56,14 @@ def black_and_white(values: PixelValues) -> tuple[float, float]:
     it; otherwise the lowest and the highest value.
     """
     low, high = values.low, values.high
-    white = next((white for white in _WHITES[values.kind] if low >= 0 and high <= white), None)
-    if white is not None and (high - low >= _USED * white or high == low):
-        return 0.0, float(white)
-    return low, high if high > low else low + 1.0
+    holding = [white for white in _WHITES[values.kind] if low >= 0 and high <= white]
+    if holding:
+        white = holding[0]
+        if high == low or high - low >= _USED * white:  # uniform pixels have no range of their own
+            return 0.0, float(white)
+    if high == low:  # the two levels must differ
+        return low, low + 1.0
+    return low, high
 
 
 def range_of(values: Iterable[PixelValues]) -> PixelRange:
@@ -75,12 +79,14 @@ def to_levels(pixels: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
     kind = kind_of(pixels)
     if kind is None:
         return pixels
-    black, white = 0.0, 1.0
     if kind in pixel_range:
         black, white = pixel_range[kind]
-    elif values := values_of(pixels):
-        black, white = black_and_white(values)
-    levels = (pixels.astype(np.float64) - black) * (255.0 / (white - black))
+    else:
+        values = values_of(pixels)
+        # Without a finite value any range does: NaN becomes 0, infinity 0 or 255.
+        black, white = black_and_white(values) if values else (0.0, 1.0)
+    gain = 255.0 / (white - black)
+    levels = (pixels.astype(np.float64) - black) * gain
     levels = np.nan_to_num(levels, nan=0.0, posinf=255.0, neginf=0.0)
     return np.rint(levels.clip(0.0, 255.0)).astype(np.uint8)
 
@@ -89,12 +95,17 @@ def read_pixel_range(value: object) -> PixelRange:
     """The range in a JSON object, as weights record it. ValueError, TypeError or KeyError for anything else."""
     kinds: tuple[PixelKind, ...] = ("integer", "float")
     recorded = dict(cast(Mapping[PixelKind, Sequence[float]], value))
-    return {kind: (float(recorded[kind][0]), float(recorded[kind][1])) for kind in kinds if kind in recorded}
+    pixel_range = {}
+    for kind in kinds:
+        if kind in recorded:
+            pixel_range[kind] = (float(recorded[kind][0]), float(recorded[kind][1]))
+    return pixel_range
 
 
 def three_channels(pixels: np.ndarray) -> np.ndarray:
     """(height, width) or (height, width, 1) pixels as (height, width, 3)."""
-    return np.ascontiguousarray(np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2))
+    grey = pixels.reshape(*pixels.shape[:2], 1)
+    return np.ascontiguousarray(np.repeat(grey, 3, axis=2))
 
 
 def as_read(values: PixelValues, pixel_range: PixelRange) -> str:

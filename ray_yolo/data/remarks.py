@@ -51,27 +51,34 @@ def conclude(remarks: Sequence[Remark]) -> list[Finding]:
     """The findings that follow from the remarks about a split. None of them leaves anything out."""
     by_kind = {remark.kind: remark for remark in remarks}
     formats: tuple[Format, ...] = ("YOLO", "VOC", "COCO")
-    found = [each for name in formats for each in _coordinates(by_kind, name)]
-    found += _single(by_kind)
-    found += _long_rows(by_kind)
-    return found
+    findings: list[Finding] = []
+    for name in formats:
+        findings += _coordinates(by_kind, name)
+    findings += _single(by_kind)
+    findings += _long_rows(by_kind)
+    return findings
 
 
 def _coordinates(by_kind: dict[Kind, Remark], name: Format) -> Iterator[Finding]:
     """Findings about boxes whose numbers have another meaning than the format gives them."""
     boxes = _count(by_kind, Kind("box", name))
-    specks, clipped = by_kind.get(Kind("speck", name)), by_kind.get(Kind("clipped", name))
+    specks = by_kind.get(Kind("speck", name))
+    clipped = by_kind.get(Kind("clipped", name))
     corners = by_kind.get(Kind("corners", name))
-    fit_as_corners = _count(by_kind, Kind("corner order", name)) == boxes
-    if specks and specks.times * 2 > boxes:
+    all_fit_as_corners = _count(by_kind, Kind("corner order", name)) == boxes
+
+    def most(remark: Remark) -> bool:
+        return remark.times * 2 > boxes
+
+    if specks and most(specks):
         yield _first(specks, f"{boxes} boxes with a side under one pixel; {_SPECK_CAUSES[name]}")
-    if corners and corners.times * 2 > boxes:
+    if corners and most(corners):
         yield _first(corners, f"{boxes} boxes whose area or outline fits only if their numbers are corners; "
                               f"{_CORNERS[name]}")
-    elif clipped and fit_as_corners and name in _CORNERS:
+    elif clipped and all_fit_as_corners and name in _CORNERS:  # one clipped box is enough if all fit
         yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image, and all boxes would fit as "
                               f"corners; {_CORNERS[name]}")
-    elif clipped and clipped.times * 2 > boxes:
+    elif clipped and most(clipped):
         yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image; {_CLIPPED_CAUSES[name]}")
 
 
@@ -125,17 +132,21 @@ _SINGLE: dict[Kind, str] = {
 def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
     """A finding about rows that may be a box and keypoints. Outlines differ in their number of points, keypoints do
     not."""
-    rows = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
-    if len(rows) != 1:
+    lengths = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
+    if len(lengths) != 1:
         return
-    columns = int(rows[0].kind.detail)
+    rows = lengths[0]
+    columns = int(rows.kind.detail)
     similar = by_kind.get(Kind("keypoints", str(columns)))
-    numbers = columns - 5  # of the keypoints
+    if similar is None or similar.times * 2 < rows.times:
+        return
+    num_points = (columns - 1) // 2  # without the class
+    numbers = columns - 5  # of the keypoints, without class and box
     shapes = [f"`kpt_shape: [{numbers // size}, {size}]`" for size in (2, 3) if numbers % size == 0]
-    if similar and similar.times * 2 >= rows[0].times:
-        yield Finding(similar.place, f"is the first of {similar.times} rows of {columns} columns that may be outlines, "
-                                     f"or boxes with keypoints; they are read as outlines of {(columns - 1) // 2} "
-                                     f"points ({' or '.join(shapes)} in the YAML file reads them as boxes)", False)
+    what = (f"is the first of {similar.times} rows of {columns} columns that may be outlines, or boxes with keypoints; "
+            f"they are read as outlines of {num_points} points ({' or '.join(shapes)} in the YAML file reads them as "
+            "boxes)")
+    yield Finding(similar.place, what, dropped=False)
 
 
 def _count(by_kind: dict[Kind, Remark], kind: Kind) -> int:

@@ -81,7 +81,8 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     Raises:
         DatasetError: if there is no such object, storage fails, or the store has another version now.
     """
-    if (shown := redact(address)) != address:
+    shown = redact(address)
+    if shown != address:
         raise DatasetError(f"data: {shown}: leave the secret out; credentials are those of the environment")
     folder, name = address_parts(address)
     top = cache_folder() / "data" / hashlib.sha256(folder.encode()).hexdigest()[:16]
@@ -91,8 +92,10 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
         with _locked(top, address):
             shutil.rmtree(top / _PARTIAL, ignore_errors=True)
             (top / _PARTIAL).mkdir()
-            listing = {key: file[:2] for key, file in _recorded(top / version).items()} if version else {}
-            unread: list[str] | None = None
+            listing: dict[str, tuple[int, str]] = {}
+            if version:
+                listing = {key: (file.size, file.tag) for key, file in _recorded(top / version).items()}
+            unread: list[str] | None = None  # pictures; a version without a new listing has them already
             if not listing:
                 listing, unread = _list_files(store, name, top / _PARTIAL)
             current = hashlib.sha256(json.dumps(sorted(listing.items())).encode()).hexdigest()[:16]
@@ -109,8 +112,11 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     except InputError as error:  # in the description, known to the user by its address
         raise DatasetError(str(error).replace(str(top / _PARTIAL), folder)) from None
     except OSError as error:
-        advice = f"{top} can be written to" if error.errno else "the environment's credentials may list and read it"
-        text = str(error) if ";" in str(error) else f"{error}; see that {advice}"  # a store may say what to do
+        text = str(error)
+        if ";" not in text:  # else the store says what to do
+            is_local = bool(error.errno)
+            advice = f"{top} can be written to" if is_local else "the environment's credentials may list and read it"
+            text = f"{text}; see that {advice}"
         raise DatasetError(f"data: {address}: {text}") from None
     return DatasetSnapshot(address, current, str(top / current))
 
@@ -136,7 +142,8 @@ def localize(index: AnnotationIndex) -> AnnotationIndex:
 def _locked(top: Path, address: str) -> Iterator[None]:
     """Context that excludes other processes from the snapshots of this data set."""
     with (top / _LOCK).open("a") as lock:
-        start, warned, limit = time.monotonic(), False, f"{WAIT_SECONDS / 60:.0f} min"
+        start, warned = time.monotonic(), False
+        limit = f"{WAIT_SECONDS / 60:.0f} min"
         while not try_lock(lock.fileno()):
             waited = time.monotonic() - start
             if waited > WAIT_SECONDS:
@@ -166,13 +173,14 @@ def _list_files(store: Store, name: str, folder: Path) -> tuple[dict[str, tuple[
     listing = {name: (fetched.size, fetched.tag)}
     root, prefixes, mirrors, common = _prefixes(load_text_yaml(folder / name).data)
     others = [*mirrors, *common]
+    with ThreadPoolExecutor(_REQUESTS) as pool:  # at once: most of them are missing, and each costs a request
+        entries_of = list(pool.map(lambda prefix: list(store.walk(prefix)), others))
+    for prefix, entries in zip(others, entries_of, strict=True):
+        for entry in entries:
+            is_inside = prefix in mirrors or f"{os.path.dirname(entry.name)}/" == prefix
+            if is_inside and suffix(entry.name) in _LABEL_KINDS:
+                listing[entry.name] = entry.size, entry.tag
     unread: list[str] = []
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        for prefix, entries in zip(others, pool.map(lambda prefix: list(store.walk(prefix)), others), strict=True):
-            for entry in entries:
-                is_inside = prefix in mirrors or f"{os.path.dirname(entry.name)}/" == prefix
-                if is_inside and suffix(entry.name) in _LABEL_KINDS:
-                    listing[entry.name] = entry.size, entry.tag
     for prefix in prefixes:
         for entry in store.walk(prefix):
             if suffix(entry.name) in _KINDS:
@@ -180,7 +188,7 @@ def _list_files(store: Store, name: str, folder: Path) -> tuple[dict[str, tuple[
             elif suffix(entry.name) in UNREAD_SUFFIXES:
                 unread.append(entry.name)
         if root not in prefixes and any(suffix(key) == ".json" for key in listing):  # COCO's, with images elsewhere
-            prefixes.append(root)
+            prefixes.append(root)  # the next one of this loop
     return listing, unread
 
 
@@ -188,24 +196,43 @@ def _prefixes(content: Mapping[str, Any]) -> tuple[str, list[str], list[str], li
     """The prefix of a description's `path`, those of its splits' images and labels, and those of labels in other
     folders than the layout's, as `label_folders` has them. List files, patterns and COCO files need all of `path`,
     because their images may be anywhere below."""
-    root, prefixes = _prefix(str(content.get("path") or "")), set[str]()
-    mirrors, common = set[str](), set[str]()
-    entries = (content.get(split) or [] for split in ("train", "val", "test"))
-    for entry in (entry for each in entries for entry in (each if isinstance(each, list) else [each])):
+    root = _prefix(str(content.get("path") or ""))
+    prefixes, mirrors, common = set[str](), set[str](), set[str]()
+    for entry in _entries(content):
         if not isinstance(entry, str) or glob.has_magic(entry) or suffix(entry) in (".txt", ".json"):
             prefixes.add(root)
             continue
-        for text in (entry, re.sub(r"^(\.\./)+", "", entry)):
+        without_dots = re.sub(r"^(\.\./)+", "", entry)  # Roboflow's `../train/images`
+        for text in (entry, without_dots):
             image = f"/{_prefix(root + text)}any.jpg"
-            labels = os.path.dirname(label_path(image))
-            prefixes |= {_prefix(folder) for folder in (labels, *voc.folders(image, lambda _: True))}
+            texts, xmls = os.path.dirname(label_path(image)), voc.folders(image, lambda _: True)
+            prefixes |= {_prefix(folder) for folder in (texts, *xmls)}
             own, shared = label_folders(os.path.dirname(image))
-            mirrors |= set(map(_prefix, own))
-            common |= set(map(_prefix, shared))
-    outer = [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
-    mirrors_outside = [each for each in sorted(mirrors) if not each.startswith(tuple(outer))]
-    common_outside = [each for each in sorted(common - mirrors) if not each.startswith(tuple(outer))]
+            mirrors |= {_prefix(folder) for folder in own}
+            common |= {_prefix(folder) for folder in shared}
+    outer = _outermost(prefixes)
+    mirrors_outside = [prefix for prefix in sorted(mirrors) if not prefix.startswith(tuple(outer))]
+    common_outside = [prefix for prefix in sorted(common - mirrors) if not prefix.startswith(tuple(outer))]
     return root, outer, mirrors_outside, common_outside
+
+
+def _entries(content: Mapping[str, Any]) -> list[Any]:
+    """The entries of all splits of a description."""
+    entries: list[Any] = []
+    for split in ("train", "val", "test"):
+        value = content.get(split) or []
+        entries += value if isinstance(value, list) else [value]
+    return entries
+
+
+def _outermost(prefixes: set[str]) -> list[str]:
+    """The prefixes that are not below another one: walking them lists each object once."""
+    outer = []
+    for prefix in prefixes:
+        others = prefixes - {prefix}
+        if not prefix.startswith(tuple(others)):
+            outer.append(prefix)
+    return outer
 
 
 def _prefix(path: str) -> str:
@@ -220,8 +247,10 @@ def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[s
 
     def fetch(key: str) -> _File:
         nonlocal trusts_tags
-        (size, tag), previous = listing[key], ""
-        partial, path = folder.parent / _PARTIAL / uuid.uuid4().hex, folder / key
+        size, tag = listing[key]
+        path = folder / key
+        partial = folder.parent / _PARTIAL / uuid.uuid4().hex
+        previous = ""  # SHA-256 of the download before
         for _ in range(3):
             fetched = store.fetch(key, partial)
             if fetched.tag != tag:
@@ -236,14 +265,15 @@ def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[s
         raise OSError(f"{key}: the download does not match the listing ({size} bytes, tag {tag}); start again")
 
     files = _reused(folder, listing)
-    if missing := [key for key in listing if key not in files]:
-        needed, free = sum(listing[key][0] for key in missing), shutil.disk_usage(folder.parent).free
+    missing = [key for key in listing if key not in files]
+    if missing:
+        needed = sum(listing[key][0] for key in missing)  # bytes
+        free = shutil.disk_usage(folder.parent).free
         if needed > free:
             raise DatasetError(f"data: {len(missing)} files of {needed / 1e9:.3g} GB do not fit in {folder.parent}, "
                                f"where {free / 1e9:.3g} GB are free; free some, or set RAY_YOLO_CACHE to a folder of a "
                                "larger disk, on every node")
-        size = needed / 1e6
-        notify(f"downloading {len(missing)} files ({size:.1f} MB) into {folder}")
+        notify(f"downloading {len(missing)} files ({needed / 1e6:.1f} MB) into {folder}")
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for first in range(0, len(missing), _PART):
                 part = missing[first:first + _PART]
@@ -256,17 +286,25 @@ def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[s
 def _reused(folder: Path, listing: _Listing) -> dict[str, _File]:
     """The files that a version already has, or can link from other versions."""
     reused: dict[str, _File] = {}
-    for other in sorted(folder.parent.iterdir(), key=lambda other: other != folder):  # itself first
-        for key, file in _recorded(other).items():
-            if key not in reused and listing.get(key) == file[:2] and (intact := _checked(f"{other}/{key}", file)):
-                with suppress(OSError):  # a file system without hard links
-                    if other != folder:
-                        os.makedirs(os.path.dirname(f"{folder}/{key}"), exist_ok=True)
-                        (folder / key).unlink(missing_ok=True)
-                        os.link(f"{other}/{key}", f"{folder}/{key}")
-                    reused[key] = intact
-    for key, (size, tag) in listing.items():
-        if key not in reused and (path := folder / key).is_file() and _digest(path, "md5") == tag:
+    versions = sorted(folder.parent.iterdir(), key=lambda version: version != folder)  # itself first
+    for version in versions:
+        for key, file in _recorded(version).items():
+            if key in reused or listing.get(key) != (file.size, file.tag):
+                continue
+            intact = _checked(f"{version}/{key}", file)
+            if intact is None:
+                continue
+            with suppress(OSError):  # a file system without hard links: the file is downloaded
+                if version != folder:
+                    os.makedirs(os.path.dirname(f"{folder}/{key}"), exist_ok=True)
+                    (folder / key).unlink(missing_ok=True)
+                    os.link(f"{version}/{key}", f"{folder}/{key}")
+                reused[key] = intact
+    for key, (size, tag) in listing.items():  # files of an interrupted download, which has no manifest
+        if key in reused:
+            continue
+        path = folder / key
+        if path.is_file() and _digest(path, "md5") == tag:
             reused[key] = _File(size, tag, _digest(path, "sha256"), path.stat().st_mtime_ns)
     return reused
 
@@ -275,7 +313,9 @@ def _checked(path: str, file: _File) -> _File | None:
     """The entry of a file if it is unchanged since its download."""
     with suppress(OSError):
         status = os.stat(path)  # a Path takes twice as long
-        if status.st_size == file.size and (status.st_mtime_ns == file.time or _digest(path, "sha256") == file.sha256):
+        if status.st_size != file.size:
+            return None
+        if status.st_mtime_ns == file.time or _digest(path, "sha256") == file.sha256:
             return file._replace(time=status.st_mtime_ns)
     return None
 
@@ -288,7 +328,8 @@ def _digest(path: str | Path, algorithm: str) -> str:
 def _recorded(folder: Path) -> dict[str, _File]:
     """The manifest of a version; empty if it is missing or unreadable."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        return {key: _File(*row) for key, row in json.loads((folder / MANIFEST).read_bytes()).items()}
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return {key: _File(*row) for key, row in manifest.items()}
     return {}
 
 
@@ -304,6 +345,7 @@ def _use(folder: Path) -> bool:
 
 
 def _remove_unused(top: Path) -> None:
+    """Remove the versions that no process uses."""
     for folder in [each for each in top.iterdir() if each.is_dir() and each.name != _PARTIAL]:
         with (folder / _IN_USE).open("a") as file:
             if try_lock(file.fileno()):

@@ -32,7 +32,7 @@ from ray_yolo.data.images import (
     values_of_picture,
 )
 from ray_yolo.data.notes import counted
-from ray_yolo.data.pixels import OWN_RANGE, PixelRange, to_levels
+from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 _ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same byte
@@ -80,7 +80,7 @@ def find_media(source: str) -> list[Media]:
         files = files_of(source)
     except DatasetError as error:
         raise InputError(f"source: {error}") from None
-    paths = {os.path.abspath(path) for path in files if suffix(path) in kinds and os.path.isfile(path)}
+    paths = sorted({os.path.abspath(path) for path in files if suffix(path) in kinds and os.path.isfile(path)})
     unread = sorted(path for path in files if suffix(path) in UNREAD_SUFFIXES)
     note = f"{counted(unread, 'picture')} in formats that are not read; use JPEG or PNG" if unread else ""
     if not paths:
@@ -89,8 +89,9 @@ def find_media(source: str) -> list[Media]:
     if note:
         _log.warning("source: %s", note)
     root = source if os.path.isdir(source) else os.path.commonpath([os.path.dirname(path) for path in paths])
-    names = [os.path.relpath(path, root) for path in sorted(paths)]
-    return [Media(*row) for row in zip(sorted(paths), names, unique_stems(names), strict=True)]
+    names = [os.path.relpath(path, root) for path in paths]
+    stems = unique_stems(names)
+    return [Media(path, name, stem) for path, name, stem in zip(paths, names, stems, strict=True)]
 
 
 def unique_stems(names: list[str]) -> list[str]:
@@ -99,10 +100,13 @@ def unique_stems(names: list[str]) -> list[str]:
     Frame 1 of `clip.mp4` is named clip_1: beside an image `clip_1.jpg` the video keeps its suffix.
     """
     stems = [os.path.splitext(name)[0] for name in names]
-    taken = Counter([*stems, *names])
+    taken = Counter([*stems, *names])  # a name without suffix may equal another one's stem
     like_frames = {stem.rpartition("_")[0] for stem in stems if re.search(r"_\d+$", stem)}
-    return [name if taken[stem] > 1 or (suffix(name) in VIDEO_SUFFIXES and stem in like_frames) else stem
-            for name, stem in zip(names, stems, strict=True)]
+    unique = []
+    for name, stem in zip(names, stems, strict=True):
+        like_own_frame = suffix(name) in VIDEO_SUFFIXES and stem in like_frames
+        unique.append(name if taken[stem] > 1 or like_own_frame else stem)
+    return unique
 
 
 def files_of(source: str, root: Path | None = None) -> list[str]:
@@ -125,19 +129,25 @@ def matching(pattern: str) -> list[str]:
     The name of an existing file or folder stands for itself, even if it contains `[`, `*` or `?`.
     """
     pattern = _with_literal_names(pattern)
-    if len(parts := _ANY_DEPTH.split(pattern, maxsplit=1)) == 1:
+    parts = _ANY_DEPTH.split(pattern, maxsplit=1)
+    if len(parts) == 1:
         return glob.glob(pattern)
     head, tail = parts
-    folders = (folder for top in (glob.glob(head) if head else ["."]) for folder, _ in walk(top))
-    return [path for folder in folders for path in matching(os.path.join(glob.escape(folder), tail or "*"))]
+    paths = []
+    for top in glob.glob(head) if head else ["."]:
+        for folder, _ in walk(top):
+            paths += matching(os.path.join(glob.escape(folder), tail or "*"))  # the tail may have another `**`
+    return paths
 
 
 def _with_literal_names(pattern: str) -> str:
     """The pattern with its leading existing names escaped: those up to the first part that is no name."""
     names = pattern.split("/")
     for number in range(len(names)):
-        if not os.path.lexists("/".join(names[:number + 1]) or "/"):
-            return "/".join([*map(glob.escape, names[:number]), *names[number:]])
+        leading = "/".join(names[:number + 1]) or "/"
+        if not os.path.lexists(leading):
+            escaped = [glob.escape(name) for name in names[:number]]
+            return "/".join([*escaped, *names[number:]])
     return glob.escape(pattern)
 
 
@@ -146,10 +156,12 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
     seen = set()
     for folder, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
-        if real not in seen:
-            seen.add(real)
-            yield folder, [name for name in names if not name.startswith(".")]
+        if real in seen:  # by a link, perhaps to a folder above
+            folders.clear()  # `os.walk` goes on in what is left of this list
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield folder, [name for name in names if not name.startswith(".")]
 
 
 def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
@@ -166,22 +178,33 @@ def _listed(file: Path, root: Path | None) -> list[str]:
         raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
     paths = []
     folders = (file.parent, root or file.parent)
-    dropped: str | None = None
-    for number, line in enumerate(map(str.strip, lines), 1):
-        spellings = dict.fromkeys((line, line.replace("\\", "/")))  # a list of Windows has backslashes
-        candidates = [os.path.normpath(folder / spelling) for spelling in spellings for folder in folders]
-        path = next((path for path in candidates if os.path.isfile(path)), None)
-        if line and not path:
-            prefix, path = _without_leading_folders(line.replace("\\", "/"), folders, dropped)
-            dropped = prefix if path else dropped
-        if path:
-            paths.append(path)
-        elif line:
-            raise DatasetError(f"{file}:{number}: there is no file {line!r}; looked for "
-                               f"{' and '.join(dict.fromkeys(candidates))}")
+    dropped: str | None = None  # leading folders that this machine does not have
+    for number, line in enumerate(lines, 1):
+        entry = line.strip()
+        if not entry:
+            continue
+        with_slashes = entry.replace("\\", "/")  # a list of Windows has backslashes
+        candidates = []
+        for spelling in dict.fromkeys((entry, with_slashes)):
+            candidates += [os.path.normpath(folder / spelling) for folder in folders]
+        path = _first_file(candidates)
+        if path is None:
+            prefix, path = _without_leading_folders(with_slashes, folders, dropped)
+            if path is None:
+                raise DatasetError(f"{file}:{number}: there is no file {entry!r}; looked for "
+                                   f"{' and '.join(dict.fromkeys(candidates))}")
+            dropped = prefix
+        paths.append(path)
     if dropped is not None:
         _log.warning("%s: its images were found without the leading %s of their paths", file, dropped)
     return paths
+
+
+def _first_file(paths: Sequence[str]) -> str | None:
+    for path in paths:
+        if os.path.isfile(path):
+            return path
+    return None
 
 
 def _without_leading_folders(line: str, folders: Sequence[Path], dropped: str | None) -> tuple[str, str | None]:
@@ -192,12 +215,13 @@ def _without_leading_folders(line: str, folders: Sequence[Path], dropped: str | 
     """
     parts = line.split("/")
     for number in range(1, len(parts)):
-        prefix, rest = f"{'/'.join(parts[:number])}/", "/".join(parts[number:])
-        if rest and dropped in (None, prefix):
-            for folder in folders:
-                path = os.path.normpath(folder / rest)
-                if os.path.isfile(path):
-                    return prefix, path
+        prefix = "/".join(parts[:number]) + "/"
+        rest = "/".join(parts[number:])
+        if not rest or dropped not in (None, prefix):
+            continue
+        path = _first_file([os.path.normpath(folder / rest) for folder in folders])
+        if path is not None:
+            return prefix, path
     return "", None
 
 
@@ -274,8 +298,10 @@ class InputSource(NamedTuple):
     @property
     def alone(self) -> bool:
         """Whether there is nothing to parallelize: one image, or a live stream."""
-        return any(media.is_stream for media, _ in self.parts) or (
-            len(self.parts) == 1 and not self.parts[0][0].is_video)
+        media = [part[0] for part in self.parts]
+        if any(each.is_stream for each in media):
+            return True
+        return len(media) == 1 and not media[0].is_video
 
     def frames(self, stride: int = 1) -> Iterator[Frame]:
         """In the given order: the images, files not read yet, and every `stride`-th frame of videos from the first on.
@@ -288,7 +314,8 @@ class InputSource(NamedTuple):
                 yield Frame(media, pixels=pixels)
                 continue
             try:
-                for number, frame in islice(enumerate(read_video(media.path), 1), 0, None, stride):
+                numbered = enumerate(read_video(media.path), 1)
+                for number, frame in islice(numbered, 0, None, stride):
                     yield Frame(media, number, frame)
             except UnreadableImageError as error:
                 yield Frame(media, error=str(error))
@@ -307,13 +334,20 @@ def read_source(source: object) -> InputSource:
         InputError: for anything else.
     """
     inputs = list(source) if isinstance(source, list | tuple) else [source]
-    parts = [part for number, value in enumerate(inputs) for part in _media_or_pixels(value, number)]
-    taken = Counter(media.stem for media, _ in parts)
-    return InputSource([(media if taken[media.stem] == 1 else media._replace(stem=f"{number}_{media.stem}"), pixels)
-                        for number, (media, pixels) in enumerate(parts)])
+    found: list[tuple[Media, np.ndarray | bytes | None]] = []
+    for number, value in enumerate(inputs):
+        found += _media_or_pixels(value, number)
+    taken = Counter(media.stem for media, _ in found)
+    parts = []
+    for number, (media, pixels) in enumerate(found):
+        if taken[media.stem] > 1:  # of several inputs
+            media = media._replace(stem=f"{number}_{media.stem}")
+        parts.append((media, pixels))
+    return InputSource(parts)
 
 
 def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray | bytes | None]]:
+    """The files of one input, or its images with their pixels or content; `number` is the input's."""
     if isinstance(value, str | Path | int):
         return [(media, None) for media in find_media(str(value))]
     images: Sequence[np.ndarray | bytes]
@@ -322,13 +356,17 @@ def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray
     elif isinstance(value, io.BufferedIOBase):
         images = [value.read()]
     elif isinstance(value, torch.Tensor):
-        images = [_from_tensor(image) for image in (value if value.ndim == 4 else value[None])]
+        batch = value if value.ndim == 4 else value[None]
+        images = [_from_tensor(image) for image in batch]
     elif isinstance(value, Image.Image):
         images = [values_of_picture(value)]
     else:
         images = [_from_array(value)]
-    names = [f"image{number}" + f"_{position}" * (len(images) > 1) for position in range(len(images))]
-    return [(Media(f"{name}.jpg", f"{name}.jpg", name), pixels) for name, pixels in zip(names, images, strict=True)]
+    parts: list[tuple[Media, np.ndarray | bytes | None]] = []
+    for position, pixels in enumerate(images):
+        name = f"image{number}" if len(images) == 1 else f"image{number}_{position}"
+        parts.append((Media(f"{name}.jpg", f"{name}.jpg", name), pixels))
+    return parts
 
 
 def _from_tensor(picture: torch.Tensor) -> np.ndarray:
@@ -344,11 +382,16 @@ def _from_tensor(picture: torch.Tensor) -> np.ndarray:
 
 
 def _from_array(picture: Any) -> np.ndarray:
-    if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.size == 0 or not (
-            picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (1, 3, 4))):
-        what = f"{picture.dtype} {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
-        raise InputError(f"source: {what}; expected a path, (height, width, 3) uint8 BGR pixels, a PIL image, a "
-                         "tensor, the bytes of a file, or a list of these")
+    if not isinstance(picture, np.ndarray):
+        raise _unknown_input(type(picture).__name__)
+    has_image_shape = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (1, 3, 4))
+    if picture.dtype != np.uint8 or picture.size == 0 or not has_image_shape:
+        raise _unknown_input(f"{picture.dtype} {picture.shape}")
     if picture.ndim == 2 or picture.shape[2] == 1:
-        picture = np.repeat(picture.reshape(*picture.shape[:2], 1), 3, 2)
-    return np.ascontiguousarray(picture[..., 2::-1])
+        return three_channels(picture)
+    return np.ascontiguousarray(picture[..., 2::-1])  # BGR or BGRA to RGB
+
+
+def _unknown_input(what: str) -> InputError:
+    return InputError(f"source: {what}; expected a path, (height, width, 3) uint8 BGR pixels, a PIL image, a tensor, "
+                      "the bytes of a file, or a list of these")

@@ -60,56 +60,77 @@ def draw(drawing: SyntheticDataset, split: int, number: int) -> tuple[np.ndarray
     image = _background(rng, drawing.side_px)
     classes: list[int] = []
     boxes: list[np.ndarray] = []
-    count = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
+    is_empty = rng.random() < 0.06
+    count = 0 if is_empty else int(rng.integers(1, drawing.max_figures + 1))
     for kind in rng.integers(drawing.num_classes, size=count).tolist():
         for _ in range(12):  # attempts to find a position with little overlap
             outline, box = _figure(rng, kind, drawing)
-            if all(max(covered(old[None], box), covered(box[None], old)) < 0.25 for old in boxes):
-                (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
-                _paint(image[above:below, left:right], rng, kind, outline - (left, above))
-                classes.append(kind)
-                boxes.append(box)
-                break
-    side = (drawing.side_px, drawing.side_px)
+            if any(_overlap(box, earlier) for earlier in boxes):
+                continue
+            left, above = np.floor(box[:2]).astype(int)
+            right, below = np.ceil(box[2:]).astype(int)
+            _paint(image[above:below, left:right], rng, kind, outline - (left, above))
+            classes.append(kind)
+            boxes.append(box)
+            break
+    size = (drawing.side_px, drawing.side_px)
     array = np.array(boxes, np.float32).reshape(-1, 4)
-    return image, Annotation(f"{number:06d}.jpg", side, np.array(classes, np.int64), array)
+    return image, Annotation(f"{number:06d}.jpg", size, np.array(classes, np.int64), array)
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether one of two boxes (4,) covers a quarter of the other or more."""
+    return bool(covered(one[None], other)[0] >= 0.25 or covered(other[None], one)[0] >= 0.25)
 
 
 def _background(rng: np.random.Generator, side: int) -> np.ndarray:
     """A smooth random colour field with stripes and noise."""
     coarse = rng.integers(30, 226, (4, 4, 3), dtype=np.uint8)
+    # The exact variant computes with integers: the same pixels on each machine.
     field = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_LINEAR_EXACT).astype(np.int16)
-    period, phase = int(rng.integers(5, 24)), int(rng.integers(0, 24))
-    across = np.arange(side, dtype=np.int64)
-    stripes = ((across[:, None] * int(rng.integers(-2, 3)) + across + phase) // period % 2) * 24 - 12
+    period, phase = int(rng.integers(5, 24)), int(rng.integers(0, 24))  # pixels
+    slope = int(rng.integers(-2, 3))
+    x = np.arange(side, dtype=np.int64)
+    y = x[:, None]
+    number = (y * slope + x + phase) // period  # of the stripe at each pixel (side, side)
+    stripes = number % 2 * 24 - 12
     noise = rng.integers(-20, 21, (side, side, 3), dtype=np.int16)
     return np.clip(field + stripes[..., None] + noise, 0, 255).astype(np.uint8)
 
 
 def _unit_outline(kind: int) -> np.ndarray:
     """Corners of a figure of radius 1 about the origin, (k, 2)."""
-    if CLASSES[kind] == "cross":
-        a = 0.33
+    name = CLASSES[kind]
+    if name == "cross":
+        a = 0.33  # half the width of a bar
         return np.array([(a, 1), (a, a), (1, a), (1, -a), (a, -a), (a, -1), (-a, -1), (-a, -a),
                          (-1, -a), (-1, a), (-a, a), (-a, 1)], float)
-    corners = {"square": 4, "triangle": 3, "star": 10}.get(CLASSES[kind], 64)
-    first = np.pi / 4 if CLASSES[kind] == "square" else -np.pi / 2  # upright; y points down
-    angles = first + np.arange(corners) * (2 * np.pi / corners)
-    radius = np.where(np.arange(corners) % 2, 0.42, 1.0) if CLASSES[kind] == "star" else np.ones(corners)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radius[:, None]
+    num_corners = {"square": 4, "triangle": 3, "star": 10}.get(name, 64)  # of circle and ring: 64 look round
+    corners = np.arange(num_corners)
+    first_angle = np.pi / 4 if name == "square" else -np.pi / 2  # upright; y points down
+    angles = first_angle + corners * (2 * np.pi / num_corners)
+    radii = np.ones(num_corners)
+    if name == "star":
+        radii[1::2] = 0.42  # every second corner is an inner one
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
 
 
 def _figure(rng: np.random.Generator, kind: int, drawing: SyntheticDataset) -> tuple[np.ndarray, np.ndarray]:
     """A rotated, slightly stretched outline inside the image, and its box (both in pixels)."""
-    low, high = drawing.scale
-    radius = drawing.side_px * (low + (high - low) * rng.random()) / 2
+    smallest, largest = drawing.scale
+    scale = smallest + (largest - smallest) * rng.random()
+    radius = drawing.side_px * scale / 2
     stretch = np.array([rng.uniform(0.85, 1.18), 1.0])
     angle = np.radians(rng.uniform(-1, 1) * drawing.turn_degrees)
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    outline = (_unit_outline(kind) * stretch * radius) @ turn.T
-    lowest, highest = -outline.min(axis=0), drawing.side_px - outline.max(axis=0)
-    outline += lowest + (highest - lowest) * rng.random(2)
-    return outline, np.concatenate([outline.min(axis=0), outline.max(axis=0)])
+    cos, sin = np.cos(angle), np.sin(angle)
+    turn = np.array([[cos, -sin], [sin, cos]])
+    outline = (_unit_outline(kind) * stretch * radius) @ turn.T  # about the origin
+
+    # The shifts that put the outline at the image's left and upper edge, and at its right and lower one.
+    least, most = -outline.min(axis=0), drawing.side_px - outline.max(axis=0)
+    outline += least + (most - least) * rng.random(2)
+    box = np.concatenate([outline.min(axis=0), outline.max(axis=0)])
+    return outline, box
 
 
 def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.ndarray) -> None:
@@ -119,13 +140,15 @@ def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.n
     if CLASSES[kind] == "ring":
         centre = outline.mean(axis=0)
         _fill(mask, centre + (outline - centre) * 0.55, 0)
-    background = image[mask > 127].mean(axis=0) if (mask > 127).any() else np.full(3, 127.0)
+    inside = mask > 127
+    background = image[inside].mean(axis=0) if inside.any() else np.full(3, 127.0)  # (3,)
     colour = rng.integers(0, 256, 3)
-    while np.abs(colour - background).max() < 90:
+    while np.abs(colour - background).max() < 90:  # too similar in all channels
         colour = rng.integers(0, 256, 3)
-    filling = np.clip(colour + rng.integers(-12, 13, image.shape, dtype=np.int16), 0, 255).astype(np.int32)
-    share = mask.astype(np.int32)[..., None]
-    image[:] = (filling * share + image * (255 - share) + 127) // 255
+    noise = rng.integers(-12, 13, image.shape, dtype=np.int16)
+    filling = np.clip(colour + noise, 0, 255).astype(np.int32)
+    share = mask.astype(np.int32)[..., None]  # of the filling, in 1/255: edges are smooth
+    image[:] = (filling * share + image * (255 - share) + 127) // 255  # + 127 rounds
 
 
 def _fill(mask: np.ndarray, outline: np.ndarray, value: int) -> None:
@@ -139,7 +162,8 @@ def _write(drawing: SyntheticDataset, folder: Path) -> None:
         for split, count in enumerate((drawing.num_train, drawing.num_val)):
             for kind in ("images", "labels"):
                 (folder / kind / _SPLITS[split]).mkdir(parents=True)
-            list(pool.map(partial(_write_image, drawing, folder, split), range(count)))
+            written = pool.map(partial(_write_image, drawing, folder, split), range(count))
+            list(written)  # waits, and raises the first error
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES[:drawing.num_classes]))
     (folder / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames:\n{names}")
 
@@ -154,5 +178,8 @@ def _write_image(drawing: SyntheticDataset, folder: Path, split: int, number: in
 
 def label_text(shown: Annotation) -> str:
     """YOLO label rows of an annotation: class and centre, width and height as shares of the image."""
-    rows = zip(shown.classes.tolist(), shares_of(shown.boxes, shown.size).tolist(), strict=True)
-    return "".join(f"{kind} {x:.6f} {y:.6f} {width:.6f} {height:.6f}\n" for kind, (x, y, width, height) in rows)
+    boxes = shares_of(shown.boxes, shown.size)
+    rows = []
+    for kind, (x, y, width, height) in zip(shown.classes.tolist(), boxes.tolist(), strict=True):
+        rows.append(f"{kind} {x:.6f} {y:.6f} {width:.6f} {height:.6f}\n")
+    return "".join(rows)

@@ -38,11 +38,13 @@ def identity(value: object) -> int | str | None:
     if isinstance(value, str):
         text = value.strip()
         whole = _WHOLE.fullmatch(text)
-        return int(whole[1]) if whole and len(text) <= _MAX_DIGITS else text
+        if whole and len(text) <= _MAX_DIGITS:
+            return int(whole[1])
+        return text
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if isinstance(value, float):
-        return int(value) if math.isfinite(value) and value.is_integer() else None
+        return int(value) if value.is_integer() else None  # neither NaN nor infinity is
     return value
 
 
@@ -53,8 +55,12 @@ def truth(value: object) -> bool | None:
     as_number = number(value)
     if as_number is not None:
         return as_number != 0
-    word = value.strip().lower() if isinstance(value, str) else "?"
-    return True if word in _YES else False if word in _NO else None
+    if not isinstance(value, str):
+        return None
+    word = value.strip().lower()
+    if word in _YES:
+        return True
+    return False if word in _NO else None
 
 
 def size_conflict(size: tuple[int, int], width: object, height: object) -> str:
@@ -62,16 +68,26 @@ def size_conflict(size: tuple[int, int], width: object, height: object) -> str:
 
     size: (height, width) of the upright image. A side that is null, 0, negative or no number is unknown.
     """
-    stated = [number(side) for side in (width, height)]
-    known = [side if side is not None and side > 0 else None for side in stated]
-    actual = (size[1], size[0])
-    if all(side is None or abs(side - true) < 1 for side, true in zip(known, actual, strict=True)):
+    actual_height, actual_width = size
+    stated_width, stated_height = _known_side(width), _known_side(height)
+    width_fits = stated_width is None or _same_side(stated_width, actual_width)
+    height_fits = stated_height is None or _same_side(stated_height, actual_height)
+    if width_fits and height_fits:
         return ""
-    text = " x ".join("?" if side is None else f"{side:g}" for side in known)
-    exchanged = all(side is not None and abs(side - true) < 1 for side, true in zip(known, size, strict=True))
-    cause = (" (the sides are exchanged: it may describe the picture without its EXIF rotation)" if exchanged else
-             " (the picture may have been resized after it was labelled)")
-    return text + cause
+    shown = " x ".join("?" if side is None else f"{side:g}" for side in (stated_width, stated_height))
+    if _same_side(stated_width, actual_height) and _same_side(stated_height, actual_width):
+        return f"{shown} (the sides are exchanged: it may describe the picture without its EXIF rotation)"
+    return f"{shown} (the picture may have been resized after it was labelled)"
+
+
+def _known_side(value: object) -> float | None:
+    """A side in pixels; None if it is unknown."""
+    side = number(value)
+    return side if side is not None and side > 0 else None
+
+
+def _same_side(stated: float | None, actual: int) -> bool:
+    return stated is not None and abs(stated - actual) < 1  # some tools write fractions
 
 
 def folded(name: str) -> str:
@@ -87,8 +103,8 @@ def find_class(name: object, names: Sequence[str]) -> int | None:
     text = str(name)
     if text in exact:
         return exact[text]
-    found = similar.get(folded(text), ())
-    return found[0] if len(found) == 1 else None
+    candidates = similar.get(folded(text), ())
+    return candidates[0] if len(candidates) == 1 else None  # "Cat" may be neither "cat" nor "CAT"
 
 
 @cache

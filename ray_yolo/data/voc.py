@@ -19,7 +19,6 @@ from ray_yolo.data.labels import (
     edge_remarks,
     labels_of,
     read_rows,
-    remarks_on,
 )
 from ray_yolo.data.remarks import Kind, Remark, combine
 from ray_yolo.data.values import find_class, folded, number, size_conflict, truth
@@ -32,7 +31,11 @@ _MAX_DEPTH = 32  # an annotation has 4 levels
 def annotation_path(image_path: str) -> Path | None:
     """The XML file of an image, the first one in its `folders`; None if there is none."""
     name = f"{Path(image_path).stem}.xml"
-    return next((path for folder in folders(image_path) if (path := Path(folder, name)).is_file()), None)
+    for folder in folders(image_path):
+        path = Path(folder, name)
+        if path.is_file():
+            return path
+    return None
 
 
 def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> list[str]:
@@ -91,10 +94,11 @@ def parse_voc(content: bytes, size: tuple[int, int], rules: LabelRules, where: s
             remarks.append(Remark(Kind("difficult", "VOC"), item.place))
         else:
             kept.append(item)
-    rows, findings = read_rows(kept, lambda item: _row(item, size, rules))
     if _names_other_file(annotation.header.get("filename", ""), where):
         remarks.append(Remark(Kind("file name", "VOC"), where))
-    return ImageLabels(labels_of(rows), findings, remarks=combine([*remarks_on(rows, "VOC"), *remarks]))
+    rows, findings = read_rows(kept, lambda item: _row(item, size, rules))
+    labels = labels_of(rows, findings, "VOC")
+    return labels._replace(remarks=combine([*labels.remarks, *remarks]))
 
 
 def _row(item: _Object, size: tuple[int, int], rules: LabelRules) -> LabelRow:
@@ -108,14 +112,14 @@ def _row(item: _Object, size: tuple[int, int], rules: LabelRules) -> LabelRow:
     if right < left or below < above:
         shown = ", ".join(f"{name} {side:g}" for name, side in zip(_SIDES, sides, strict=True))
         raise UnreadableLabelsError(place, f"has no usable bndbox: a minimum is above its maximum ({shown})")
-    raw: Box = (left - 1, above - 1, right, below)
-    box = cut_box(raw, size)
+    unclipped: Box = (left - 1, above - 1, right, below)  # pixel xmax is included: up to its far edge
+    box = cut_box(unclipped, size)
     name = item.texts.get("name", "").strip()
     kind = find_class(name, rules.names)
     if kind is None:
         raise UnreadableLabelsError(place, f"has the class {short(name)}, which the data set does not name; correct it "
                                            "or add the name")
-    remarks = edge_remarks(raw, size, "VOC")
+    remarks = edge_remarks(unclipped, size, "VOC")
     if 0 <= min(left, above) < 1:
         remarks += (Kind("counted from 0", "VOC"),)
     return LabelRow(place, (kind, *box), kind, box, remarks=remarks)
@@ -137,8 +141,9 @@ def _parse(content: bytes, where: str) -> _Annotation:
     parser.buffer_text = True  # otherwise `cats &amp; dogs` arrives in three pieces
 
     def is_of_object() -> bool:
-        return path[1:] in (["object", "name"], ["object", "difficult"]) or (
-            path[1:3] == ["object", "bndbox"] and path[3:] in [[side] for side in _SIDES])
+        if path[1:3] == ["object", "bndbox"]:
+            return len(path) == 4 and path[3] in _SIDES
+        return path[1:] in (["object", "name"], ["object", "difficult"])
 
     def is_of_header() -> bool:
         return path[1:] in (["filename"], ["size", "width"], ["size", "height"])

@@ -18,10 +18,10 @@ from ray_yolo.data.labels import (
     LabelRow,
     LabelRules,
     UnreadableLabelsError,
+    box_around,
     edge_remarks,
     labels_of,
     read_rows,
-    remarks_on,
 )
 from ray_yolo.data.remarks import Kind
 
@@ -41,7 +41,8 @@ def label_path(image_path: str) -> str:
 def shares_of(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """(n, 4) float64 centre x, centre y, width, height of boxes (n, 4) xyxy, as shares of an image of `size`."""
     low, high = boxes[:, :2], boxes[:, 2:]
-    return np.concatenate([(low + high) / 2, high - low], axis=1) / np.array([*size[::-1], *size[::-1]])
+    centres_and_sides = np.concatenate([(low + high) / 2, high - low], axis=1)
+    return centres_and_sides / np.array([*size[::-1], *size[::-1]])  # width, height, width, height
 
 
 def parse_labels(content: bytes, size: tuple[int, int], rules: LabelRules, where: str) -> ImageLabels:
@@ -52,9 +53,12 @@ def parse_labels(content: bytes, size: tuple[int, int], rules: LabelRules, where
     Raises:
         UnreadableLabelsError: for a file that is not text.
     """
-    lines = [(number, line) for number, line in enumerate(_text(content, where).splitlines(), 1) if line.strip()]
-    rows, findings = read_rows(lines, lambda line: _row(line[1], size, rules, f"{where}:{line[0]}"))
-    return ImageLabels(labels_of(rows), findings, remarks=remarks_on(rows, "YOLO"))
+    lines = []
+    for number, text in enumerate(_text(content, where).splitlines(), 1):
+        if text.strip():
+            lines.append((text, f"{where}:{number}"))
+    rows, findings = read_rows(lines, lambda line: _row(line[0], size, rules, place=line[1]))
+    return labels_of(rows, findings, "YOLO")
 
 
 def _text(content: bytes, where: str) -> str:
@@ -67,16 +71,16 @@ def _text(content: bytes, where: str) -> str:
 
 def _row(line: str, size: tuple[int, int], rules: LabelRules, place: str) -> LabelRow:
     words = line.split()
-    kind, *shares = _numbers(line, words, place)
-    if rules.keypoints:
-        box = _box_of_keypoints(shares, rules, place)
-        return _box_row(_class(words[0], kind, rules, place), box, size, place)
-    if len(shares) <= 5:
-        box = _plain_box(shares, rules, place)
-        return _box_row(_class(words[0], kind, rules, place), box, size, place)
+    first, *shares = _numbers(line, words, place)
+    if rules.keypoints or len(shares) <= 5:
+        read_box = _box_of_keypoints if rules.keypoints else _plain_box
+        box = read_box(shares, rules, place)
+        kind = _class(words[0], first, rules, place)
+        return _box_row(kind, box, size, place)
     _refuse_other_rows(words, shares, place)
     outline = _inside(_outline(shares, rules, place), place)
-    return _outline_row(_class(words[0], kind, rules, place), outline, size, place)
+    kind = _class(words[0], first, rules, place)
+    return _outline_row(kind, outline, size, place)
 
 
 def _numbers(line: str, words: Sequence[str], place: str) -> list[float]:
@@ -115,8 +119,10 @@ def _box_of_keypoints(shares: Sequence[float], rules: LabelRules, place: str) ->
     assert rules.keypoints
     count, dimensions = rules.keypoints
     expected = 4 + count * dimensions
-    extra = 1 if rules.options.with_confidence else 0
-    if len(shares) not in (4, 4 + extra, expected, expected + extra):
+    lengths = [4, expected]
+    if rules.options.with_confidence:
+        lengths += [5, expected + 1]
+    if len(shares) not in lengths:
         raise UnreadableLabelsError(place, f"has {1 + len(shares)} columns; with kpt_shape: [{count}, {dimensions}] a "
                                            f"row has {1 + expected}, or 5 without keypoints")
     return _inside(shares[:4], place)
@@ -157,18 +163,18 @@ def _refuse_other_rows(words: Sequence[str], shares: Sequence[float], place: str
 def _is_box(shares: Sequence[float]) -> bool:
     """Whether the first four numbers are centre and size of a box in the image."""
     x, y, width, height = shares[:4]
-    inside = (min(x - width / 2, y - height / 2) >= -_BOX_SLACK
-              and max(x + width / 2, y + height / 2) <= 1 + _BOX_SLACK)
-    return width > 0 and height > 0 and inside
+    lowest = min(x - width / 2, y - height / 2)
+    highest = max(x + width / 2, y + height / 2)
+    return width > 0 and height > 0 and lowest >= -_BOX_SLACK and highest <= 1 + _BOX_SLACK
 
 
 def _encloses_exactly(shares: Sequence[float]) -> bool:
     """Whether the first four numbers are the box of the points after them."""
     x, y, width, height = shares[:4]
     across, down = shares[4::2], shares[5::2]
-    differences = (min(across) - (x - width / 2), max(across) - (x + width / 2),
-                   min(down) - (y - height / 2), max(down) - (y + height / 2))
-    return all(abs(difference) <= _SAME for difference in differences)
+    sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+    around = (min(across), min(down), max(across), max(down))
+    return all(abs(one - other) <= _SAME for one, other in zip(around, sides, strict=True))
 
 
 def _outline(shares: list[float], rules: LabelRules, place: str) -> list[float]:
@@ -200,11 +206,12 @@ def _class(word: str, kind: float, rules: LabelRules, place: str) -> int:
 
 def _box_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: str) -> LabelRow:
     x, y, width, height = shares  # plain floats: arrays would take half of the time
-    sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-    pixels = (sides[0] * size[1], sides[1] * size[0], sides[2] * size[1], sides[3] * size[0])
-    box = (_share(sides[0]) * size[1], _share(sides[1]) * size[0],
-           _share(sides[2]) * size[1], _share(sides[3]) * size[0])
-    remarks = edge_remarks(pixels, size, "YOLO")
+    left, above = x - width / 2, y - height / 2
+    right, below = x + width / 2, y + height / 2
+    rows, columns = size
+    unclipped = (left * columns, above * rows, right * columns, below * rows)
+    box = (_share(left) * columns, _share(above) * rows, _share(right) * columns, _share(below) * rows)
+    remarks = edge_remarks(unclipped, size, "YOLO")
     if width > x and height > y:
         remarks += (Kind("corner order", "YOLO"),)
     return LabelRow(place, (kind, *shares), kind, box, remarks=remarks)
@@ -212,21 +219,27 @@ def _box_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: s
 
 def _outline_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: str) -> LabelRow:
     outline = np.array(shares).reshape(-1, 2) * (size[1], size[0])
-    (left, above), (right, below) = outline.min(axis=0).tolist(), outline.max(axis=0).tolist()
     columns = str(1 + len(shares))
     remarks = [Kind("outline", columns)]
-    pairs, triples = _surrounds(shares, 2), (len(shares) - 4) % 3 == 0 and _surrounds(shares, 3)
-    if _is_box(shares) and not _is_parallelogram(shares) and (pairs or triples):
+    if _may_have_keypoints(shares):
         remarks.append(Kind("keypoints", columns))
-    return LabelRow(place, (kind, *shares), kind, (left, above, right, below), outline, remarks=tuple(remarks))
+    return LabelRow(place, (kind, *shares), kind, box_around(outline), outline, remarks=tuple(remarks))
+
+
+def _may_have_keypoints(shares: Sequence[float]) -> bool:
+    """Whether an outline's numbers could as well be a box and keypoints in it."""
+    if not _is_box(shares) or _is_parallelogram(shares):
+        return False
+    has_triples = (len(shares) - 4) % 3 == 0
+    return _surrounds(shares, 2) or (has_triples and _surrounds(shares, 3))
 
 
 def _is_parallelogram(shares: Sequence[float]) -> bool:
     """Whether four points are those of a rotated box, whose diagonals have the same centre."""
     if len(shares) != 8:
         return False
-    return (abs(shares[0] + shares[4] - shares[2] - shares[6]) <= 2 * _SAME
-            and abs(shares[1] + shares[5] - shares[3] - shares[7]) <= 2 * _SAME)
+    x1, y1, x2, y2, x3, y3, x4, y4 = shares
+    return abs(x1 + x3 - x2 - x4) <= 2 * _SAME and abs(y1 + y3 - y2 - y4) <= 2 * _SAME
 
 
 def _surrounds(shares: Sequence[float], dimensions: int) -> bool:
@@ -235,8 +248,12 @@ def _surrounds(shares: Sequence[float], dimensions: int) -> bool:
     dimensions: 2, or 3 for keypoints with a confidence.
     """
     x, y, width, height = shares[:4]
-    points = [point for point in zip(shares[4::dimensions], shares[5::dimensions], strict=True) if any(point)]
-    return all(abs(across - x) <= 0.6 * width and abs(down - y) <= 0.6 * height for across, down in points)
+    for across, down in zip(shares[4::dimensions], shares[5::dimensions], strict=True):
+        is_labelled = across != 0 or down != 0
+        # 0.6: half the side, and some slack
+        if is_labelled and (abs(across - x) > 0.6 * width or abs(down - y) > 0.6 * height):
+            return False
+    return True
 
 
 def _share(value: float) -> float:

@@ -173,7 +173,8 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
     import onnx
     from onnx import compose, helper
 
-    example = torch.zeros(max(config.batch_size, 2 if config.dynamic else 1), 3, imgsz, imgsz)  # 1 would be fixed
+    num_images = max(config.batch_size, 2) if config.dynamic else config.batch_size  # a batch of 1 would be fixed
+    example = torch.zeros(num_images, 3, imgsz, imgsz)
     grid = model.detector.grid
     sides = {0: torch.export.Dim("batch"), 2: grid * torch.export.Dim("h"), 3: grid * torch.export.Dim("w")}
     program = torch.onnx.export(
@@ -221,14 +222,15 @@ def _write_openvino(model: Decoded, config: ExportConfig, imgsz: int, metadata: 
 
 def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str],
                        path: Path) -> float:
-    traced = _trace(model, torch.zeros(config.batch_size, 3, imgsz, imgsz))
+    example = torch.zeros(config.batch_size, 3, imgsz, imgsz)
+    traced = _trace(model, example)
     difference = _compare_predictions(model, lambda images: traced(images).numpy(), config.batch_size, imgsz,
                                       dynamic=True)
     if config.nms:
         selection = _trace(Selection(config, suppress=model.suppress), random_predictions())
-        difference = max(difference, _compare_selection(
-            lambda boxes: selection(boxes).numpy(), config, suppress=model.suppress))
-        traced = _trace(nn.Sequential(traced, selection), torch.zeros(config.batch_size, 3, imgsz, imgsz))
+        of_selection = _compare_selection(lambda boxes: selection(boxes).numpy(), config, suppress=model.suppress)
+        difference = max(difference, of_selection)
+        traced = _trace(nn.Sequential(traced, selection), example)
     torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
     return difference
 
@@ -259,7 +261,9 @@ def _quiet() -> Iterator[None]:
 
 def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
     """`_difference` for a batch of noise, and for one of another shape if shapes are dynamic."""
-    shapes = [(batch_size, 3, imgsz, imgsz)] + [(batch_size + 1, 3, imgsz, imgsz + model.detector.grid)] * dynamic
+    shapes = [(batch_size, 3, imgsz, imgsz)]
+    if dynamic:
+        shapes.append((batch_size + 1, 3, imgsz, imgsz + model.detector.grid))
     generator = torch.Generator().manual_seed(0)
     noise = [torch.rand(shape, generator=generator) for shape in shapes]
     return max(_difference(model(images).numpy(), run(images), slice(0, 4), imgsz) for images in noise)
@@ -271,6 +275,7 @@ def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> floa
     detections = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
                         iou=settings.iou if suppress else None, max_detections=settings.max_detections,
                         multi_label=False, agnostic=settings.agnostic_nms)
+    # A column in front with the number of the image.
     expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(detections)])
     return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
 
@@ -305,11 +310,15 @@ def onnx_selection(settings: NmsConfig, ir_version: int, opset: int, *, suppress
     """
     from onnx import parser
 
-    competing = "best" if settings.agnostic_nms else "single"
+    # Names of values in the graph: one class per box, or all its classes.
+    if suppress:
+        competing = "best" if settings.agnostic_nms else "single"  # across all classes, or within each
+        suppression, entered = _ONNX_SUPPRESSION.format(iou=settings.iou, competing=competing), "survivors"
+    else:
+        suppression, entered = "", "single" if settings.agnostic_nms else "scores"
     return parser.parse_model(_ONNX_TEXT.format(
         ir=ir_version, opset=opset, limit=settings.max_detections, confidence=settings.confidence,
-        suppression=_ONNX_SUPPRESSION.format(iou=settings.iou, competing=competing) if suppress else "",
-        entered="survivors" if suppress else "single" if settings.agnostic_nms else "scores"))
+        suppression=suppression, entered=entered))
 
 
 class Selection(nn.Module):
@@ -336,8 +345,9 @@ def _survivors(boxes: Tensor, best: Tensor, labels: Tensor, confidence: float, i
     survivors = torch.zeros_like(best)
     for image in range(best.shape[0]):
         chosen = torch.nonzero(best[image, :, 0] > confidence)[:, 0]
-        rivals = torch.zeros_like(chosen) if agnostic else labels[image, chosen, 0]
-        kept = chosen[batched_nms(boxes[image, chosen], best[image, chosen, 0], rivals, iou)]
+        group = torch.zeros_like(chosen) if agnostic else labels[image, chosen, 0]  # boxes of one compete
+        order = batched_nms(boxes[image, chosen], best[image, chosen, 0], group, iou)
+        kept = chosen[order]
         survivors[image, kept] = best[image, kept]
     return survivors
 
@@ -345,12 +355,14 @@ def _survivors(boxes: Tensor, best: Tensor, labels: Tensor, confidence: float, i
 @torch.jit.script_if_tracing
 def _highest(boxes: Tensor, scores: Tensor, labels: Tensor, confidence: float, limit: int) -> Tensor:
     """The rows of the highest of each image's scores, which have labels, for each of its boxes."""
-    detections = [torch.zeros((0, 7), device=scores.device)]
+    detections = [torch.zeros((0, 7), device=scores.device)]  # the type, and the result of no image
     for image in range(scores.shape[0]):
         rows, columns = torch.nonzero(scores[image] > confidence).unbind(1)
-        order = scores[image, rows, columns].sort(descending=True, stable=True)[1][:limit]
+        order = scores[image, rows, columns].sort(descending=True, stable=True)[1]
+        order = order[:limit]
         rows, columns = rows[order], columns[order]
-        number = torch.full((rows.shape[0], 1), float(image), device=scores.device)
-        score, label = scores[image, rows, columns], labels[image, rows, columns]
-        detections.append(torch.cat([number, boxes[image, rows], score[:, None], label[:, None].float()], 1))
+        number = torch.full((rows.shape[0], 1), float(image), device=scores.device)  # (m, 1)
+        score = scores[image, rows, columns].unsqueeze(1)
+        label = labels[image, rows, columns].unsqueeze(1).float()
+        detections.append(torch.cat([number, boxes[image, rows], score, label], 1))  # (m, 7)
     return torch.cat(detections)

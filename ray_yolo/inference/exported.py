@@ -56,8 +56,10 @@ class Exported:
         outputs = []
         for start in range(0, len(images), size):
             part = images[start : start + size]
-            blank = np.zeros((size - len(part), *part.shape[1:]), np.float32)  # a static file takes full batches only
-            outputs.append(self.run(np.concatenate([part, blank]))[: len(part)])
+            num_missing = size - len(part)  # a static file takes full batches only
+            blank = np.zeros((num_missing, *part.shape[1:]), np.float32)
+            output = self.run(np.concatenate([part, blank]))
+            outputs.append(output[: len(part)])
         predictions = torch.from_numpy(np.concatenate(outputs))
         return Predictions(predictions[..., :4], predictions[..., 4:])
 
@@ -71,7 +73,7 @@ def load_exported(path: Path) -> Exported:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; python -m ray_yolo.export writes one")
     try:
-        run, metadata, shape = _open_onnx(path) if path.suffix == ".onnx" else _open_openvino(path)
+        run, metadata, batch_size = _open_onnx(path) if path.suffix == ".onnx" else _open_openvino(path)
     except ImportError as error:
         extra = "export" if path.suffix == ".onnx" else "openvino"
         raise CheckpointError(f"{path}: needs {error.name}; pip install 'ray_yolo[{extra}]'") from None
@@ -84,12 +86,19 @@ def load_exported(path: Path) -> Exported:
     try:
         names = ast.literal_eval(metadata["names"])
         side, _ = ast.literal_eval(metadata["imgsz"])
-        suppress = {"nms": True, "detections": False}[next(key for key in ("nms", "detections") if key in metadata)]
+        suppress = "nms" in metadata  # else the model's detections need none
+        if not suppress and "detections" not in metadata:
+            raise KeyError("detections")
         return Exported(
-            path=path, names=tuple(names[number] for number in range(len(names))), imgsz=side,
-            grid=max(GRID, int(metadata["stride"])), suppress=suppress, batch_size=shape,
-            pixel_range=read_pixel_range(json.loads(metadata.get("pixel_range", "{}"))), run=run)
-    except (KeyError, ValueError, SyntaxError, StopIteration):
+            path=path,
+            names=tuple(names[number] for number in range(len(names))),
+            imgsz=side,
+            grid=max(GRID, int(metadata["stride"])),
+            suppress=suppress,
+            batch_size=batch_size,
+            pixel_range=read_pixel_range(json.loads(metadata.get("pixel_range", "{}"))),
+            run=run)
+    except (KeyError, ValueError, SyntaxError):
         raise CheckpointError(f"{path}: was not exported by ray_yolo; export the .pt file with python -m "
                               "ray_yolo.export") from None
 

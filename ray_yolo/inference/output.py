@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -62,17 +62,19 @@ class Output:
         Raises:
             OSError: if a file cannot be written.
         """
-        config, frame = self.config, "" if results.frame is None else f"_{results.frame}"
+        config = self.config
+        stem = media.stem if results.frame is None else f"{media.stem}_{results.frame}"
         if config.save_txt and len(results):
-            results.save_txt(self.folder / "labels" / f"{media.stem}{frame}.txt", config.save_conf)
+            results.save_txt(self.folder / "labels" / f"{stem}.txt", config.save_conf)
         if config.save_crop:
-            results.save_crop(self.folder / "crops", f"{media.stem}{frame}")
+            results.save_crop(self.folder / "crops", stem)
         if config.placement.nosave:
             return None
         plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
         if results.frame is not None:
             return plot
-        place(self.folder / f"{media.stem}.jpg").write_bytes(cv2.imencode(".jpg", plot)[1].tobytes())
+        _, content = cv2.imencode(".jpg", plot)
+        place(self.folder / f"{stem}.jpg").write_bytes(content.tobytes())
         return None
 
 
@@ -88,12 +90,13 @@ def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output 
     Raises:
         OSError: if a file cannot be written.
     """
-    work, batches = partial(_detect, predictor, output), _batches(frames, batch_size)
+    work = partial(_detect, predictor, output)
+    batches = _batches(frames, batch_size)
     if not threads:
         yield from _with_videos(map(work, batches), output)
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # for each image: the parallelism comes from the batches
     try:
         with ThreadPoolExecutor(threads) as pool:
             yield from _with_videos(_in_order(pool, work, batches, ahead=2 * threads), output)
@@ -116,8 +119,14 @@ def prediction_of(media: Media, results: Results) -> Prediction:
 
 
 def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
-    frames = iter(frames)
-    while batch := list(islice(frames, size)):
+    """Lists of at most `size` frames."""
+    batch = []
+    for frame in frames:
+        batch.append(frame)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
         yield batch
 
 
@@ -131,15 +140,17 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
     for frame in frames:
         media, image = frame.media, frame.pixels
         if image is None:
-            empty = Boxes(torch.zeros(0, 6), (0, 0))
-            unread = Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=frame.error)
+            nothing = np.zeros((0, 0, 3), np.uint8)
+            unread = Results(nothing, media.path, names, Boxes(torch.zeros(0, 6), (0, 0)), error=frame.error)
             done.append((media, unread, None))
             continue
         detections, speed = next(detected)
         height, width = image.shape[:2]
-        results = Results(np.ascontiguousarray(image[..., ::-1]), media.path, names,
-                          Boxes(torch.from_numpy(detections), (height, width)), speed, frame.number)
-        done.append((media, results, output.write(media, results) if output else None))
+        bgr = np.ascontiguousarray(image[..., ::-1])
+        boxes = Boxes(torch.from_numpy(detections), (height, width))
+        results = Results(bgr, media.path, names, boxes, speed, frame.number)
+        plot = output.write(media, results) if output else None
+        done.append((media, results, plot))
     return done
 
 
@@ -160,7 +171,8 @@ def _with_videos(done: Iterable[_Done], output: Output | None) -> Iterator[tuple
 
 def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWriter:
     path = place(output.folder / f"{encodable(media.stem)}.mp4")  # OpenCV crashes with names of other encodings
-    rate = (USUAL_RATE if media.is_stream else frames_per_second(media.path)) / output.config.vid_stride
+    source_rate = USUAL_RATE if media.is_stream else frames_per_second(media.path)
+    rate = source_rate / output.config.vid_stride  # the same duration with fewer frames
     size = frame.shape[1], frame.shape[0]
     video = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
     if not video.isOpened():
@@ -195,14 +207,19 @@ def to_json(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
 
 
 def _entry(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
-    image = encodable(prediction.image)
+    """An image's object in predictions.json; the order of its keys is that of the file."""
+    entry: dict[str, Any] = {"image": encodable(prediction.image)}
     if prediction.error:
-        return {"image": image, "error": prediction.error}
-    frame = {} if prediction.frame is None else {"frame": prediction.frame}
-    height, width = prediction.size
-    detections = [{"class": int(row[5]), "name": names[int(row[5])], "score": round(row[4], 5),
-                   "box": [round(edge, 3) for edge in row[:4]]} for row in prediction.detections.tolist()]
-    return {"image": image, **frame, "height": height, "width": width, "detections": detections}
+        return {**entry, "error": prediction.error}
+    if prediction.frame is not None:
+        entry["frame"] = prediction.frame
+    entry["height"], entry["width"] = prediction.size
+    entry["detections"] = []
+    for *box, score, number in prediction.detections.tolist():
+        kind = int(number)
+        entry["detections"].append({"class": kind, "name": names[kind], "score": round(score, 5),
+                                    "box": [round(edge, 3) for edge in box]})
+    return entry
 
 
 def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
@@ -212,8 +229,10 @@ def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
     table.writerow(("image", "frame", "class", "name", "score", "x1", "y1", "x2", "y2"))
     for one in predictions:
         image = encodable(one.image)
-        table.writerows((image, one.frame, int(kind), names[int(kind)], f"{score:.5f}", *(f"{e:.3f}" for e in box))
-                        for *box, score, kind in one.detections.tolist())
+        for *box, score, number in one.detections.tolist():
+            kind = int(number)
+            corners = [f"{edge:.3f}" for edge in box]
+            table.writerow((image, one.frame, kind, names[kind], f"{score:.5f}", *corners))
     return text.getvalue()
 
 
@@ -236,10 +255,13 @@ def coco_results(table: np.ndarray, index: AnnotationIndex, description: Dataset
     sources = LabelSources(description, split)
     ids = [sources.own_ids(path) for path in index.paths]
     rows = []
-    for number, x1, y1, x2, y2, score, kind, _ in table.tolist():
-        image, categories = ids[int(number)]
-        rows.append({"image_id": image, "category_id": categories.get(int(kind), int(kind)),
-                     "bbox": [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)], "score": round(score, 5)})
+    for image, x1, y1, x2, y2, score, kind, _ in table.tolist():
+        image_id, category_ids = ids[int(image)]
+        bbox = (x1, y1, x2 - x1, y2 - y1)
+        rows.append({"image_id": image_id,
+                     "category_id": category_ids.get(int(kind), int(kind)),
+                     "bbox": [round(value, 3) for value in bbox],
+                     "score": round(score, 5)})
     return rows
 
 

@@ -119,27 +119,34 @@ def _recognise(weights: Weights, path: Path) -> Trained:
     """The known model with these tensor names and shapes."""
     tensors = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    layers = 1 + max((int(name.split(".")[1]) for name in shapes if re.match(r"model\.\d+\.", name)), default=-1)
-    key = layers, shapes.get("model.0.conv.weight", torch.Size([0]))[0]
-    fitting = [(name, family) for name, family in FAMILY_OF.items() if family.models[name].key == key]
+    layer_numbers = [int(name.split(".")[1]) for name in shapes if re.match(r"model\.\d+\.", name)]
+    num_layers = max(layer_numbers, default=-1) + 1
+    first_width = shapes.get("model.0.conv.weight", torch.Size([0]))[0]
+    fitting = [(name, family) for name, family in FAMILY_OF.items()
+               if family.models[name].key == (num_layers, first_width)]
     for (name, family), num_classes in product(fitting, _class_counts(shapes)):
-        with torch.device("meta"):
+        with torch.device("meta"):  # shapes without memory
             expected = build_model(name, num_classes).state_dict()
-        if shapes == {key: tensor.shape for key, tensor in expected.items()}:
-            model = build_model(name, num_classes)
-            model.load_state_dict(tensors)
-            if weights.names and len(weights.names) != num_classes:
-                _log.warning("%s: has %d class names for %d classes; they are ignored", path, len(weights.names),
-                             num_classes)
-            return Trained(model.eval(), family, class_names(weights, num_classes), Recipe(model=name))
+        if shapes != {tensor_name: tensor.shape for tensor_name, tensor in expected.items()}:
+            continue
+        model = build_model(name, num_classes)
+        model.load_state_dict(tensors)
+        if weights.names and len(weights.names) != num_classes:
+            _log.warning("%s: has %d class names for %d classes; they are ignored", path, len(weights.names),
+                         num_classes)
+        return Trained(model.eval(), family, class_names(weights, num_classes), Recipe(model=name))
     raise CheckpointError(f"{path}: has no recipe and its tensors fit no known model; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
 
 
 def _class_counts(shapes: Mapping[str, torch.Size]) -> set[int]:
     """The class counts that fit the lengths of a head's biases."""
-    counts = {shape.numel() // 3 - 5 if name.endswith(".m.0.bias") else shape.numel() for name, shape in shapes.items()
-              if re.fullmatch(r"model\.\d+\.(m\.0|cv3\.0\.2)\.bias", name)}
+    counts = set()
+    for name, shape in shapes.items():
+        if re.fullmatch(r"model\.\d+\.m\.0\.bias", name):  # anchor-based: 3 anchors of box, objectness and classes
+            counts.add(shape.numel() // 3 - 5)
+        elif re.fullmatch(r"model\.\d+\.cv3\.0\.2\.bias", name):  # anchor-free: the classes alone
+            counts.add(shape.numel())
     return {number for number in counts if number > 0}
 
 
@@ -216,35 +223,38 @@ class Predictor:
         rect = self.settings.rect and self.network.takes_rectangles
         prepared = [to_network(image, self.imgsz, self.network.grid, rect=rect) for image in images]
         preprocess = (perf_counter() - start) / len(images)
-        groups: dict[tuple[int, ...], list[int]] = {}
+        by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, (pixels, _, _) in enumerate(prepared):
-            groups.setdefault(pixels.shape, []).append(number)
+            by_shape.setdefault(pixels.shape, []).append(number)
         detected: dict[int, ImageDetections] = {}
-        for group in groups.values():
+        for numbers in by_shape.values():
             start = perf_counter()
-            pixels = np.stack([prepared[number][0] for number in group])
-            boxes, scores = self.network(pixels, self.settings.precision)
-            inference = (perf_counter() - start) / len(group)
-            for row, number in enumerate(group):
+            batch = np.stack([prepared[number][0] for number in numbers])
+            boxes, scores = self.network(batch, self.settings.precision)
+            inference = (perf_counter() - start) / len(numbers)
+            for row, number in enumerate(numbers):
                 start = perf_counter()
                 _, ratio, pad = prepared[number]
                 selected = self._select(boxes[row : row + 1], scores[row : row + 1])
                 corners = to_original(selected[:, :4], ratio, pad, images[number].shape[:2])
                 detections = torch.cat([corners, selected[:, 4:]], 1).cpu().numpy()
-                times = preprocess, inference, perf_counter() - start
-                detected[number] = ImageDetections(
-                    detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)})
+                postprocess = perf_counter() - start
+                times = zip(STAGES, (preprocess, inference, postprocess), strict=True)
+                speed = {name: 1e3 * seconds for name, seconds in times}  # ms
+                detected[number] = ImageDetections(detections, speed)
         return [detected[number] for number in range(len(images))]
 
     def _select(self, boxes: Tensor, scores: Tensor) -> Tensor:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
         if settings.classes is not None:  # boxes whose best class is a requested one
-            chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
+            best = scores[0].argmax(1)
+            chosen = torch.isin(best, torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
-        iou = settings.iou if self.network.suppress else None
-        return select(boxes, scores, confidence=settings.confidence, iou=iou, max_detections=settings.max_detections,
-                      multi_label=False, agnostic=settings.agnostic_nms)[0]
+        iou = settings.iou if self.network.suppress else None  # None: the model's boxes need no suppression
+        selected = select(boxes, scores, confidence=settings.confidence, iou=iou,
+                          max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
+        return selected[0]
 
 
 def build_predictor(trained: Opened, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
@@ -282,7 +292,8 @@ def _warn_of_iou() -> None:
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
     """Refuse unknown class numbers: the InputError lists the classes."""
-    if unknown := [number for number in classes or () if not 0 <= number < len(names)]:
+    unknown = [number for number in classes or () if not 0 <= number < len(names)]
+    if unknown:
         listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         raise InputError(f"classes: {unknown[0]} is none of the classes ({listed})")
 
@@ -297,7 +308,8 @@ def to_network(image: np.ndarray, imgsz: int, grid: int, *, rect: bool = True
     """
     size = np.array([image.shape[:2]])
     height, width = loaded_sizes(size, imgsz)[0].tolist()
-    tall, wide = padded_shapes(size, imgsz, grid)[0].tolist() if rect else (imgsz, imgsz)
     ratio = height / image.shape[0], width / image.shape[1]
-    padded, pad = letterbox(resized(image, (height, width), smooth=True), (tall, wide))
+    padded_height, padded_width = padded_shapes(size, imgsz, grid)[0].tolist() if rect else (imgsz, imgsz)
+    scaled = resized(image, (height, width), smooth=True)
+    padded, pad = letterbox(scaled, (padded_height, padded_width))
     return padded, ratio, pad

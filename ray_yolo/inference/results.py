@@ -186,17 +186,21 @@ class Results:
     def crop(self) -> list[np.ndarray]:
         """The crop of each box, (height, width, 3) uint8 BGR; at least one pixel."""
         height, width = self.orig_shape
-        low = np.asarray(self.boxes.xyxy)[:, :2].astype(int).clip(0, (width - 1, height - 1))
-        high = np.ceil(np.asarray(self.boxes.xyxy)[:, 2:]).astype(int).clip(low + 1, (width, height))
+        corners = np.asarray(self.boxes.xyxy)
+        low = corners[:, :2].astype(int).clip(0, (width - 1, height - 1))
+        high = np.ceil(corners[:, 2:]).astype(int).clip(low + 1, (width, height))
         return [self.orig_img[y1:y2, x1:x2] for (x1, y1), (x2, y2) in zip(low.tolist(), high.tolist(), strict=True)]
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "") -> None:
         """Write each crop as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1."""
-        for number, (piece, kind) in enumerate(zip(self.crop(), self.boxes.cls.tolist(), strict=True), 1):
+        stem = file_name or Path(self.path).stem
+        pieces = zip(self.crop(), self.boxes.cls.tolist(), strict=True)
+        for number, (piece, kind) in enumerate(pieces, 1):
             folder = re.sub(r"[^\w -]", "_", self.names[int(kind)])  # class names are untrusted input
-            path = Path(save_dir) / folder / f"{file_name or Path(self.path).stem}.{number}.jpg"
+            path = Path(save_dir) / folder / f"{stem}.{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(cv2.imencode(".jpg", piece)[1].tobytes())
+            _, content = cv2.imencode(".jpg", piece)
+            path.write_bytes(content.tobytes())
 
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
         """Write a label file in YOLO's format and return its path; without boxes it is empty.
@@ -220,9 +224,10 @@ class Results:
         corners = boxes.xyxyn if normalize else boxes.xyxy
         rows = []
         for number, score, edges in zip(boxes.cls.tolist(), boxes.conf.tolist(), corners.tolist(), strict=True):
-            box = {name: round(edge, decimals) for name, edge in zip(("x1", "y1", "x2", "y2"), edges, strict=True)}
-            rows.append({"name": self.names[int(number)], "class": int(number), "confidence": round(score, decimals),
-                         "box": box})
+            kind = int(number)
+            x1, y1, x2, y2 = (round(edge, decimals) for edge in edges)
+            rows.append({"name": self.names[kind], "class": kind, "confidence": round(score, decimals),
+                         "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}})
         return rows
 
     def to_json(self, *, normalize: bool = False, decimals: int = 5) -> str:
@@ -244,9 +249,11 @@ class Results:
 def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:
     """YOLO rows of detections (n, 6) in an image of `size` (height, width): class, centre x, centre y, width, height
     (shares of the image) and, on request, the score."""
-    shares = shares_of(detections[:, :4].astype(np.float64), size)
-    text = ""
-    for share, (score, kind) in zip(shares.tolist(), detections[:, 4:].tolist(), strict=True):
-        numbers = [kind, *share, score] if scores else [kind, *share]
-        text += " ".join(f"{number:g}" for number in numbers) + "\n"
-    return text
+    boxes = shares_of(detections[:, :4].astype(np.float64), size)
+    lines = []
+    for box, (score, kind) in zip(boxes.tolist(), detections[:, 4:].tolist(), strict=True):
+        numbers = [kind, *box]
+        if scores:
+            numbers.append(score)
+        lines.append(" ".join(f"{number:g}" for number in numbers) + "\n")
+    return "".join(lines)

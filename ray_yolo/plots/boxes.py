@@ -35,10 +35,13 @@ def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path,
     tiles = [_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) + GAP for row in rows]
-    grid = Image.new("RGB", (columns * (SIDE + GAP), max(sum(heights), 1)), "white")
-    for top, row in zip(np.cumsum([0, *heights]).tolist(), rows, strict=False):
+    column_width = SIDE + GAP
+    grid = Image.new("RGB", (columns * column_width, max(sum(heights), 1)), "white")
+    top = 0
+    for row, height in zip(rows, heights, strict=True):
         for column, tile in enumerate(row):
-            grid.paste(tile, (column * (SIDE + GAP), top))
+            grid.paste(tile, (column * column_width, top))
+        top += height
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=False) as temporary:
         grid.save(temporary, quality=90)
@@ -47,15 +50,17 @@ def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path,
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     """An image of a grid below its title."""
-    scale = SIDE / picture.image.shape[1]
-    size = SIDE, max(round(picture.image.shape[0] * scale), 1)
+    height, width = picture.image.shape[:2]
+    scale = SIDE / width
+    scaled_height = max(round(height * scale), 1)
     method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    scaled = cv2.resize(picture.image, (SIDE, scaled_height), interpolation=method)
     scores = np.zeros(len(picture.boxes)) if picture.scores is None else picture.scores
     rows = np.column_stack([picture.boxes * scale, scores, picture.classes])
-    drawn = draw_detections(cv2.resize(picture.image, size, interpolation=method), rows, names,
-                            scores=picture.scores is not None)
-    tile = Image.new("RGB", (SIDE, TITLE * bool(picture.title) + size[1]), "white")
-    tile.paste(Image.fromarray(drawn), (0, tile.height - size[1]))
+    drawn = draw_detections(scaled, rows, names, scores=picture.scores is not None)
+    title_height = TITLE if picture.title else 0
+    tile = Image.new("RGB", (SIDE, title_height + scaled_height), "white")
+    tile.paste(Image.fromarray(drawn), (0, title_height))
     ImageDraw.Draw(tile).text((2, 1), one_line(picture.title, LONGEST_TITLE), fill=INK, font=_font(13))
     return tile
 
@@ -64,12 +69,12 @@ def plot_truth_and_detections(
     truth: Sequence[Picture], detections: Sequence[Picture], names: Sequence[str], path: Path
 ) -> Image.Image:
     """Labels next to the detections of the same images, two images per row."""
-    pairs = [
-        picture._replace(title=f"{side}{': ' * bool(picture.title)}{picture.title}")
-        for labelled, detected in zip(truth, detections, strict=True)
-        for side, picture in (("labelled", labelled), ("detected", detected))
-    ]
-    return plot_pictures(pairs, names, path)
+    pictures = []
+    for labelled, detected in zip(truth, detections, strict=True):
+        for side, picture in (("labelled", labelled), ("detected", detected)):
+            title = f"{side}: {picture.title}" if picture.title else side
+            pictures.append(picture._replace(title=title))
+    return plot_pictures(pictures, names, path)
 
 
 def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[int, str] | Sequence[str], *,
@@ -86,20 +91,27 @@ def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[in
     """
     picture = Image.fromarray(image)
     canvas = ImageDraw.Draw(picture)
-    line_px = line_px or max(2, round(min(image.shape[:2]) / 200))
-    font = _font(max(10, round(min(image.shape[:2]) / 40)))
-    for *box, _, kind in detections[::-1].tolist():
-        canvas.rectangle(tuple(box), outline=COLOURS[int(kind) % len(COLOURS)], width=line_px)
+    shorter_side = min(image.shape[:2])
+    line_px = line_px or max(2, round(shorter_side / 200))
+    font = _font(max(10, round(shorter_side / 40)))
+    for *box, _, number in detections[::-1].tolist():
+        canvas.rectangle(tuple(box), outline=COLOURS[int(number) % len(COLOURS)], width=line_px)
     if not (labels or scores):
         return np.asarray(picture)
     taken = np.zeros((0, 4))  # the labels so far, xyxy
-    for *box, score, kind in detections.tolist():
-        text = " ".join([one_line(names[int(kind)], LONGEST_NAME)] * labels + [f"{score:.2f}"] * scores)
+    for *box, score, number in detections.tolist():
+        kind = int(number)
+        words = []
+        if labels:
+            words.append(one_line(names[kind], LONGEST_NAME))
+        if scores:
+            words.append(f"{score:.2f}")
+        text = " ".join(words)
         _, _, width, height = canvas.textbbox((0, 0), text, font=font)
         label = _free_place(box, (width, height), image.shape[:2], taken)
         if label is not None:
             taken = np.vstack([taken, label])
-            canvas.rectangle(label, fill=COLOURS[int(kind) % len(COLOURS)])
+            canvas.rectangle(label, fill=COLOURS[kind % len(COLOURS)])
             canvas.text(label[:2], text, fill="white", font=font)
     return np.asarray(picture)
 
@@ -109,15 +121,17 @@ def _free_place(box: Sequence[float], size: tuple[float, float], image: tuple[in
     """The first place (xyxy) at a box where a label of `size` (width, height) covers none of `taken` (n, 4)."""
     left, top, right, bottom = box
     width, height = size
+    image_height, image_width = image
     rows = (top - height, bottom, top, bottom - height)  # above, below, inside at the top, inside at the bottom
     places = []
     for y in rows:
-        if 0 <= y <= image[0] - height:
-            places += [(x, y) for x in (left, right - width)]
+        if 0 <= y <= image_height - height:
+            places += [(left, y), (right - width, y)]
     for x, y in places or [(left, top)]:
-        x = max(0.0, min(x, image[1] - width))
-        covered = (taken[:, 0] < x + width) & (taken[:, 2] > x) & (taken[:, 1] < y + height) & (taken[:, 3] > y)
-        if not covered.any():
+        x = max(0.0, min(x, image_width - width))  # a wide label is moved into the image
+        across = (taken[:, 0] < x + width) & (taken[:, 2] > x)
+        down = (taken[:, 1] < y + height) & (taken[:, 3] > y)
+        if not (across & down).any():
             return x, y, x + width, y + height
     return None
 

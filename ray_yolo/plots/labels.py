@@ -56,8 +56,9 @@ def _per_image(axes: Axes, per_image: np.ndarray) -> None:
     title = f"{len(per_image):,} images, {(per_image == 0).sum():,} without labels"
     dress(axes, title=title, x="Labels in the image", y="Images")
     most = int(per_image.max(initial=0))
-    step = math.ceil((most + 1) / CELLS)
-    axes.hist(per_image, bins=[edge - 0.5 for edge in range(0, most + step + 1, step)], rwidth=0.85, color=COLOURS[0])
+    step = math.ceil((most + 1) / CELLS)  # counts in a bar
+    edges = [edge - 0.5 for edge in range(0, most + step + 1, step)]  # between whole numbers
+    axes.hist(per_image, bins=edges, rwidth=0.85, color=COLOURS[0])
     axes.grid(visible=False, axis="x")
     count_along_x(axes)
 

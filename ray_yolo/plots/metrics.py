@@ -23,16 +23,21 @@ READABLE = 30  # largest number of classes with numbers in the cells of a matrix
 def plot_all_curves(metrics: Metrics, names: Sequence[str], folder: Path) -> list[Figure]:
     """Write PR_curve.png, F1_curve.png, P_curve.png and R_curve.png of the classes that have labels."""
     labelled = np.flatnonzero(metrics.num_labels).tolist()
-    curves, shown = metrics.curves, [names[index] for index in labelled]
-    reported = int(np.abs(GRID - metrics.confidence).argmin())
+    labelled_names = [names[kind] for kind in labelled]
+    curves = metrics.curves
+    reported = int(np.abs(GRID - metrics.confidence).argmin())  # place on the grid of confidences
     peak = int(curves.f1[labelled].mean(axis=0).argmax()) if labelled else reported
-    return [plot_curves(curves.precision_at_recall[labelled], metrics.ap[labelled, 0], shown, folder / "PR_curve.png",
-                        title="Precision and recall at IoU 0.5", x="Recall", y="Precision"),
-            *(plot_curves(values[labelled], values[labelled, index], shown, folder / f"{letter}_curve.png",
-                          title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=(word, float(GRID[index])))
-              for letter, name, values, word, index in (
-                  ("F1", "F1", curves.f1, "highest", peak), ("P", "Precision", curves.precision, "reported", reported),
-                  ("R", "Recall", curves.recall, "reported", reported)))]
+
+    def plot_over_confidence(values: Floats, name: str, file: str, word: str, marked: int) -> Figure:
+        return plot_curves(values[labelled], values[labelled, marked], labelled_names, folder / file,
+                           title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=(word, float(GRID[marked])))
+
+    return [
+        plot_curves(curves.precision_at_recall[labelled], metrics.ap[labelled, 0], labelled_names,
+                    folder / "PR_curve.png", title="Precision and recall at IoU 0.5", x="Recall", y="Precision"),
+        plot_over_confidence(curves.f1, "F1", "F1_curve.png", "highest", peak),
+        plot_over_confidence(curves.precision, "Precision", "P_curve.png", "reported", reported),
+        plot_over_confidence(curves.recall, "Recall", "R_curve.png", "reported", reported)]
 
 
 def plot_curves(values: Floats, summary: Floats, names: Sequence[str], path: Path, *, title: str, x: str, y: str,
