@@ -372,8 +372,8 @@ MUTATIONS = (
     Mutation("config/recipe.py", "if num_workers > units:", "if num_workers >= units:", "engine/test_plan.py"),
     Mutation(
         "config/flags.py",
-        "given |= options.given | dict(map(_read_assignment, options.set))",
-        "given = options.given | dict(map(_read_assignment, options.set)) | given",
+        "given |= options.given\n",
+        "given = options.given | given\n",
         "config/test_flags.py",
     ),
     Mutation("core/redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
