@@ -69,13 +69,15 @@ def _checked(name: str, value: object) -> tuple[str, Any]:
     """Config path and validated value of a setting."""
     path = canonical(name)
     if path not in CHANGEABLE:
-        raise ValueError(f"{name} cannot change during training"
-                         f"{did_you_mean(name, {path.rpartition('.')[2]: path for path in CHANGEABLE})}")
+        last_words = {path.rpartition(".")[2]: path for path in CHANGEABLE}
+        raise ValueError(f"{name} cannot change during training{did_you_mean(name, last_words)}")
     section, _, field = path.partition(".")
     try:
-        return path, getattr(SECTIONS[section].model_validate({field: value}), field)
+        checked = SECTIONS[section].model_validate({field: value})
     except ValidationError as error:
-        raise ValueError(f"{name}={value}: {error.errors(include_url=False)[0]['msg']}") from None
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{name}={value}: {first['msg']}") from None
+    return path, getattr(checked, field)
 
 
 MAX_LAYERS = 1000
@@ -216,14 +218,15 @@ class Recipe(ConfigModel):
                              "the worker count; drop one of them")
         if self.exact and self.precision == "fp16":
             raise ValueError("exact needs fp32 or bf16: the loss scale of fp16 depends on earlier steps")
-        if self.microbatch and self.batch_size and self.batch_size != AUTO_BATCH and self.batch_size % self.microbatch:
-            raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
-                             f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
+        batch = 0 if self.batch_size in (None, AUTO_BATCH) else self.batch_size  # 0: known at the start only
+        if batch and self.microbatch and batch % self.microbatch:
+            raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {batch}; "
+                             f"legal: {', '.join(map(str, divisors(batch)))}")
         for one, other in (("quad", "rect"), ("quad", "sync_bn"), ("rect", "image_weights")):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other} exclude each other; drop one of them")
-        for size in (self.batch_size, self.microbatch):
-            if self.quad and size and size != AUTO_BATCH and size % QUAD:
+        for size in (batch, self.microbatch):
+            if self.quad and size and size % QUAD:
                 raise ValueError(f"quad merges groups of {QUAD} images: batch_size and microbatch must be multiples of "
                                  f"{QUAD}, not {size}")
         if self.changes and self.changes[-1].epoch >= self.epochs:
@@ -235,7 +238,9 @@ class Recipe(ConfigModel):
         """The settings of an epoch (from 0) as a recipe without changes."""
         tree = self.model_dump(exclude={"changes"})
         for change in self.changes:
-            for path, value in change.settings.items() if change.epoch <= epoch else ():
+            if change.epoch > epoch:
+                continue
+            for path, value in change.settings.items():
                 section, name = path.split(".")
                 tree[section][name] = value
         return Recipe.model_validate(tree)
@@ -287,7 +292,9 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False,
         micro = batch
     elif micro is None:
         micro = default_microbatch(batch, num_workers, recipe.optimizer.nominal_batch, QUAD if recipe.quad else 1)
-    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu or bf16 else "fp32")
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bf16" if gpu or bf16 else "fp32"
     resolved = recipe.model_copy(update={"batch_size": batch, "microbatch": micro, "precision": precision,
                                          "threads": recipe.threads or int(recipe.exact)})
     check_workers(resolved, num_workers)
