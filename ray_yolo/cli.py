@@ -28,7 +28,7 @@ from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.settings import config_fields, describe
 from ray_yolo.core import deadline
-from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError, TrackingError
+from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
@@ -268,31 +268,27 @@ def _check_data(data: str, storage_path: str) -> int:
 
 
 def sync(argv: Sequence[str] | None = None) -> int:
-    """Deliver a run folder to an MLflow server."""
+    """Complete the records of a run or sweep: pictures, tables, MLflow. Returns 3 if some cannot be completed."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=(
-        "Deliver a run folder to an MLflow server. Delivered data is not sent again."))
-    parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
+        "Complete the records of a run or sweep from its log: tables, pictures, TensorBoard's files, the MLflow run, "
+        "files in a bucket. What is complete is not made again."))
+    parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
     from ray_yolo.sinks.mlflow_client import own_uri, tracking_uri
-    from ray_yolo.sinks.mlflow_errors import explain
-    from ray_yolo.sinks.mlflow_run import synchronise
-    from ray_yolo.sinks.tensorboard import complete
 
     run_dir = _folder(options.run_dir)
-    requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
-    uri = tracking_uri(requested, Path.cwd())
-    if uri is None:
+    requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if requested == "off":
         parser.error("--mlflow-uri off: no server to deliver to; give one")
-    try:
-        run_id = synchronise(run_dir, uri)
-    except RayYoloError:
-        raise
-    except Exception as error:  # MLflow, and the libraries below it, raise many kinds
-        raise TrackingError(explain(error, uri)) from error
-    print(f"run {run_id} at {redact(uri)}")
-    complete(run_dir)
-    return 0
+    uri = tracking_uri(requested or own_uri(run_dir), Path.cwd())
+    if (run_dir / LEDGER_FILE).is_file():
+        from ray_yolo.tune.records import synchronise_sweep
+
+        return synchronise_sweep(run_dir, uri)
+    from ray_yolo.sinks.records import synchronise
+
+    return synchronise(run_dir, uri)
 
 
 def verify(argv: Sequence[str] | None = None) -> int:

@@ -174,6 +174,15 @@ def scope_of(nodeid: str) -> str:
     return _file_scope(nodeid.partition("::")[0])
 
 
+@pytest.fixture(autouse=True)
+def _records_are_made_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings in the process of a test start no process for their records, unless the test is marked."""
+    if "ray_yolo.sinks.run_logger" in sys.modules and not request.node.get_closest_marker("record_process"):
+        from tests.support.records import make_here
+
+        make_here(monkeypatch)
+
+
 @pytest.fixture
 def own_signal_handlers() -> Iterator[None]:
     """Those of a command are gone after a test that has run one in this process."""

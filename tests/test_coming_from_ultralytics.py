@@ -60,7 +60,7 @@ def test_calls_that_are_the_same_run(names: dict[str, Any], tmp_path: Path, monk
 def test_replacement_lines_run(names: dict[str, Any]) -> None:
     other = re.compile(r"ray_yolo |from |model = |.*(train|tune|rtsp|fp16)")
     lines = [line for line in INSTEAD if line and not other.match(line)]
-    assert len(lines) >= 8
+    assert len(lines) >= 5
     run(['model = YOLO("best.pt")', 'results = model("bus.jpg")', "metrics = model.val()", *lines], names)
 
 

@@ -258,7 +258,7 @@ MUTATIONS = (
     Mutation("data/voc.py", '"annots", ', "", "data/test_layouts.py"),
     Mutation("sinks/metric_names.py", "(getattr(row, part) or {})", "row.train", "sinks/test_metric_names.py"),
     Mutation("runs/event_log.py", "<= min(limit, committed)", "<= committed", "runs/test_event_log.py"),
-    Mutation("sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"),
+    Mutation("sinks/base.py", "sink.update(last)", "sink.update(self._stopping.is_set())", "sinks/test_base.py"),
     Mutation("engine/loop.py", "of_this_step & ~cut.any()", "of_this_step", LOOP),
     Mutation(
         "engine/collectives.py",

@@ -8,6 +8,11 @@ def format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+def format_cell(value: float | None, decimals: int = 4) -> str:
+    """A number of a table's column, whose points are below each other; '-' for None."""
+    return "-" if value is None else f"{value:.{decimals}f}" if abs(value) < 10000 else f"{value:.4g}"
+
+
 def format_count(value: float, noun: str) -> str:
     """'1 epoch', '2 epochs', '2 processes'."""
     plural = noun if value == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"

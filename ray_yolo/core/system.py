@@ -127,6 +127,20 @@ def undo_niceness() -> bool:
     return True
 
 
+def set_priority(pid: int, policy: str, nice: int) -> None:
+    """Set the scheduling policy of a process and the niceness of its session, if the system permits it.
+
+    Linux schedules each session as one group (autogroup), so in a separate session the policy alone has no effect.
+    """
+    try:
+        os.sched_setscheduler(pid, getattr(os, policy), os.sched_param(0))
+    except (AttributeError, OSError):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
 @cache
 def _pid_space(boot: Path) -> str:
     """Boot id and PID namespace of this process; the namespace alone has the same number on every kernel."""

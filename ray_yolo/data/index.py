@@ -14,12 +14,13 @@ from multiprocessing import get_context
 import numpy as np
 
 from ray_yolo.config.class_names import SINGLE_CLASS
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
 from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
-from ray_yolo.data.dataset_yaml import DatasetDescription
+from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import ImageFacts, UnreadableImageError, inspect_image
 from ray_yolo.data.label_files import LabelSources
@@ -34,6 +35,7 @@ from ray_yolo.data.labels import (
 from ray_yolo.data.notes import notes, unused_notes
 from ray_yolo.data.pixels import join_values, range_of
 from ray_yolo.data.remarks import SPECK_PX, combine, conclude, count_of
+from ray_yolo.data.twins import find_twins
 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images per task of a reader
@@ -76,6 +78,34 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         return index
     return replace(index, classes=np.zeros_like(index.classes), names=(SINGLE_CLASS,),
                    crowds=index.crowds * (np.arange(7) != 1))
+
+
+def read_splits(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
+    """The data set of a recipe: its description, and the labels of all its training and validation images.
+
+    Raises:
+        DatasetError: if it cannot be read as described.
+    """
+    description = read_description(recipe.data)
+    options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
+    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
+                  for split in ("train", "val"))
+    return description, train, as_training_reads(val, train)
+
+
+def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> AnnotationIndex:
+    """Another split with the range of the training images' values, and its twins among the training images."""
+    return replace(index, pixel_range={**index.pixel_range, **train.pixel_range},
+                   twins=find_twins(train.paths, index.paths))
+
+
+def chosen_by(recipe: Recipe, train: AnnotationIndex, val: AnnotationIndex) -> tuple[AnnotationIndex, AnnotationIndex]:
+    """The part of `read_splits` that a recipe trains with: some classes, a fraction of the training images."""
+    if recipe.classes is not None:
+        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
+    if recipe.fraction < 1:
+        train = sample_images(train, recipe.fraction, recipe.seed)
+    return train, val
 
 
 def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIndex:

@@ -107,10 +107,7 @@ class EventLog:
     def close(self) -> None:
         """Try once more to write the pending lines, and close the file."""
         with self._lock:
-            error = self._write_pending()
-            if error and self._pending:
-                _logger.warning("%s: its last %s could not be written (%s) and are lost", self.path,
-                                format_count(len(self._pending), "event"), error.strerror)
+            self._write_pending()
             self._release()
 
     def _write_pending(self) -> OSError | None:

@@ -161,8 +161,3 @@ def is_held(folder: Path) -> bool:
         return False
     with (folder / ".lock").open("a") as lock:
         return not lock_file(lock)
-
-
-def was_abandoned(folder: Path) -> bool:
-    """Whether the last process that locked this run folder died before a release, which clears the file."""
-    return bool((folder / ".lock").exists() and (folder / ".lock").stat().st_size and not is_held(folder))

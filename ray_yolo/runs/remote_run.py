@@ -159,7 +159,7 @@ class RemoteRun:
         if not self._lease.renew():
             raise TrainingError(f"{self.address}: another process has taken over this run; this one stores nothing "
                                 "more")
-        paths = list(_files_of(self._folder, _SPECIAL_FOLDERS))
+        paths = list(ordinary_files(self._folder))
         if self.finished:
             paths += [path for kind in ("last", "best") for end in ("json", "pt")  # last.json names both states
                       if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
@@ -276,15 +276,14 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
 
 
 def put_results(folder: Path, address: str) -> None:
-    """Store the results of a validation or prediction, or the pictures and records that were completed after the end of
-    a training; with '' as the address they stay in the folder.
+    """Store the results of a validation or prediction; with '' as the address they stay in the folder.
 
     Raises:
         RayYoloError: if storage refuses.
     """
     if not address:
         return
-    store, paths = open_store(address), _files_of(folder, _SPECIAL_FOLDERS)
+    store, paths = open_store(address), ordinary_files(folder)
     try:
         in_parallel(lambda path: store.put(path.relative_to(folder).as_posix(), path), paths)
     except OSError as error:
@@ -314,6 +313,11 @@ def _file_keys(store: Store, prefix: str = "") -> Iterator[str]:
             yield from _file_keys(store, f"{prefix}{entry.name}")
         elif not entry.name.endswith("/") and (prefix or entry.name not in _SPECIAL_FILES):
             yield f"{prefix}{entry.name}"
+
+
+def ordinary_files(folder: Path) -> Iterator[Path]:
+    """The files of a run folder that are stored as they are: all but log, record, checkpoints, weights and trials."""
+    return _files_of(folder, _SPECIAL_FOLDERS)
 
 
 def _files_of(folder: Path, excluded: Sequence[str] = ()) -> Iterator[Path]:

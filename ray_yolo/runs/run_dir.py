@@ -2,7 +2,7 @@
 
     <storage>/<project>/<name>/run.json    the requested and the resolved recipe, written at the first start
     <storage>/<project>/<name>/.lock       locked by the driver while it lives (the kernel releases it at its death)
-    <storage>/<project>/<name>/finished    exists once the training has ended and every sink is done or pending
+    <storage>/<project>/<name>/finished    exists once the training has ended; its records may be completed later
 
 Without --name, a command continues the newest unfinished, unlocked run of the same recipe; if there is none, it creates
 a new expN. With --name, it continues an unfinished run of the same recipe. It refuses a finished run, unless --exist-ok
@@ -104,7 +104,7 @@ class Run:
             self.remote.release()
         if not self.lock.closed:
             with suppress(OSError):
-                self.lock.truncate(0)  # see `was_abandoned`
+                self.lock.truncate(0)  # it named this process
         self.lock.close()
 
 

@@ -14,11 +14,10 @@ from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.index import read_index, refuse_count_from_one, require_boxes, survey
+from ray_yolo.data.index import as_training_reads, read_index, refuse_count_from_one, require_boxes, survey
 from ray_yolo.plots.boxes import Picture, plot_pictures
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
-from ray_yolo.runtime.preflight import as_training_reads
 from ray_yolo.sinks.report import dataset_table
 from ray_yolo.sinks.run_logger import write_findings
 

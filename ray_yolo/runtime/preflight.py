@@ -33,17 +33,8 @@ from ray_yolo.core.errors import ConfigError, DatasetError
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import (
-    label_sizes,
-    only_classes,
-    read_index,
-    refuse_count_from_one,
-    require_boxes,
-    sample_images,
-)
-from ray_yolo.data.labels import LabelOptions
-from ray_yolo.data.twins import find_twins
+from ray_yolo.data.dataset_yaml import DatasetDescription
+from ray_yolo.data.index import chosen_by, label_sizes, read_splits, refuse_count_from_one, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
@@ -79,27 +70,14 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     the training images' values. Raises a DatasetError if the data set cannot
     be read as described, or has nothing to train on.
     """
-    description = read_description(recipe.data)
-    options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
-                  for split in ("train", "val"))
+    description, train, val = read_splits(recipe)
     refuse_count_from_one(train, description)
-    val = as_training_reads(val, train)
-    if recipe.classes is not None:
-        check_classes(recipe.classes, train.names)
-        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
-    if recipe.fraction < 1:
-        train = sample_images(train, recipe.fraction, recipe.seed)
+    check_classes(recipe.classes, train.names)
+    train, val = chosen_by(recipe, train, val)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
     return description, replace(train, findings=(*description.findings, *train.findings)), val
-
-
-def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> AnnotationIndex:
-    """Another split with the range of the training images' values, and its twins among the training images."""
-    return replace(index, pixel_range={**index.pixel_range, **train.pixel_range},
-                   twins=find_twins(train.paths, index.paths))
 
 
 def check_model(recipe: Recipe) -> None:

@@ -15,7 +15,7 @@ from ray.util.metrics import Gauge
 from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
 from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput
 from ray_yolo.runs.status import read_members
-from ray_yolo.sinks.base import Sink
+from ray_yolo.sinks.base import History, Sink
 
 RUN_METRICS = {
     "yolo_workers": "Workers that train together",
@@ -40,10 +40,10 @@ _RUN_TAGS, _WORKER_TAGS = ("run",), ("run", "worker", "node")
 class RayMetrics(Sink):
     """Exports the metrics of a run; the process must be connected to Ray."""
 
-    name, needs = "Ray metrics", (DatasetEvent, StartEvent, StepEvent, EpochEvent)
+    name = "Ray metrics"
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__()
+        self.history = History(DatasetEvent, StartEvent, StepEvent, EpochEvent)
         self._run_dir, self._run = run_dir, "/".join(run_dir.parts[-2:])
         self._shards: dict[int, ShardEvent] = {}
         self._gauges = {name: Gauge(name, text, tags) for metrics, tags in (
@@ -51,14 +51,14 @@ class RayMetrics(Sink):
 
     def event(self, event: Event) -> None:
         """Add an event."""
-        super().event(event)
+        self.history.add(event)
         if isinstance(event, ShardEvent):
             self._shards[event.worker] = event
 
     def update(self, last: bool = False) -> None:
         """Set all metrics, including unchanged ones."""
-        self._set(run_numbers(self.history), {"run": self._run})
-        start = last_of(self.history, StartEvent)
+        self._set(run_numbers(self.history.events), {"run": self._run})
+        start = last_of(self.history.events, StartEvent)
         for worker, shard in self._shards.items():
             if start and worker < start.num_workers:
                 self._set({"yolo_worker_images_per_second": _share(shard.images, shard.seconds),

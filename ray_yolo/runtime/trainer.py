@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -71,7 +71,7 @@ class TrainResult:
     paused: bool = False  #: after `stop_after` epochs, with more to train
 
 
-def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
+def fit(config: RunConfig, *, quiet: bool = False,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
         trained: Callable[[], None] = lambda: None,
         functions: Mapping[str, object] = MappingProxyType({})) -> TrainResult:
@@ -79,7 +79,6 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
     Args:
         quiet: print nothing.
-        link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
         command: recorded as the command of this training.
         queue: of a standing worker pool; None: start workers for this training.
         trained: called when log and weights are complete, before the records that are derived from them.
@@ -113,7 +112,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 resources = resources.model_copy(update={"reasons": (workers_reason, *resources.reasons)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
-            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue,
+            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,
                             trained=trained)
     finally:
         if run:
@@ -123,7 +122,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
-           quiet: bool, link: Mapping[str, Any], queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
+           quiet: bool, queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
     local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
@@ -134,7 +133,7 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
         sinks.append(RayMetrics(run.folder))
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
-        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link,
+        with RunLogger(run, spec, placement, local=local, quiet=quiet,
                        writer=queue.recorder if queue else None) as run_logger:
             run_logger.emit(resources)
             if lost := run.lost_checkpoints():

@@ -1,175 +1,142 @@
-"""Sinks: the consumers of a run's event log while it is written (files, console, MLflow, pictures, callbacks).
+"""Sinks: the consumers of a run's event log in the driver's process (console, callbacks, Ray's metrics, log upload).
 
-Each sink runs in its own thread. An exception in a sink becomes a warning in the log; it affects neither the other
-sinks nor training nor the exit code. A sink reads only the log, so its output can be rebuilt.
+Each sink runs in its own thread, because a user's function or a slow terminal may block one of them. An exception in a
+sink becomes a warning in the log; it affects neither the other sinks nor training nor the exit code. The files and
+deliveries that are made from the log are no sinks but records, which a process of its own makes (`records`).
 """
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.errors import RayYoloError
-from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
+from ray_yolo.core.events import EpochEvent, Event, StepEvent
 from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import follow
 
 Warn = Callable[[str], None]
 
 _LONGEST_PAUSE_SECONDS = 60.0
-_PROMPT_SECONDS = 3.5  # for all sinks that can be completed elsewhere
+
+
+class RecordError(Exception):
+    """A record could not be made, and it is tried again. The text is for the user."""
+
+
+class History:
+    """The events of a log that a consumer needs, in memory.
+
+    Epochs are without the results of each class, and of consecutive steps only the first and the last are kept: 300
+    epochs of 1,203 classes would need 425 MB.
+    """
+
+    def __init__(self, *types: type[Event]) -> None:
+        self.events: list[Event] = []
+        self._types = types
+
+    def add(self, event: Event) -> bool:
+        """Add an event. Returns whether there is more than a new step."""
+        if not isinstance(event, self._types):
+            return False
+        is_step = isinstance(event, StepEvent)
+        last_two = self.events[-2:]
+        if is_step and len(last_two) == 2 and all(isinstance(each, StepEvent) for each in last_two):
+            self.events.pop()
+        self.events.append(without_classes(event))
+        return not is_step
 
 
 class Sink:
     """One consumer of the events of a run.
 
-    The sink's own thread calls `event` for each event in order, then `update`. It calls `update` again after a failure.
-    The driver calls `finish` once, when the log is complete and read, and the sinks before this one are finished.
+    The sink's own thread calls `event` for each event in order, then `update`. The driver calls `finish` once, after
+    the last update or its time limit.
     """
 
     name: ClassVar[str]
     interval_seconds: ClassVar[float] = 2.0
-    needs: ClassVar[tuple[type[Event], ...]] = ()
-    """Types of the events that `history` keeps."""
-    patience_seconds: float = 10.0
-    """Time limit of the last update, since `answered_at`."""
-    prompt_seconds: float = math.inf
-    """Total time limit of the last update where a user waits at a prompt; 0: there is none. The rest is completed
-    elsewhere."""
-
-    def __init__(self) -> None:
-        self.history: list[Event] = []
-        """The events so far that it `needs`. To save memory, epochs are without the results of each class, and only the
-        first and the last of consecutive steps are kept."""
-        self.is_stale = False
-        """Whether `history` has grown by more than steps; a sink that is up to date resets it."""
-        self.is_training = False
-        """Whether a first step was reported. Before it, slow imports would delay training."""
+    limit_seconds: float = 10.0
+    """For the last update."""
 
     def event(self, event: Event) -> None:
-        """Record an event, without waiting for anything."""
-        self.is_training = self.is_training or isinstance(event, (StepEvent, EpochEvent, EndEvent))
-        if not isinstance(event, self.needs):
-            return
-        are_steps = [isinstance(other, StepEvent) for other in (*self.history[-2:], event)]
-        if are_steps == [True] * 3:
-            self.history.pop()
-        self.is_stale |= not are_steps[-1]
-        self.history.append(without_classes(event))
+        """Take an event, without waiting for anything."""
 
     def update(self, last: bool = False) -> None:
-        """Process the recorded events. With `last` they are the whole log."""
-
-    def answered_at(self) -> float:
-        """`time.monotonic` of the last partial success of a running update, if it has parts."""
-        return 0.0
+        """Process the events. With `last` they are the whole log."""
 
     def finish(self) -> None:
-        """Complete the sink."""
-
-    def abandon(self) -> str:
-        """Called instead of `finish` after a timeout. Returns a warning, which is logged if there was none yet."""
-        return f"{self.name}: not complete after {self.patience_seconds:g} s"
+        """Complete the sink, in the driver's thread."""
 
 
-class SinkRunner:
+class SinkThread:
     """Feeds one sink from a log, in a daemon thread.
 
-    If an update fails, one warning is logged, and the update is retried, soon at first, then once a minute. An error of
+    If an update fails, one warning is logged and the update is retried, soon at first, then once a minute. An error of
     this package (`RayYoloError`) states what the user must change, so it is not retried.
-
-    Args:
-        interactive: whether a user waits at a prompt. `prompt_seconds` then limits the last update.
     """
 
-    def __init__(self, sink: Sink, log: Path, warn: Warn, *, interactive: bool = False) -> None:
+    def __init__(self, sink: Sink, log: Path, warn: Warn) -> None:
         self._sink, self._events, self._warn = sink, follow(log), warn
-        self._interactive = interactive
         self._warned = False
-        self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
-        threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True).start()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True)
+        self._thread.start()
 
-    def finish(self, deadline: float = math.inf) -> bool:
-        """Complete the sink after the log is complete. Errors become warnings. Returns whether it was in time.
-
-        Args:
-            deadline: by `time.monotonic`, if the sink can be completed elsewhere.
-        """
-        message = ""
-        limit = self._sink.prompt_seconds if self._interactive else math.inf
-        limit = seconds_left(limit)
-        complete = self._await_last_update(min(deadline, time.monotonic() + limit) if limit < math.inf else math.inf)
+    def finish(self) -> None:
+        """Complete the sink after the log is complete. Errors become warnings."""
+        sink = self._sink
+        self._stopping.set()
+        self._thread.join(seconds_left(sink.limit_seconds))
+        if self._thread.is_alive():
+            self._warn_once(f"{sink.name}: not complete after {sink.limit_seconds:g} s")
         try:
-            if complete:
-                self._sink.finish()
-            else:
-                message = self._sink.abandon()
+            sink.finish()
         except Exception as error:  # of any kind: training is over, and the other sinks must still finish
-            message = f"{self._sink.name}: {reason_of(error)}"
-        if message and (complete or not self._warned):
-            self._warn(message)
-        return complete
-
-    def _await_last_update(self, deadline: float) -> bool:
-        """Whether the last update succeeds in time; if not, the thread ends later."""
-        start = time.monotonic()
-        if start < deadline:
-            self._finishing.set()
-        while not (self._done.wait(0.02) or self._abandoned.is_set()):
-            now = time.monotonic()
-            if now >= deadline or now - max(start, self._sink.answered_at()) > self._sink.patience_seconds:
-                self._abandoned.set()
-        return self._done.is_set()
+            self._warn_once(f"{sink.name}: {reason_of(error)}")
 
     def _run(self) -> None:
-        sink = self._sink
-        pause = sink.interval_seconds
-        while not self._abandoned.is_set():
-            last = self._finishing.wait(pause)  # known before the log is read, so the log is complete then
+        sink, pause = self._sink, self._sink.interval_seconds
+        while True:
+            last = self._stopping.wait(pause)  # known before the log is read, so the log is complete then
             try:
                 for event in next(self._events):
                     sink.event(event)
                 sink.update(last)
-            except RayYoloError as error:
-                self._warned = True
-                self._warn(f"{sink.name}: {redact(str(error))}. Training continues without.")
-                self._abandoned.set()
-            except Exception as error:  # of any library: the thread must survive
-                if not self._warned:
-                    self._warned = True
-                    self._warn(f"{sink.name}: {reason_of(error)}. Training continues; this is tried again.")
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                self._abandoned.wait(sink.interval_seconds if last else 0)
-            else:
                 pause = sink.interval_seconds
-                if last:
-                    self._done.set()
-                    return
+            except RayYoloError as error:
+                self._warn_once(f"{sink.name}: {redact(str(error))}. Training continues without.")
+                return
+            except Exception as error:  # of any library: the thread must survive
+                self._warn_once(f"{sink.name}: {reason_of(error)}. Training continues; this is tried again.")
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if last:
+                return
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(text)
 
 
 class Sinks:
     """The sinks of one run: fed in parallel, finished one by one in their order."""
 
-    def __init__(self, log: Path, sinks: Sequence[Sink], warn: Warn, *, interactive: bool = False) -> None:
-        self._runners = [SinkRunner(sink, log, warn, interactive=interactive) for sink in sinks]
+    def __init__(self, log: Path, sinks: Sequence[Sink], warn: Warn) -> None:
+        self._threads = [SinkThread(sink, log, warn) for sink in sinks]
 
-    def finish(self, flush: Callable[[], None] = lambda: None) -> bool:
-        """Complete every sink. The log must be complete, except for warnings that finishing itself adds. Returns
-        whether all were in time.
+    def finish(self, flush: Callable[[], None] = lambda: None) -> None:
+        """Complete every sink. The log must be complete, except for warnings that finishing itself adds.
 
         Args:
             flush: writes those warnings, so that the sinks that follow receive them.
         """
-        deadline, in_time = time.monotonic() + seconds_left(_PROMPT_SECONDS), True
-        for runner in self._runners:
-            in_time &= runner.finish(deadline)
+        for thread in self._threads:
+            thread.finish()
             flush()
-        return in_time
 
 
 def without_classes(event: Event) -> Event:

@@ -38,10 +38,9 @@ class Callbacks(Sink):
         warn: receives the text of an exception in a function.
     """
 
-    name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0
+    name, interval_seconds, limit_seconds = "callbacks", 0.3, 600.0
 
     def __init__(self, hooks: Hooks, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> None:
-        super().__init__()
         self._hooks, self._run_dir, self._recipe, self._warn = hooks, run_dir, recipe, warn
         self._known = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
         self._new: list[EpochEvent] = []
@@ -64,10 +63,6 @@ class Callbacks(Sink):
             self._call("on_epoch_end", self._new.pop(0).model_dump(mode="json"))
         if last:
             self._call("on_run_end", self.result)
-
-    def abandon(self) -> str:
-        """Stop waiting for a function that does not return."""
-        return f"callbacks: no return after {self.patience_seconds:g} s; the command ends without them"
 
     def _call(self, name: str, *arguments: Any) -> None:
         hook = self._hooks.get(name)

@@ -1,7 +1,7 @@
 """Prints the progress of a training on the driver's console, from the event log.
 
 Only the driver prints: Ray prefixes every line of a worker's output, which breaks progress bars. A terminal shows one
-live line; other streams (job logs, files) get one line per epoch, and one every 30 s of a longer epoch.
+live line; other streams (job logs, files) get one row per epoch, and a line every 30 s of a longer epoch.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ class Console(Sink):
 
     Args:
         notes: called at the end; returns further lines for the user.
+        plots: whether pictures are drawn.
+        uri: the MLflow server that gets the run.
     """
 
-    name, interval_seconds, patience_seconds = "console", 0.5, 2.0
+    name, interval_seconds, limit_seconds = "console", 0.5, 2.0
 
     def __init__(self, run_dir: Path, stream: TextIO, notes: Callable[[], Sequence[str]] = tuple,
-                 clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+                 clock: Callable[[], float] = time.monotonic, *, plots: bool = False, uri: str | None = None) -> None:
+        self._plots, self._uri = plots, uri
         self._run_dir, self._stream, self._notes, self._clock = run_dir, stream, notes, clock
         self._console = build_console(stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
@@ -92,10 +94,7 @@ class Console(Sink):
     def finish(self) -> None:
         """End the live line and print the closing message."""
         self._live.stop()
-        for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *self._notes()):
+        closing = closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE), plots=self._plots,
+                                  uri=self._uri)
+        for text in (closing, *self._notes()):
             print(text, file=self._stream)
-
-    def abandon(self) -> str:
-        """Print at least the closing message."""
-        self.finish()
-        return super().abandon()

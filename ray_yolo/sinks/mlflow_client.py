@@ -1,16 +1,13 @@
-"""MLflow's client with short time limits, its database and experiments, and the delivery files of a run folder.
-
-| file | content |
-|---|---|
-| `mlflow.json` | the MLflow run of the folder |
-| `mlflow-owed.json` | a pending delivery: made by the plot process, `ray_yolo.sync` or the project's next training |
+"""MLflow's client with short time limits, its database and experiments, and the file that names a folder's MLflow run.
 
 Private names of MLflow are used only in this file. They were checked with MLflow 3.17.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import shlex
 import shutil
@@ -18,20 +15,25 @@ import socket
 import sqlite3
 import tempfile
 import time
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ray_yolo.config.addresses import corrected_tracking_uri
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.files import atomic_write
 from ray_yolo.core.internals import internal
 from ray_yolo.core.redact import MASK, redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
+RUN_FILE = "mlflow.json"
+OWED_FILE = "mlflow-owed.json"
+"""Written by earlier versions: the server of a run whose delivery is incomplete."""
+OPTIONS_FILE = "opt.yaml"
 
 _LONGEST_CREATION_SECONDS = 600.0
 # With MLflow's default limits, one call can block for minutes. With these, a call fails soon and is repeated.
@@ -152,59 +154,33 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
     return about
 
 
-def note_pending(run_dir: Path, uri: str, **fields: Any) -> None:
-    """Record that a delivery of a run to a server is pending, with the data that the server needs besides the log.
-
-    Args:
-        fields: `parent_run_id`, `tags`, `registered_name`; fields of an existing note for this server stay.
-    """
-    note = {"uri": redact(uri), "parent_run_id": None, "tags": {}, **(read_pending(run_dir, uri) or {}), **fields}
-    atomic_write(run_dir / OWED_FILE, json.dumps(note, indent=1) + "\n", durable=False)
-
-
-def read_pending(run_dir: Path, uri: str) -> dict[str, Any] | None:
-    """The note on a pending delivery of a run to this server; None if there is none."""
-    try:
-        note = json.loads((run_dir / OWED_FILE).read_text())
-    except (OSError, ValueError):  # emptied by a power cut: sync delivers without it
-        return None
-    return note if note["uri"] == redact(uri) else None
-
-
-def clear_pending(run_dir: Path, uri: str) -> None:
-    """Remove the note after the delivery to this server."""
-    if read_pending(run_dir, uri) is not None:
-        (run_dir / OWED_FILE).unlink(missing_ok=True)
-
-
 def sync_command(run_dir: Path, uri: str) -> str:
     """The command that makes a pending delivery."""
     return shlex.join(("python", "-m", "ray_yolo.sync", str(run_dir), "--mlflow-uri", redact(uri)))
 
 
 def own_uri(run_dir: Path) -> str:
-    """The server that a run folder names, else the nearest database above it; '' if there is neither.
+    """The server that a run folder names (its MLflow run, else its settings), else the nearest database above it; '' if
+    there is none of these.
 
     Raises:
         InputError: if the address of the server contains secrets, which are not stored.
     """
-    for note in (run_dir / OWED_FILE, run_dir / RUN_FILE):
-        uri = ""
-        with suppress(OSError, ValueError):  # emptied by a power cut
-            uri = json.loads(note.read_text())["uri"]
+    for file, path in ((OWED_FILE, ("uri",)), (RUN_FILE, ("uri",)), (OPTIONS_FILE, ("placement", "mlflow_uri"))):
+        uri = _read_setting(run_dir / file, path)
         if MASK in uri:
-            raise InputError(f"{note}: the secrets of {uri} are not stored; give the complete address as --mlflow-uri")
+            raise InputError(f"{run_dir / file}: the secrets of {uri} are not stored; give the complete address as "
+                             "--mlflow-uri")
         if uri:
             return uri
-    databases = (folder / "mlflow.db" for folder in run_dir.absolute().parents)
+    databases = (folder / "mlflow.db" for folder in run_dir.resolve().parents)
     return next((f"sqlite:///{path}" for path in databases if path.exists()), "")
 
 
-def pending_runs(run_dir: Path, uri: str) -> list[Path]:
-    """The other finished runs of the project with a pending delivery to this server.
-
-    An unfinished run is delivered by the command that continues it.
-    """
-    notes = sorted(run_dir.parent.glob(f"*/{OWED_FILE}"))
-    return [folder for folder in (note.parent for note in notes)
-            if folder != run_dir and (folder / "finished").exists() and read_pending(folder, uri) is not None]
+def _read_setting(file: Path, path: Sequence[str]) -> str:
+    """One text in a JSON or YAML file; '' if there is none, or if a power cut has emptied the file."""
+    try:
+        tree = yaml.safe_load(file.read_text())
+        return str(functools.reduce(operator.getitem, path, tree))
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
+        return ""

@@ -6,10 +6,13 @@ MLflow wraps the errors of servers, HTTP clients, databases and registries. They
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.redact import printable, redact
+from ray_yolo.sinks.base import RecordError
 
 _LONGEST = 300  # characters of a sentence
 
@@ -98,3 +101,14 @@ def last_sentence(text: str) -> str:
         reply = re.sub(r"<[^>]*>", " ", body[1])
         line = " ".join(f"{status[1] if status else ''} {reply}".split())
     return line[:_LONGEST].rstrip(".")
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Context in which errors of MLflow, and of the libraries below it, become a RecordError with one line."""
+    try:
+        yield
+    except RayYoloError:
+        raise
+    except Exception as error:
+        raise RecordError(explain(error, uri)) from error

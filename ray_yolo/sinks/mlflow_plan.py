@@ -69,8 +69,7 @@ class RunPlan:
     points: Sequence[Point] = ()
     status: str = "RUNNING"
     end_ms: int | None = None  # None while it is running
-    artifacts: Sequence[str] = ()  # glob patterns of files; they are final at the end of the run
-    version: str = ""  # of these files, different for each end; '': unknown
+    artifacts: Sequence[str] = ()  # glob patterns of files, delivered after the end of the run
     experiment_id: str = ""  # if it is requested by number
 
 
@@ -84,15 +83,13 @@ def requested_tracking() -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
-def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Mapping[str, str] | None = None
-             ) -> RunPlan | None:
+def plan_run(events: Sequence[Event], parent_run_id: str | None = None) -> RunPlan | None:
     """The plan of a training from its log so far; None before its first `run` event.
 
     Parameters come from the first `run` event, since MLflow cannot change them; the command comes from the last one.
 
     Args:
         parent_run_id: the MLflow run of the training's sweep. Weights are left out then: the sweep has the best ones.
-        tags: further tags.
     """
     run_events = [event for event in events if isinstance(event, RunEvent)]
     if not run_events:
@@ -109,14 +106,12 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         experiment=tracking.get("experiment") or Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params=flat_params({**run.recipe, "placement": run.placement}),
-        tags={**_tags(run, starts, measure_goodput(events), parent_run_id or tracking.get("parent_run_id")),
-              **(tags or {})},
+        tags=_tags(run, starts, measure_goodput(events), parent_run_id or tracking.get("parent_run_id")),
         data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
         artifacts=[pattern for pattern in ARTIFACTS if not (parent_run_id and pattern.startswith("weights/"))],
-        version=str(last.seq),
         experiment_id=tracking.get("experiment_id", ""),
     )
 
@@ -139,9 +134,13 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
                    experiment_id=tracking.get("experiment_id", ""))
 
 
-def source_tags() -> dict[str, str]:
-    """The command of this process as MLflow's source tags, and the parent run that MLFLOW_RUN_ID names."""
-    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(shlex.join(sys.orig_argv))}
+def source_tags(command: str = "") -> dict[str, str]:
+    """A command as MLflow's source tags, and the parent run that MLFLOW_RUN_ID names.
+
+    Args:
+        command: '': that of this process.
+    """
+    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(command or shlex.join(sys.orig_argv))}
     parent = requested_tracking().get("parent_run_id")
     return {**tags, PARENT_TAG: parent} if parent else tags
 

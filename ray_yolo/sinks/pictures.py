@@ -1,31 +1,21 @@
-"""Pictures of a training, drawn by a separate plot process, because matplotlib in this process would delay training.
-
-The plot process starts after the first step, runs at idle priority, and follows the event log. It completes the
-pictures at the end of the training, or after its driver has exited or was killed, which closes its pipe.
-"""
+"""Pictures of a training: mosaics and labels, curves, detections next to labels, confusion matrices."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from threading import Lock
-from time import monotonic, process_time
 
-import cv2
 import numpy as np
-import torch
 from torch import Tensor
 
-from ray_yolo.core.events import EpochEvent, Event, StartEvent
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import EpochEvent, Event, StartEvent, StepEvent
 from ray_yolo.core.redact import reason_of
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.index import chosen_by, read_splits
 from ray_yolo.engine.build import TrainSpec, first_batches
 from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.session import DETECTIONS_FILE
@@ -34,16 +24,16 @@ from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detectio
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
-from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, follow, surviving
-from ray_yolo.sinks.base import Sink, without_classes
-from ray_yolo.sinks.completion import FINISH_SECONDS, complete_records, start_detached
+from ray_yolo.runs.event_log import epoch_rows, surviving
+from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
+from ray_yolo.sinks.base import RecordError
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
 SHOWN_CONFIDENCE = 0.25
 
-_CPU_SHARE = 0.04  # of one core, averaged since the start of the plot process, while training runs
-_SHORTEST_PAUSE_SECONDS = 1.0
+LAST_PICTURE = "confusion_matrix_normalized.png"
+"""The last one that `draw_detections` draws."""
 
 Failed = dict[str, str]
 """The reason by name of each picture that could not be drawn; the others are drawn."""
@@ -90,7 +80,7 @@ def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folde
         owners = index.owners
         matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
         plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
-        plot_confusion(matrix, index.names, folder / "confusion_matrix_normalized.png", normalised=True)
+        plot_confusion(matrix, index.names, folder / LAST_PICTURE, normalised=True)
 
 
 def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:
@@ -102,143 +92,81 @@ def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: Image
             Picture(pixels, rows[:, 1:5] * scale, rows[:, 6].astype(np.int64), rows[:, 5]))
 
 
-class PlotSink(Sink):
-    """The pictures of a training, drawn by the plot process. Those that cannot be drawn cause one warning.
+class Pictures:
+    """The pictures of a training, drawn from its log, its data set and its newest detections.
 
-    A job waits a minute for the last pictures, because its machine may be removed at its end. A prompt returns at once.
+    A picture is drawn if its file is missing or older than what it shows, so nothing is drawn twice.
 
     Args:
-        uri: the MLflow server to which the plot process makes pending deliveries after the driver's end.
+        data_folders: where a relative path of the data set may start.
     """
 
-    name, interval_seconds, patience_seconds, prompt_seconds = "pictures", 0.5, 60.0, 0.5
+    name, uses_time = "pictures", True
 
-    def __init__(self, run_dir: Path, spec: TrainSpec, warn: Callable[[str], None], uri: str | None = None) -> None:
-        super().__init__()
-        self.is_abandoned = False
-        """Whether the driver ends while the plot process still draws."""
-        self._run_dir, self._spec, self._warn, self._uri = run_dir, spec, warn, uri
-        self._pipe: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ending = Lock()
+    def __init__(self, folder: Path, data_folders: Sequence[Path]) -> None:
+        self._folder, self._data_folders = folder, data_folders
+        self._spec: TrainSpec | None = None
+        self._failed: Failed = {}
 
-    def update(self, last: bool = False) -> None:
-        """Start the plot process. The last call waits until it has drawn everything."""
-        if not (self.is_training or last):
-            return
-        if self._pipe is None:
-            self._pipe, self._process = start_process()
-            self._pipe.send((self._run_dir, self._spec, self._uri))
-        if not last:
-            return
-        pipe = self._pipe
-        try:
-            pipe.send(None)
-            failed: Failed = pipe.recv()
-            with self._ending:
-                self._pipe = None
-                pipe.send(self.is_abandoned)
-        except (EOFError, ConnectionError) as error:
-            raise ChildProcessError("the plot process has ended") from error
-        finally:
-            self._pipe = None
-            pipe.close()
-        if self._process:
-            self._process.wait()
-        if failed:
-            pictures = ", ".join(f"{name} ({reason})" for name, reason in failed.items())
-            self._warn(f"pictures that could not be drawn: {pictures}")
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Draw everything new: first mosaics and labels, then results, and the detections of a better epoch.
 
-    def abandon(self) -> str:
-        """Leave the rest to the plot process."""
-        with self._ending:
-            self.is_abandoned = self._pipe is not None
-        return f"the last pictures are still being drawn into {self._run_dir}" if self.is_abandoned else ""
-
-
-def start_process() -> tuple[Connection, subprocess.Popen[bytes] | None]:
-    """Start a process that runs `follow_training`, and return the pipe to it."""
-    parent_end, child_end = Pipe()
-    with child_end:
-        process = start_detached(__name__, str(child_end.fileno()), pass_fds=[child_end.fileno()])
-    _set_priority(process.pid, "SCHED_IDLE", 19)  # from here: its imports would take seconds from training
-    return parent_end, process
-
-
-def _set_priority(pid: int, policy: str, nice: int) -> None:
-    """Set the scheduling policy of a process and the niceness of its session, if the system permits it.
-
-    Linux schedules each session as one group (autogroup), so in a separate session the policy alone has no effect.
-    """
-    try:
-        os.sched_setscheduler(pid, getattr(os, policy), os.sched_param(0))
-    except (AttributeError, OSError):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, nice)
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-
-
-def follow_training(pipe: Connection) -> None:
-    """Draw the run that a message names (run folder, spec, MLflow server) until another message or the end of the pipe.
-
-    Then complete the pictures, and reply with those that could not be drawn. If the driver has not waited for them, or
-    has exited, complete the records of the run as well.
-    """
-    run_dir, spec, uri = pipe.recv()
-    plots, start, pause = PlotWorker(run_dir, spec), monotonic(), 0.0
-    while not pipe.poll(pause):
-        plots.update()
-        pause = max(_SHORTEST_PAUSE_SECONDS, process_time() / _CPU_SHARE - (monotonic() - start))
-    _set_priority(os.getpid(), "SCHED_OTHER", 0)
-    plots.update()
-    has_exited = is_abandoned = True
-    with suppress(OSError, EOFError):
-        pipe.recv()
-        pipe.send(plots.failed)
-        is_abandoned, has_exited = pipe.recv(), False
-    if is_abandoned:
-        complete_records(run_dir, uri, wait_seconds=0.0 if has_exited else FINISH_SECONDS)
-
-
-class PlotWorker:
-    """Draws the pictures in a run folder from its log and its newest detections."""
-
-    def __init__(self, run_dir: Path, spec: TrainSpec) -> None:
-        self.failed: Failed = {}
-        """The reason by name of each picture that could not be drawn."""
-        self._run_dir, self._spec = run_dir, spec
-        self._new_events, self._events = follow(run_dir / EVENTS_FILE), list[Event]()
-        self._detections_time = 0  # modification time of the detections that are drawn
-
-    def update(self) -> None:
-        """Draw everything new: first the training mosaics and labels, then results, and the detections of a better
-        epoch.
+        Raises:
+            RecordError: if some could not be drawn; the others are. The cause may pass: a full disk, a table that is
+                being written.
+            InputError: if the data set cannot be read, or its labels are others now.
         """
-        if not (self._run_dir / "labels.jpg").exists() and "labels.jpg" not in self.failed:
-            draw_training(self._run_dir, self._spec, self.failed)
-            with isolated("labels.jpg", self.failed):
-                plot_labels(self._spec.train, self._run_dir / "labels.jpg")
-        events = next(self._new_events)
-        new = [without_classes(event) for event in events if isinstance(event, (StartEvent, EpochEvent))]
-        self._events += new
-        if new and (rows := epoch_rows(surviving(self._events))):
-            with isolated("results.png", self.failed):
-                plot_results(rows, self._run_dir / "results.png")
-        self._draw_detections()
+        rows = epoch_rows(surviving(events))
+        # A start may void rows, so it changes the curves, too.
+        changed_at = max((event.time for event in events if isinstance(event, (StartEvent, EpochEvent))), default=0.0)
+        if rows and _is_older(self._folder / "results.png", changed_at):
+            with isolated("results.png", self._failed):
+                plot_results(rows, self._folder / "results.png")
+        if any(isinstance(event, (StepEvent, EpochEvent)) for event in events):
+            self._draw_images()
+        if self._failed:
+            raise RecordError("not drawn: " + ", ".join(f"{name} ({reason})" for name, reason in self._failed.items()))
 
-    def _draw_detections(self) -> None:
-        path = self._run_dir / DETECTIONS_FILE
-        modified = path.stat().st_mtime_ns if path.exists() else 0
-        if modified == self._detections_time:
+    def _draw_images(self) -> None:
+        folder, table = self._folder, self._folder / DETECTIONS_FILE
+        needs_training = bool(self._failed) or not (folder / "labels.jpg").exists()
+        needs_detections = table.exists() and (
+            bool(self._failed) or _is_older(folder / LAST_PICTURE, table.stat().st_mtime))
+        if not (needs_training or needs_detections):
             return
-        with isolated(DETECTIONS_FILE, self.failed):  # one that is being written cannot be read; the next update can
-            table = np.load(path, allow_pickle=False)
-            draw_detections(table, self._spec.val, self._spec.recipe.imgsz, self._run_dir, self.failed)
-            self._detections_time = modified
+        spec = self._spec = self._spec or recorded_spec(folder, self._data_folders)
+        if needs_training:
+            draw_training(folder, spec, self._failed)
+            with isolated("labels.jpg", self._failed):
+                plot_labels(spec.train, folder / "labels.jpg")
+        if needs_detections:
+            # A table that is being written cannot be read; the next update can.
+            with isolated(DETECTIONS_FILE, self._failed):
+                detections = np.load(table, allow_pickle=False)
+                draw_detections(detections, spec.val, spec.recipe.imgsz, folder, self._failed)
 
 
-if __name__ == "__main__":
-    cv2.setNumThreads(1)
-    torch.set_num_threads(1)
-    follow_training(Connection(int(sys.argv[1])))
+def recorded_spec(folder: Path, data_folders: Sequence[Path]) -> TrainSpec:
+    """The training of a run folder, with its data set as it is now.
+
+    Raises:
+        InputError: if the data set cannot be read, or its labels are not those that were trained.
+    """
+    record = read_record(folder)
+    if not isinstance(record, RunRecord):
+        raise InputError(f"{folder.resolve() / RECORD_FILE}: is not the record of a training")
+    recipe = record.recipe
+    places = (start / recipe.data for start in data_folders)
+    data = next((str(place) for place in places if place.exists()), recipe.data)
+    recipe = recipe.model_copy(update={"data": data})
+    _, train, val = read_splits(recipe)
+    train, val = chosen_by(recipe, train, val)
+    if train.digest != record.labels:
+        raise InputError(f"{data}: the training labels have changed since the training, so its images are not drawn")
+    return TrainSpec(recipe=recipe, digest=record.digest, names=record.names, run_dir=folder,
+                     architecture=record.architecture, anchors=record.anchors, train=train, val=val)
+
+
+def _is_older(path: Path, seconds: float) -> bool:
+    """Whether a file is missing, or was written before a time."""
+    return not path.exists() or path.stat().st_mtime < seconds

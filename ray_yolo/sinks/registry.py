@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,10 @@ import torch
 
 from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import EndEvent, StartEvent
+from ray_yolo.core.events import EndEvent, Event, StartEvent
 from ray_yolo.runs.event_log import last_of
-from ray_yolo.sinks.base import Sink
-from ray_yolo.sinks.mlflow_client import build_client, note_pending, read_run_file, sync_command
+from ray_yolo.sinks.mlflow_client import build_client, read_run_file
+from ray_yolo.sinks.mlflow_errors import explained
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,41 +35,32 @@ _NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pyd
            "torchvision")
 
 
-class Registry(Sink):
-    """Registers the best weights of a completed training. At a prompt, the registration is pending after 0.5 s."""
+class Registry:
+    """The best weights of a completed training as a registered model."""
 
-    name, needs, patience_seconds, prompt_seconds = "model registry", (StartEvent, EndEvent), 600.0, 0.5
+    name, uses_time = "model registry", True
 
-    def __init__(self, run_dir: Path, uri: str | None, register: str) -> None:
-        super().__init__()
-        self._run_dir, self._uri, self._register = run_dir, uri, register
-        self._error: Exception | None = None
+    def __init__(self, folder: Path, uri: str | None, registered_name: str) -> None:
+        self._folder, self._uri, self._registered_name = folder, uri, registered_name
+        self._is_registered = False
 
-    def update(self, last: bool = False) -> None:
-        """Register the weights, once."""
-        end = last_of(self.history, StartEvent, EndEvent)
-        if not (last and isinstance(end, EndEvent) and end.status == "done"):
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Register the weights, once.
+
+        Raises:
+            InputError: without tracking.
+            RecordError: if the server cannot be reached or refuses.
+        """
+        end = last_of(events, StartEvent, EndEvent)
+        is_done = ended and isinstance(end, EndEvent) and end.status == "done"
+        if not is_done or self._is_registered:
             return
-        try:
-            about = read_run_file(self._run_dir)
-            if self._uri is None or about is None:
-                raise InputError(f"--register {self._register}: there is no MLflow run to register from")
-            log_model(self._run_dir, self._uri, about["run_id"], self._register)
-        except Exception as error:  # `finish` raises it: a retry would hold up the end
-            self._error = error
-
-    def finish(self) -> None:
-        """Report an error."""
-        if self._error:
-            raise self._error
-
-    def abandon(self) -> str:
-        """Leave a note on the pending registration."""
-        if self._uri is None:
-            return super().abandon()
-        note_pending(self._run_dir, self._uri, registered_name=self._register)
-        return (f"{self._register} is registered in the background. If it is not: "
-                f"{sync_command(self._run_dir, self._uri)}")
+        about = read_run_file(self._folder)
+        if self._uri is None or about is None:
+            raise InputError(f"--register {self._registered_name}: there is no MLflow run to register from")
+        with explained(self._uri):
+            log_model(self._folder, self._uri, about["run_id"], self._registered_name)
+        self._is_registered = True
 
 
 def log_model(run_dir: Path, uri: str, run_id: str, name: str) -> str:
@@ -98,7 +90,7 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     with tempfile.TemporaryDirectory() as temporary:
         folder, weights = Path(temporary) / "model", Path(temporary) / "weights.pt"
         torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without the state that only training needs
-        model = client.create_logged_model(experiment_id, name=run_dir.name, source_run_id=run_id)
+        model = client.create_logged_model(experiment_id, name=run_dir.resolve().name, source_run_id=run_id)
         _save(folder, weights, run_id=run_id, model_id=model.model_id)
         client.log_model_artifacts(model.model_id, str(folder))
     client.finalize_logged_model(model.model_id, "READY")

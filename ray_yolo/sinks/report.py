@@ -32,8 +32,8 @@ from ray_yolo.core.events import (
     StepEvent,
     WarningEvent,
 )
-from ray_yolo.core.formatting import format_count, format_duration, format_number
-from ray_yolo.core.redact import printable
+from ray_yolo.core.formatting import format_cell, format_count, format_duration, format_number
+from ray_yolo.core.redact import printable, redact
 from ray_yolo.data.index import first_paths
 from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.location import location
@@ -50,6 +50,7 @@ _RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that ar
 
 _LAYERS_SHOWN = 3  # of those that initial weights do not cover
 _CLASSES_SHOWN = 20  # on the console; the event log has all
+_ROWS_PER_HEADER = 30
 _SMOOTHING = 0.9  # of images per second, over step events
 
 
@@ -57,7 +58,7 @@ class TrainingReport:
     """Formats events as lines.
 
     Args:
-        live: format for a terminal: tables under a header, as in YOLOv5; else one line per epoch.
+        live: format for a terminal: two rows per epoch, each under its header, as in YOLOv5; else one row per epoch.
     """
 
     def __init__(self, *, live: bool) -> None:
@@ -71,6 +72,7 @@ class TrainingReport:
         self._losses: list[Sequence[float]] = []  # of this epoch's step events
         self._images_per_second: float | None = None
         self._memory_gb: float | None = None
+        self._rows_to_header = 0  # until the header is repeated where there is no terminal
         self._worker_warnings: set[str] = set()  # workers often repeat the same warning
 
     def observe(self, event: Event) -> list[str]:
@@ -101,11 +103,13 @@ class TrainingReport:
         means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
         percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
         images_left = (self._epochs * self._batches - self._batch) * self._batch_size
-        left = format_duration(images_left / self._images_per_second)
+        left = format_duration(images_left / self._images_per_second) if images_left > 0 else ""
         losses: Sequence[float | None] = means or (None,) * len(self._terms)
         if self._live:
-            return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}")
-        return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(self._terms, losses)}  "
+            # After the last step only the validation is left, which takes as long as it takes.
+            return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}" if left else "val")
+        rest = f"{left} left" if left else "validating"
+        return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {rest}{_named(self._terms, losses)}  "
                 f"{format_number(self._images_per_second)} images/s")
 
     def _on_run(self, event: RunEvent) -> list[str]:
@@ -120,7 +124,7 @@ class TrainingReport:
     def _on_start(self, event: StartEvent) -> list[str]:
         self._epochs, self._terms = event.epochs, event.terms
         self._begin_epoch(event.epoch)
-        self._batch = None
+        self._batch, self._rows_to_header = None, 0
         workers = format_count(event.num_workers, "worker")
         line = f"training on {workers}"
         if event.step > 0:
@@ -142,7 +146,7 @@ class TrainingReport:
         if event.epoch < self._epoch:
             return []  # a restart reports the last epoch again, in case it was lost
         self._epoch, self._memory_gb = event.epoch, event.memory_gb
-        lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
+        lines = self._live_rows(event) if self._live else self._epoch_row(event)
         self._begin_epoch(event.epoch + 1)
         self._batch = self._epoch * self._batches
         return lines
@@ -159,25 +163,32 @@ class TrainingReport:
         self._epoch = epoch
         self._losses = []
 
-    def _epoch_table(self, event: EpochEvent) -> list[str]:
+    def _live_rows(self, event: EpochEvent) -> list[str]:
         lines = [self._train_row("", [*event.train.values()], event.images_per_second, format_duration(event.seconds))]
         if event.metrics:
             lines += class_table(event.metrics, event.per_class, self._num_val_images)[:2]
             lines += ["", train_header(self._terms)] if event.epoch + 1 < self._epochs else []
         return lines
 
-    def _epoch_line(self, event: EpochEvent) -> str:
-        memory = f"  {self._memory_gb:.3g} GB" if self._memory_gb else ""
-        return (f"epoch {event.epoch + 1}/{self._epochs}{_named(event.train, [*event.train.values()])}"
-                f"{_measured(event)}  {format_number(event.images_per_second)} images/s{memory}  "
-                f"{format_duration(event.seconds)}{'  best' if event.best else ''}")
+    def _epoch_row(self, event: EpochEvent) -> list[str]:
+        """One row with all numbers of an epoch, now and then below a header."""
+        header = [] if self._rows_to_header else [epoch_header(self._terms)]
+        self._rows_to_header = (self._rows_to_header or _ROWS_PER_HEADER) - 1
+        losses = [format_cell(event.train.get(term)) for term in self._terms]
+        metrics = [format_cell((event.metrics or {}).get(name)) for name in METRICS]
+        row = _cells(f"{event.epoch + 1}/{self._epochs}", self._memory, *losses, *metrics,
+                     format_cell(event.images_per_second, 1), format_duration(event.seconds))
+        return [*header, f"{row}  best" if event.best else row]
+
+    @property
+    def _memory(self) -> str:
+        return f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
 
     def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
                    duration: str) -> str:
         """One row under `train_header`: 77 columns for three loss terms, to fit a terminal of 80."""
-        epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
-        memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
-        return _cells(epoch, memory, *map(format_number, losses), format_number(images_per_second), duration)
+        return _cells(f"{self._epoch + 1}/{self._epochs}{percent}", self._memory, *map(format_cell, losses),
+                      format_cell(images_per_second, 1), duration)
 
 
 def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
@@ -211,12 +222,22 @@ def train_header(terms: Sequence[str]) -> str:
     return _cells("Epoch", "GPU_mem", *(f"{term}_loss" for term in terms), "images/s", "time")
 
 
+def epoch_header(terms: Sequence[str]) -> str:
+    """The header of the table with one row per epoch."""
+    return _cells("Epoch", "GPU_mem", *(f"{term}_loss" for term in terms), *_METRICS, "images/s", "time")
+
+
 def _cells(*words: str) -> str:
     return "".join(f"{word:>11}" for word in words)
 
 
-def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
+def closing_message(run_dir: str | Path, events: Sequence[Event], *, plots: bool = False, uri: str | None = None
+                    ) -> str:
     """The closing lines: per-class table of the best epoch, outcome, and the results with the commands that open them.
+
+    Args:
+        plots: whether pictures are drawn, possibly later than this.
+        uri: the MLflow server that has the run, possibly later than this.
     """
     rows = epoch_rows(surviving(events))
     best, cost = best_row(rows), measure_goodput(events)
@@ -227,7 +248,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
         lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
                  f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
-    return "\n".join([*lines, *_result_lines(Path(run_dir))])
+    return "\n".join([*lines, *_result_lines(Path(run_dir), plots, uri)])
 
 
 def settings_line(recipe: Recipe) -> str:
@@ -321,7 +342,7 @@ def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult],
     total = {"name": "all", "images": images, "labels": sum(row.labels for row in per_class), **metrics}
     return [CLASS_HEADER, *(("%22s" + "%11s" * 6) % (
         row.name, "-" if row.images is None else row.images, row.labels,
-        *map(format_number, (row.precision, row.recall, row.map50, row.map50_95)),
+        *map(format_cell, (row.precision, row.recall, row.map50, row.map50_95)),
     ) for row in (ClassResult.model_validate(total), *per_class))]
 
 
@@ -333,26 +354,34 @@ def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
     return f"{end.status}: {done}{reason}" + ("" if end.status == "done" else "; the same command continues")
 
 
-def _result_lines(run_dir: Path) -> list[str]:
+def _result_lines(run_dir: Path, plots: bool, uri: str | None) -> list[str]:
     """The results, and the command that opens each."""
     stored = location(run_dir)
     lines = [f"stored       {stored}"] * (stored != str(run_dir)) + [f"results      {run_dir}"]
     weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
     if weights:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
-    if (run_dir / "results.png").exists():
+    if plots or (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
     lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}" if is_installed() else
                  "tensorboard  no files: pip install tensorboard")
+    return [*lines, *_mlflow_lines(run_dir, uri)]
+
+
+def _mlflow_lines(run_dir: Path, uri: str | None) -> list[str]:
+    """How to look at the run in MLflow: at the run itself if it is there already."""
     about = read_run_file(run_dir)
-    if about is None:
-        return lines
-    page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # metrics over epochs
-    page += "?workflowType=machine_learning"  # a fresh browser would show MLflow's pages for language models
-    if (uri := about["uri"].rstrip("/")).startswith("http"):
-        return [*lines, f"mlflow       {uri}/{page}"]
-    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)}",
-            f"             (and open http://127.0.0.1:5000/{page})"]
+    if about is None and uri is None:
+        return []
+    server, page = redact(uri or "").rstrip("/"), ""
+    if about is not None and (uri is None or about["uri"] == redact(uri)):
+        server = about["uri"].rstrip("/")
+        page = f"/#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # metrics over epochs
+        page += "?workflowType=machine_learning"  # a fresh browser would show MLflow's pages for language models
+    if server.startswith("http"):
+        return [f"mlflow       {server}{page}"]
+    return [f"mlflow       mlflow ui --backend-store-uri {shlex.quote(server)}",
+            f"             (and open http://127.0.0.1:5000{page})"]
 
 
 def _measured(row: EpochEvent) -> str:

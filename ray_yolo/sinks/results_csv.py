@@ -16,24 +16,24 @@ from ray_yolo.config.settings import GENES
 from ray_yolo.core.events import EpochEvent, Event, StartEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import epoch_rows, plain, surviving
-from ray_yolo.sinks.base import Sink
+from ray_yolo.runs.working_copy import read_or_empty
 from ray_yolo.sinks.metric_names import metrics, terms_of
 
 
-class ResultsCsv(Sink):
-    """results.csv, rewritten from the event log after each epoch."""
+class ResultsCsv:
+    """results.csv, made again from the event log after each epoch."""
 
-    name, needs = "results.csv", (StartEvent, EpochEvent)
+    name, uses_time = "results.csv", False
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
         self._path = folder / "results.csv"
 
-    def update(self, last: bool = False) -> None:
-        """Replace the file atomically if there are new events."""
-        if self.is_stale:
-            atomic_write(self._path, format_results(self.history), durable=False)
-            self.is_stale = False
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Replace the file atomically if it differs from the log."""
+        text = format_results(events)
+        is_due = any(isinstance(event, (StartEvent, EpochEvent)) for event in events)
+        if is_due and read_or_empty(self._path) != text.encode():
+            atomic_write(self._path, text, durable=False)
 
 
 def format_results(events: Sequence[Event]) -> str:

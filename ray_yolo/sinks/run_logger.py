@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.checkpoints.local import steps_of_weights
 from ray_yolo.config.placement import Placement
@@ -30,23 +30,19 @@ from ray_yolo.data.index import survey
 from ray_yolo.data.notes import file_lines
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
-from ray_yolo.runs.folders import lasting_folder, storage_folder, was_abandoned
+from ray_yolo.runs.folders import lasting_folder, storage_folder
 from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.base import Sinks
-from ray_yolo.sinks.completion import start_completion
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import requested_tracking
-from ray_yolo.sinks.mlflow_run import DELAY_SECONDS, Mlflow, SystemMetrics, system_metrics_enabled
-from ray_yolo.sinks.pictures import PlotSink
-from ray_yolo.sinks.registry import Registry
+from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, RecordSink, waiting_limit
 from ray_yolo.sinks.report import placement_line, transfer_line
 from ray_yolo.sinks.results_csv import ResultsCsv, write_options
-from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
-from ray_yolo.sinks.upload import UploadSink
+from ray_yolo.sinks.upload import LogUpload
 
 if TYPE_CHECKING:
     from ray_yolo.runs.recorder import RecorderHandle
@@ -58,17 +54,19 @@ class RunLogger:
     Args:
         local: write from a thread of this process instead of from a Ray actor.
         quiet: print nothing.
-        link: `parent_run_id` and `tags` of the MLflow run.
-        writer: an actor that writes one log after another; None: start one for this log.
+        writer: an actor of a sweep's trials that writes one log after another; None: start a writer for this log, and a
+        process that makes its records.
     """
 
     def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
-                 link: Mapping[str, Any], writer: RecorderHandle | None = None) -> None:
+                 writer: RecorderHandle | None = None) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
         self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
         self.emit = self.recorder.emit
-        write_options(spec.recipe, placement, run.folder)
+        uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
+        resolved = placement.model_copy(update={"mlflow_uri": uri or "off"})
+        write_options(spec.recipe, resolved, run.folder)  # before the record process reads it
         past = [event for event in read_events(log) if isinstance(event, RunEvent)]
         is_first_start = not past
         if is_first_start or past[-1].command != run.training.command:  # a forked trial continues its parent's log
@@ -77,20 +75,14 @@ class RunLogger:
         if lasting_folder() != Path.cwd():
             print("the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
                   f"{run.folder}", file=stream)
-        uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
-        self._uri, self._is_interactive = uri, sys.stdout.isatty()
-        self._plots = plots = [] if placement.noplots else [PlotSink(run.folder, spec, self.warn, uri)]
-        delay = 0.0 if writer else DELAY_SECONDS  # the process of a sweep's trials has MLflow from the first trial on
-        mlflow = [Mlflow(run.folder, uri, **link, is_drawing=self._is_drawing, delay_seconds=delay)] if uri else []
-        system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and system_metrics_enabled() else []
-        # MLflow uploads the files of the sinks before it, and the console prints their warnings.
+        # A sweep has one process for the records of all its trials.
+        self._records = None if writer else RecordProcess("ray_yolo.sinks.records", run.folder, uri, self.warn)
+        self._is_interrupted = False
         self._sinks = Sinks(log, [
-            ResultsCsv(run.folder), *([TensorBoard(run.folder)] if is_installed() else []),
-            *plots, *system, *mlflow,
-            *([Registry(run.folder, uri, placement.registered_name)] if placement.registered_name else []),
-            Console(run.folder, stream, notes=lambda: [note for sink in mlflow for note in sink.notes]),
-            *([UploadSink(run.remote)] if run.remote else []),
-        ], self.warn, interactive=self._is_interactive)
+            *([RecordSink(self._records, self._waiting_limit)] if self._records else []),
+            Console(run.folder, stream, notes=self._notes, plots=not placement.noplots, uri=uri),
+            *([LogUpload(run.remote)] if run.remote else []),
+        ], self.warn)
         splits = {"train": spec.train, "val": spec.val}  # emitted after the console has started
         self.emit(DatasetEvent(names=spec.names, splits={name: survey(index)
                                                         for name, index in splits.items()}))
@@ -119,14 +111,19 @@ class RunLogger:
         if best and saved and saved.epoch < best.epoch:
             self.warn(f"weights/best.pt is of epoch {saved.epoch + 1}: the best weights, of epoch {best.epoch + 1}, "
                       "could not be written")
-        in_time = self._sinks.finish(self.recorder.flush)
-        if self._is_interactive and not in_time and not self._is_drawing():
-            start_completion(self._run_dir, self._uri)
+        with suppress(OSError):  # the record process may be at work still, but the caller reads the table
+            ResultsCsv(self._run_dir).update(read_events(self._run_dir / EVENTS_FILE), ended=True)
+        self._is_interrupted = error is not None and not isinstance(error, Exception)
+        self._sinks.finish(self.recorder.flush)
         self.recorder.close()
 
-    def _is_drawing(self) -> bool:
-        """Whether the plot process still draws at the end. It completes the records after the last pictures."""
-        return any(sink.is_abandoned for sink in self._plots)
+    def _waiting_limit(self) -> float:
+        return min(waiting_limit(), PROMPT_SECONDS) if self._is_interrupted else waiting_limit()
+
+    def _notes(self) -> list[str]:
+        """What the console prints last."""
+        rest = self._records.describe_rest() if self._records else ""
+        return [rest] if rest else []
 
 
 def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:
@@ -151,23 +148,17 @@ def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
             f"training with --strict refuses); the first: {'; '.join(lines[:3])}")
 
 
-def finalize_abandoned_run(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
-    """Complete the sinks of a training whose driver was killed and does not continue, as by a sweep's scheduler.
+def finalize_abandoned_run(run_dir: Path) -> None:
+    """Log the end of a training whose driver was killed and does not continue, as by a sweep's scheduler.
 
-    A training whose driver has ended by itself, or that never started, stays as it is.
+    A training that has ended, or that never started, stays as it is.
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    has_ended = isinstance(last_of(events, StartEvent, EndEvent), EndEvent)
-    if not events or (has_ended and not was_abandoned(run_dir)):
+    if not events or isinstance(last_of(events, StartEvent, EndEvent), EndEvent):
         return
     recorder = LocalRecorder(str(log))
-    if not has_ended:
-        recorder.emit(_end_event(log, "stopped", "stopped early"))
-        recorder.flush()
-    Sinks(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
-                *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
-          lambda text: recorder.emit(WarningEvent(message=text))).finish()
+    recorder.emit(_end_event(log, "stopped", "stopped early"))
     recorder.close()
     with suppress(OSError):  # then the bucket lacks the end of the log
         if isinstance(remote := acquire_run(run_dir), RemoteRun):

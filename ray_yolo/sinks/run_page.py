@@ -46,6 +46,6 @@ class RunPage:
         if not ended:
             return
         path = self._folder / REPORT_FILE
-        page = run_page(self._folder, events)
+        page = run_page(self._folder.resolve(), events)  # the record process calls it "."
         if not path.is_file() or path.read_text() != page:
             atomic_write(path, page, durable=False)

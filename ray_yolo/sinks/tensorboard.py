@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, StartEvent
-from ray_yolo.runs.event_log import EVENTS_FILE, durable, epoch_rows, read_events
-from ray_yolo.sinks.base import Sink
-from ray_yolo.sinks.metric_names import metrics, terms_of
+from ray_yolo.core.events import EpochEvent, Event
+from ray_yolo.runs.event_log import durable, epoch_rows
+from ray_yolo.sinks.metric_names import Metric, metrics, terms_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -20,49 +20,40 @@ def is_installed() -> bool:
     return find_spec("tensorboard") is not None
 
 
-class TensorBoard(Sink):
+class TensorBoard:
     """A run's durable epochs as scalars.
 
     TensorBoard cannot remove a point, so only durable epochs are written. Points in existing files are read first, so
     that a restart at any moment neither repeats nor loses a point.
     """
 
-    name, needs, prompt_seconds = "TensorBoard", (StartEvent, EpochEvent, CheckpointEvent, EndEvent), 1.0
+    name, uses_time = "TensorBoard", True
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
         self._folder = folder
         self._writer: SummaryWriter | None = None
         self._written: set[tuple[str, int]] = set()  # (tag, step) of every scalar in the files
 
-    def update(self, last: bool = False) -> None:
-        """Add the durable points that the files lack.
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Add the durable points that the files lack. The end closes the file.
 
         Raises:
             OSError: if the files cannot be written; the next call reads them again and adds the rest.
         """
-        rows = epoch_rows(durable(self.history)) if self.is_stale else []
-        points = [(metric.results, row, number) for row in rows for metric in metrics(terms_of(rows))
-                  if metric.results and (number := metric.of(row)) is not None]
-        if not points:
-            return
-        writer, self._writer = self._writer or self._open(), None  # kept if all goes well: a failed writer stays broken
-        for tag, row, number in points:
-            if (tag, row.epoch) not in self._written:
-                writer.add_scalar(tag, number, row.epoch, walltime=row.time)
-                self._written.add((tag, row.epoch))
-        writer.flush()
-        self._writer, self.is_stale = writer, False
-
-    def finish(self) -> None:
-        """Close the file."""
-        if self._writer is not None:
+        rows = epoch_rows(durable(events))
+        points = [point for row in rows for point in _points(row, metrics(terms_of(rows)))]
+        if points:
+            # The writer is kept only if all goes well: a failed one stays broken.
+            writer, self._writer = self._writer or self._open(), None
+            for tag, step, number, seconds in points:
+                if (tag, step) not in self._written:
+                    writer.add_scalar(tag, number, step, walltime=seconds)
+                    self._written.add((tag, step))
+            writer.flush()
+            self._writer = writer
+        if ended and self._writer is not None:
             self._writer.close()
-        self._writer = None
-
-    def abandon(self) -> str:
-        """Leave the rest to the plot process, or to `ray_yolo.sync`."""
-        return f"TensorBoard gets the last epochs in the background; if not: python -m ray_yolo.sync {self._folder}"
+            self._writer = None
 
     def _open(self) -> SummaryWriter:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -73,11 +64,9 @@ class TensorBoard(Sink):
         return SummaryWriter(str(self._folder))
 
 
-def complete(run_dir: Path) -> None:
-    """Write what the files of a run lack, if TensorBoard is installed."""
-    if is_installed():
-        board = TensorBoard(run_dir)
-        for event in read_events(run_dir / EVENTS_FILE):
-            board.event(event)
-        board.update(last=True)
-        board.finish()
+def _points(row: EpochEvent, columns: Sequence[Metric]) -> Iterator[tuple[str, int, float, float]]:
+    """(tag, step, value, time) of each number of an epoch; MLflow's own metrics have no tag."""
+    for metric in columns:
+        number = metric.of(row)
+        if metric.results is not None and number is not None:
+            yield metric.results, row.epoch, number, row.time

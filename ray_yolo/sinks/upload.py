@@ -1,37 +1,77 @@
-"""Uploads the files of a run in a bucket while it is trained."""
+"""Uploads a run in a bucket while it is trained: the driver its log, and the record process what it has made."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from ray_yolo.checkpoints.remote import LEASE
+from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
-from ray_yolo.runs.remote_run import RemoteRun
+from ray_yolo.runs.remote_run import RemoteRun, ordinary_files
 from ray_yolo.sinks.base import Sink
+from ray_yolo.storage.lease import read_terms
+from ray_yolo.storage.store import Store, open_store
 
 _FLUSH_SECONDS = 60.0
 
 
-class UploadSink(Sink):
-    """Uploads the log once a minute and with every epoch and checkpoint, other files with every epoch."""
+class LogUpload(Sink):
+    """Uploads the log once a minute and with every epoch and checkpoint. The driver holds the run's lease."""
 
-    name, patience_seconds = "storage", 60.0
+    name, limit_seconds = "storage", 60.0
 
     def __init__(self, run: RemoteRun) -> None:
-        super().__init__()
         self._run = run
-        self._files_are_due = False
+        self._is_due = False
         self._flushed_at = time.monotonic()
 
     def event(self, event: Event) -> None:
         """Record what is due."""
-        self.is_stale |= isinstance(event, (EpochEvent, CheckpointEvent, WarningEvent, EndEvent))
-        self._files_are_due |= isinstance(event, (EpochEvent, EndEvent))
+        self._is_due |= isinstance(event, (EpochEvent, CheckpointEvent, WarningEvent, EndEvent))
 
     def update(self, last: bool = False) -> None:
         """Upload it."""
-        if self.is_stale or last or time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
+        if self._is_due or last or time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._run.flush_log()
-            self.is_stale, self._flushed_at = False, time.monotonic()
-        if self._files_are_due:
-            self._run.put_files()
-            self._files_are_due = False
+            self._is_due, self._flushed_at = False, time.monotonic()
+
+
+class FileUpload:
+    """The ordinary files of a working copy (tables, pictures, notes) in its bucket. Log, checkpoints and weights belong
+    to the process that trains the run.
+
+    Args:
+        address: of the run.
+    """
+
+    name, uses_time = "storage", True
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder, self._address = folder, address
+        self._store: Store | None = None
+        self._attempt: int | None = None  # of the training that made these files
+        self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of each file, by key
+
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Upload the files that are new or changed since the last call; the first call uploads all.
+
+        Raises:
+            OSError: if storage refuses.
+            TrainingError: if another process trains the run by now. Its files are newer.
+        """
+        store = self._store = self._store or open_store(self._address)
+        lease = read_terms(store, LEASE)
+        attempt = lease[0].attempt if lease else 0
+        if self._attempt is None:
+            self._attempt = attempt
+        if attempt != self._attempt:
+            raise TrainingError(f"{self._address}: another process trains this run now; this one stores nothing more")
+        for path in ordinary_files(self._folder):
+            key = path.relative_to(self._folder).as_posix()
+            status = path.stat()
+            state = status.st_mtime_ns, status.st_size
+            if self._stored.get(key) != state:
+                store.put(key, path)
+                self._stored[key] = state

@@ -1,13 +1,12 @@
 """The MLflow run of a sweep: the parent of its trials' runs, computed from the ledger.
 
-The content of a `SweepRun` follows from the rows only; `deliver` sends it. If the server is unreachable, a warning is
-logged and the search continues.
+The content of a `SweepRun` follows from the rows only. The sweep's record process delivers it (`records`). A trial that
+is trained further has another fitness: its point is corrected.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ray_yolo.core.events import METRICS
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
-from ray_yolo.sinks.mlflow_errors import explain
+from ray_yolo.sinks.mlflow_errors import explained
 from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
@@ -40,12 +39,6 @@ CURVE = f"metrics/{METRICS[-1]}"
 BEST_TAG, BEST_TRIAL_TAG, CLAIM_TAG = "ray_yolo.best", "ray_yolo.best_trial", "ray_yolo.claim"
 ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
 
-_MISSED = {"RUNNING": "MLflow is unreachable; the sweep's run is not up to date",
-           "FINISHED": "MLflow did not receive the end of the sweep"}
-
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class SweepRun:
     """A sweep, as shown by its MLflow run and by the states of its trials' runs."""
@@ -54,6 +47,7 @@ class SweepRun:
     trials: Sequence[Trial]  # all rows, by number
     status: Status
     claim: Claimed | None = None
+    command: str = ""  # that runs it
 
     @property
     def best(self) -> Trial | None:
@@ -85,8 +79,9 @@ class SweepRun:
         if best:
             points.append(Point("best/fitness", best.fitness or 0.0, now, best.number))
         params = flat_params({"sweep": self.config.sweep.model_dump(), **self.config.recipe.model_dump()})
-        tracking = requested_tracking()
-        return RunPlan(folder.name, tracking.get("experiment") or folder.parent.name, now, params, source_tags(),
+        place, tracking = folder.resolve(), requested_tracking()
+        return RunPlan(place.name, tracking.get("experiment") or place.parent.name, now, params,
+                       source_tags(self.command),
                        points=points, status=self.status, end_ms=None if self.status == "RUNNING" else now,
                        artifacts=ARTIFACTS if best else (), experiment_id=tracking.get("experiment_id", ""))
 
@@ -105,25 +100,43 @@ def table(trials: Sequence[Trial]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def deliver(folder: Path, uri: str, sweep: SweepRun) -> str | None:
-    """Update the MLflow run of a sweep's folder. The first call creates it and records its id in the folder.
+class SweepMlflow:
+    """The MLflow run of the sweep in a folder, on one server.
 
-    Returns:
-        The run's id; None if there is none yet and the server is unreachable, which logs a warning.
+    Args:
+        config: the sweep's settings.
+        command: that runs the sweep.
     """
-    try:
-        run_id = Delivery(folder, uri).deliver(sweep.plan(folder))
+
+    def __init__(self, folder: Path, uri: str, config: TuneConfig, command: str = "") -> None:
+        self._folder, self._uri, self._config, self._command = folder, uri, config, command
+        self._delivery = Delivery(folder, uri)
+
+    def run_of(self, trials: Sequence[Trial], status: Status, claim: Claimed | None) -> SweepRun:
+        """The desired content, given the rows of the ledger."""
+        return SweepRun(self._config, trials, status, claim, self._command)
+
+    def update(self, sweep: SweepRun) -> str:
+        """Make the run so; the first call creates it and records its id in the folder. Returns the id.
+
+        Raises:
+            RecordError: if the server cannot be reached or refuses; the next call asks it again what it has.
+        """
+        with explained(self._uri):
+            return self._deliver(sweep)
+
+    def _deliver(self, sweep: SweepRun) -> str:
+        folder, uri = self._folder, self._uri
+        run_id = self._delivery.deliver(sweep.plan(folder))
         client = build_client(uri)
         _mark_trials(client, folder, run_id, sweep)
         for child in _children(folder, sweep.stopped):
             client.set_terminated(child, sweep.status)
         name = sweep.config.placement.registered_name
-        if name and sweep.best and (best := _child(folder, sweep.best)):
+        best = _child(folder, sweep.best) if name and sweep.best else None
+        if best:
             log_model(folder, uri, best, name)
-    except Exception as error:  # MLflow's exceptions are of many types
-        missed = _MISSED.get(sweep.status, "MLflow still shows the sweep as running")
-        _log.warning("%s: %s", missed, explain(error, uri))
-    return (read_run_file(folder) or {}).get("run_id")
+        return run_id
 
 
 def _mark_trials(client: MlflowClient, folder: Path, run_id: str, sweep: SweepRun) -> None:

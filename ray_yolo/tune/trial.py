@@ -69,7 +69,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     trains = outcome is None
     if outcome is None:
         try:
-            _train(run_config, payload["link"], PoolShare(queue, config["end"], _recorder()))
+            _train(run_config, PoolShare(queue, config["end"], _recorder()))
         except (KeyboardInterrupt, Exception) as error:
             outcome = Outcome(reason=_failure(error))
         else:
@@ -109,10 +109,10 @@ def _prepare_process(payload: Mapping[str, Any]) -> None:
         os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
 
 
-def _train(config: RunConfig, link: Mapping[str, Any], share: PoolShare) -> None:
+def _train(config: RunConfig, share: PoolShare) -> None:
     """Train until log and weights are complete. A thread completes the other records while the next task starts."""
     trained: Future[Any] = Future()
-    work = partial(fit, config, quiet=True, link=link, command=train_command(config.recipe), queue=share,
+    work = partial(fit, config, quiet=True, command=train_command(config.recipe), queue=share,
                    trained=partial(trained.set_result, None))
     training: Future[Any] = run_in_thread(work, "training")
     wait([trained, training], return_when=FIRST_COMPLETED)
@@ -153,7 +153,7 @@ def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Qu
         training.set_result(None)
     else:
         training = run_in_thread(partial(
-            fit, run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
+            fit, run_config, quiet=True, command=train_command(run_config.recipe),
             queue=PoolShare(queue, recorder=_recorder())), "training")
     over = False
     try:

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -54,6 +54,7 @@ from ray_yolo.runtime.preflight import (
 from ray_yolo.runtime.ray_internals import expect_no_result_files, on_node
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
 from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, waiting_limit
 from ray_yolo.sinks.report import settings_line
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage.store import is_address
@@ -66,8 +67,8 @@ from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_
 from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere, rung_results
-from ray_yolo.tune.mlflow import Status, SweepRun, deliver
 from ray_yolo.tune.plots import draw_plots
+from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import (
@@ -83,7 +84,7 @@ from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
-NOTE_SECONDS, TRACK_SECONDS = 5.0, 10.0  # between two notes of the time, and two updates of MLflow
+NOTE_SECONDS = 5.0  # between two notes of the time
 SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
 
@@ -300,10 +301,9 @@ class _Execution:
         self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
                              self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
-        self.parent: str | None = None  # MLflow run
-        self._noted = self._tracked = time.monotonic()
-        self._tracker = ThreadPoolExecutor(1)
-        self._tracking: Future[Any] | None = None
+        self.records = RecordProcess("ray_yolo.tune.records", self.folder, _uri(config),
+                                     lambda text: self.display.say(f"WARNING: {text}"))
+        self._noted = time.monotonic()
         self._room = -math.inf, slots
 
     def slots_now(self) -> int:
@@ -327,27 +327,28 @@ class _Execution:
             say(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained" * bool(is_slow))
         for warning in warnings(ledger.begun.space, self.sweep.most_trials):
             say(f"warning: {warning}")
-        self.parent = self.track("RUNNING")
+        write_options(self.folder, self.config)
+        wait_seconds = min(waiting_limit(), PROMPT_SECONDS)
         try:
             with contextlib.closing(self.display):
                 self.run_trials()
-            return self.finish()
-        except BaseException as error:
-            interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-            if interrupted:
-                say("interrupted; the same command continues")
-            if self.parent:
-                self.track("KILLED" if interrupted else "FAILED")
+            result = self.finish()
+            wait_seconds = waiting_limit()
+            return result
+        except (KeyboardInterrupt, SystemExit):
+            say("interrupted; the same command continues")
             raise
         finally:
             self.note_time()
+            self.finish_records(wait_seconds)
 
-    def track(self, status: Status) -> str | None:
-        """Update the sweep's MLflow run. Returns its id; None without tracking."""
-        uri, ledger = _uri(self.config), self.ledger
-        if self._tracking:
-            self._tracking.result()
-        return deliver(self.folder, uri, SweepRun(self.config, ledger.trials, status, ledger.claim)) if uri else None
+    def finish_records(self, limit: float) -> None:
+        """Wait for the record process for at most so many seconds, and say what it has not completed."""
+        with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
+            self.records.finish(limit)
+        rest = self.records.describe_rest()
+        if rest:
+            self.display.say(rest)
 
     def note_time(self) -> None:
         """Note in the sweep's record how long it has run."""
@@ -356,16 +357,12 @@ class _Execution:
             write_record(self.folder, self.run.record)
 
     def each_step(self) -> None:
-        """Every few seconds, note the time and update MLflow's curve in another thread."""
+        """Every few seconds, note the time, and see after the record process."""
         now = time.monotonic()
         if now - self._noted > NOTE_SECONDS:
             self._noted = now
             self.note_time()
-        uri = _uri(self.config) if self.parent else None
-        if uri and now - self._tracked > TRACK_SECONDS and (self._tracking is None or self._tracking.done()):
-            self._tracked = now
-            self._tracking = self._tracker.submit(
-                deliver, self.folder, uri, SweepRun(self.config, self.ledger.trials, "RUNNING"))
+            self.records.keep_running()
 
     def run_trials(self) -> None:
         """Run the unfinished and the newly proposed trials with Ray Tune until the sweep has ended.
@@ -374,7 +371,7 @@ class _Execution:
         --max-concurrent limits them.
         """
         config, ledger = self.config, self.ledger
-        payload = _payload(config, ledger, self.folder, self.parent)
+        payload = _payload(config, ledger, self.folder)
         per_trial, grows = config.sweep.workers_per_trial, config.sweep.max_concurrent == "auto"
         workers = config.placement.model_copy(update={"num_workers": (1, self.slots * per_trial)})
         with standing_pool(workers, self.gpus, self.display.say, grows=grows) as queue:
@@ -444,7 +441,7 @@ class _Execution:
         trials, claim = ledger.trials, ledger.claim
         ledger.close()
         for path in sorted(self.trials.iterdir()):
-            finalize_abandoned_run(path, _uri(config), {"parent_run_id": self.parent})
+            finalize_abandoned_run(path)
         best = trials[claim.winner] if claim else best_trial(trials)
         if best is None or best.fitness is None:
             reasons = sorted({trial.reason for trial in trials if trial.reason})
@@ -463,8 +460,6 @@ class _Execution:
                 list(pool.map(drop_weights, others))
         draw_plots(folder, trials, best, rung_results(read_ledger(folder / LEDGER_FILE)))
         atomic_write(folder / "report.html", sweep_page(folder), durable=False)
-        if self.parent:
-            self.track("FINISHED")
         self.note_time()
         self.run.finish()
         self.display.say(closing_message(folder, ledger.recipe, best, claim))
@@ -500,7 +495,7 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
             "origin": ray.tune.sample_from(lambda config: origins[config["trial"]])}
 
 
-def _payload(config: TuneConfig, ledger: Ledger, folder: Path, parent: str | None) -> dict[str, Any]:
+def _payload(config: TuneConfig, ledger: Ledger, folder: Path) -> dict[str, Any]:
     """The settings that all trials share, as plain JSON; see `train_trial`."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
                  "registered_name": "", "cpus_per_worker": config.placement.cpus}
@@ -513,7 +508,7 @@ def _payload(config: TuneConfig, ledger: Ledger, folder: Path, parent: str | Non
     placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
                        "model": _absolute(ledger.recipe.model)},
-            "placement": placement, "link": {"parent_run_id": parent},
+            "placement": placement,
             "cache": str(cache_folder().absolute()) if ledger.stored else ""}
 
 

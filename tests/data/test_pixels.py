@@ -16,12 +16,12 @@ from ray_yolo.core.structures import AnnotationIndex, PixelValues
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import inspect_image, read_image
-from ray_yolo.data.index import read_index, survey
+from ray_yolo.data.index import as_training_reads, read_index, survey
 from ray_yolo.data.pixels import black_and_white, join_values, range_of, to_levels, values_of
 from ray_yolo.data.sources import read_source
 from ray_yolo.inference.output import detect_frames
 from ray_yolo.inference.predictor import ImageDetections, Predictor, build_predictor, load_trained
-from ray_yolo.runtime import preflight, serving, validator
+from ray_yolo.runtime import serving, validator
 from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 from tests.support.pictures import smooth_picture, write_image
@@ -208,4 +208,4 @@ def test_the_validation_split_has_the_range_of_the_training_split(tmp_path: Path
 
     train, val = write("train", 16), write("val", 2)
     assert val.pixel_range == {"integer": (0, 510)}
-    assert preflight.as_training_reads(val, train).pixel_range == {"integer": (0, 4095)}
+    assert as_training_reads(val, train).pixel_range == {"integer": (0, 4095)}

@@ -20,13 +20,13 @@ from ray_yolo.checkpoints.local import newest_first
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError, TrainingError
-from ray_yolo.core.events import Event, WarningEvent
+from ray_yolo.core.events import WarningEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.remote_run import RemoteRun, read_log, worker_copy
 from ray_yolo.runs.run_dir import Run, begin_run, download_run, find_run
 from ray_yolo.sinks import upload
-from ray_yolo.sinks.upload import UploadSink
+from ray_yolo.sinks.upload import FileUpload, LogUpload
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore
@@ -243,33 +243,33 @@ def test_a_segment_of_another_process_is_not_overwritten(start: Start, bucket: F
         remote(run).flush_log()
 
 
-def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
+def test_the_log_is_stored_with_what_must_not_be_lost_and_files_only_when_they_have_changed(
         start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     run, puts, put = start(), list[str](), FolderStore.put
     monkeypatch.setattr(FolderStore, "put", lambda self, key, data: (puts.append(key), put(self, key, data)))
-    sink = UploadSink(remote(run))
+    log, files = LogUpload(remote(run)), FileUpload(run.folder, remote(run).address)
 
-    def update(event: Event) -> list[str]:
+    def update() -> list[str]:
         puts.clear()
-        sink.event(event)
-        sink.update()
+        files.update((), ended=False)
         return sorted(key for key in puts if key != LEASE)
 
     (run.folder / "results.csv").write_text("1")
     (run.folder / ".hidden").write_text("1")
     notify(run, "a")
-    assert update(WarningEvent(message="a")) == ["log/000001-000000.jsonl"]
-    epoch = run_log.epoch(0)
-    assert update(epoch) == ["results.csv"]
-    assert update(epoch) == []
+    log.event(WarningEvent(message="a"))
+    log.update()
+    assert [entry.name for entry in bucket.list("exp/log/")] == ["000001-000000.jsonl"]
+    assert update() == ["results.csv"]
+    assert update() == []
     (run.folder / "results.csv").write_text("12")
-    assert update(epoch) == ["results.csv"]
+    assert update() == ["results.csv"]
 
 
 def test_the_log_is_stored_once_a_minute_for_any_events(start: Start, bucket: FolderStore,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
-    sink, now = UploadSink(remote(run)), time.monotonic()
+    sink, now = LogUpload(remote(run)), time.monotonic()
     notify(run, "a")
     sink.update()
     assert not bucket.list("exp/log/")

@@ -23,7 +23,7 @@ from ray_yolo.core import files
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs import folders
 from ray_yolo.runs.event_log import EventLog
-from ray_yolo.runs.folders import output_folder, storage_folder, was_abandoned
+from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.working_copy import address_of
@@ -386,14 +386,6 @@ def test_a_second_command_without_a_name_says_that_the_first_ones_run_is_in_use(
     assert second.folder != first.folder
     second.release()
     first.release()
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_the_lock_of_a_process_that_died_says_so(tmp_path: Path, dies: bool) -> None:
-    run = begin_run(Placement(storage_path=str(tmp_path), project="p", name="a"), made_up("0"))
-    assert not was_abandoned(run.folder)  # it is held
-    (run.lock.close if dies else run.release)()
-    assert was_abandoned(run.folder) == dies
 
 
 def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(tmp_path: Path) -> None:

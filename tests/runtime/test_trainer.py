@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -52,11 +51,9 @@ from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.runtime.workers import torch_trainer, worker
 from ray_yolo.runtime.workers.worker import train_worker
-from ray_yolo.sinks.mlflow_client import read_pending
 from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.jobs import make_config, make_dataset, make_spec
-from tests.support.terminal import Terminal
 
 EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 
@@ -103,19 +100,6 @@ def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(uninterr
     found = validate(ValConfig.model_validate({"weights": str(uninterrupted.last), "placement": {
         "num_workers": 0, "project": str(uninterrupted.run_dir / "val")}}), quiet=True)
     assert found.metrics == uninterrupted.metrics
-
-
-@pytest.mark.parametrize("at_prompt", [True, False])
-def test_at_a_prompt_what_a_sink_could_not_complete_is_left_to_a_process(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_prompt: bool) -> None:
-    """MLflow starts 20 s after the first step: so short a training it could not record."""
-    started: list[tuple[Path, str | None]] = []
-    monkeypatch.setattr("ray_yolo.sinks.run_logger.start_completion", lambda *run: started.append(run))
-    monkeypatch.setattr("sys.stdout", Terminal() if at_prompt else io.StringIO())
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    result = fit(make_config(tmp_path, 0, {"mlflow_uri": uri}, epochs=1), quiet=True)
-    assert started == [(result.run_dir, uri)] * at_prompt
-    assert (read_pending(result.run_dir, uri) is not None) == at_prompt
 
 
 def test_weights_that_cannot_be_made_slim_are_a_warning_and_complete(
@@ -187,21 +171,20 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     def refuse(*_: Any) -> None:
         raise OSError("no ink")
 
-    monkeypatch.setattr("ray_yolo.sinks.pictures.start_process", refuse)
-    monkeypatch.setattr("ray_yolo.sinks.pictures.PlotSink.patience_seconds", 2.0)
+    monkeypatch.setattr("ray_yolo.sinks.pictures.plot_labels", refuse)
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
     assert run_log.messages(result.run_dir) == [
-        "pictures: OSError: no ink. Training continues; this is tried again."]
+        "pictures: not drawn: labels.jpg (OSError: no ink)"]
+    assert (result.run_dir / "results.png").exists()
 
 
-def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_whose_sinks_and_records_all_fail_has_ended_well(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for kind in ("base.Sink", "pictures.PlotSink"):
-        monkeypatch.setattr(f"ray_yolo.sinks.{kind}.patience_seconds", 2.0)
-    for place in ("results_csv.format_results", "tensorboard.TensorBoard.update", "pictures.start_process",
+    for place in ("results_csv.format_results", "tensorboard.TensorBoard.update", "pictures.Pictures.update",
                   "console.Console.update"):
         monkeypatch.setattr(f"ray_yolo.sinks.{place}", refuse)
     (tmp_path / "mine.py").write_text("def on_run_end(result):\n    raise OSError(28, 'No space left on device')\n")
@@ -410,7 +393,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
     assert not tried[0].exists()
 
 
-@pytest.mark.parametrize("place", ["pictures.PlotSink.finish", "run_logger.Sinks.finish"])
+@pytest.mark.parametrize("place", ["console.Console.finish", "run_logger.Sinks.finish"])
 def test_a_driver_that_dies_before_all_sinks_finish_is_completed_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def die(*_: object, **__: object) -> None:

@@ -66,8 +66,8 @@ class Called:
         self.callbacks = Callbacks(load_callbacks(str(path)), run_dir, RECIPE, warn)
         self._sinks = Sinks(run_dir / EVENTS_FILE, [self.callbacks], warn)
 
-    def finish(self, result: Any = None, patience_seconds: float = 10.0) -> None:
-        self.callbacks.result, self.callbacks.patience_seconds = result, patience_seconds
+    def finish(self, result: Any = None, limit_seconds: float = 10.0) -> None:
+        self.callbacks.result, self.callbacks.limit_seconds = result, limit_seconds
         self._sinks.finish()
 
 
@@ -120,8 +120,8 @@ def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir
     module.write_text("import threading\nwait = threading.Event()\ndef on_run_end(result):\n    wait.wait(60)\n")
     warnings: list[str] = []
     callbacks = Called(module, run_dir, warnings.append)
-    callbacks.finish(patience_seconds=0.5)
-    assert warnings == ["callbacks: no return after 0.5 s; the command ends without them"]
+    callbacks.finish(limit_seconds=0.5)
+    assert warnings == ["callbacks: not complete after 0.5 s"]
     sys.modules["callbacks_module"].wait.set()
 
 

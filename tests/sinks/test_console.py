@@ -37,11 +37,11 @@ def test_a_file_gets_whole_lines_without_carriage_returns(tmp_path):
     for number in range(1, 11):
         show(console, run_log.step(number))
     show(console, run_log.epoch(0))
-    assert len(stream.getvalue().splitlines()) == 4
+    assert len(stream.getvalue().splitlines()) == 5  # with the header of the epochs
     assert stream.getvalue().endswith("\n")
     console.finish()
     assert re.search(r"[\r\x1b]", stream.getvalue()) is None
-    assert stream.getvalue().splitlines()[4].startswith("interrupted after 0 epochs")
+    assert stream.getvalue().splitlines()[5].startswith("interrupted after 0 epochs")
 
 
 def test_a_notebook_gets_the_lines_of_a_file(tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_live_line_never_wraps(tmp_path, monkeypatch):
     assert len(terminal.screen[-1]) == 59
 
 
-def test_a_display_that_is_given_up_gives_the_cursor_back(tmp_path):
+def test_a_display_that_ends_gives_the_cursor_back(tmp_path):
     terminal = Terminal()
     run_log.write(tmp_path / EVENTS_FILE, BEGIN)
     console = Console(tmp_path, terminal)
@@ -106,7 +106,7 @@ def test_a_display_that_is_given_up_gives_the_cursor_back(tmp_path):
         console.event(event)
     console.update()
     assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("l")
-    console.abandon()
+    console.finish()
     assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("h")
 
 
@@ -149,13 +149,12 @@ def test_of_earlier_starts_only_the_run_is_printed(tmp_path):
     assert not any("1/3" in line for line in terminal.screen)
 
 
-@pytest.mark.parametrize("displayed", [True, False])
-def test_at_the_end_the_outcome_and_the_notes_are_printed(tmp_path, displayed):
+def test_at_the_end_the_outcome_and_the_notes_are_printed(tmp_path):
     stream, notes = io.StringIO(), []
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
     console = Console(tmp_path, stream, lambda: notes)
     notes.append("MLflow does not have everything yet.")
-    console.finish() if displayed else console.abandon()
+    console.finish()
     lines = stream.getvalue().splitlines()
     assert "done: 1 epoch in 0:01:00" in lines
     assert lines[-1] == "MLflow does not have everything yet."

@@ -13,9 +13,9 @@ from ray_yolo.core.errors import TrackingError
 from ray_yolo.core.events import RunEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.sinks.mlflow_plan import plan_run, requested_tracking
-from ray_yolo.sinks.mlflow_run import synchronise
 from tests.support import run_log
 from tests.support.servers import BrokenServer
+from tests.support.tracking import synchronise
 
 VARIABLES = ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
 

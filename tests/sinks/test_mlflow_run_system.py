@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.mlflow_client import read_run_file
-from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, system_metrics_enabled
+from ray_yolo.sinks.mlflow_run import MlflowRecord, system_metrics_enabled
 from tests.support import run_log
 from tests.support.machines import wait_for
 
+SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 CPU = f"system/{socket.gethostname()}/cpu_utilization_percentage"
 
 
@@ -29,44 +28,39 @@ def steps(uri: str, run_dir: Path) -> list[int]:
     return [point.step for point in MlflowClient(uri).get_metric_history(about["run_id"], CPU)] if about else []
 
 
-def follow(run_dir: Path, uri: str, warned: list[str]) -> Sinks:
-    mlflow = Mlflow(run_dir, uri)
-    return Sinks(run_dir / EVENTS_FILE, [SystemMetrics(run_dir, uri, mlflow), mlflow], warned.append)
+STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0)]
 
 
 def test_a_training_that_is_continued_goes_on_with_them(
         tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "true")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    warned: list[str] = []
-    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0)])
-    first = follow(tmp_path, uri, warned)
-    wait_for(lambda: len(steps(uri, tmp_path)) > 2, 90)
-    first.finish()
-    before = steps(uri, tmp_path)
-    second = follow(tmp_path, uri, warned)
-    wait_for(lambda: len(steps(uri, tmp_path)) > len(before), 90)
-    second.finish()
-    assert steps(uri, tmp_path) == list(range(len(steps(uri, tmp_path))))
-    assert not warned
+    before = 0
+    for events in (STORY, [*STORY, run_log.start(10)]):
+        record = MlflowRecord(tmp_path, uri, pytest.fail)
+        record.update(events, ended=False)
+        wait_for(lambda before=before: len(steps(uri, tmp_path)) > before + 2, 90)
+        record.update(events, ended=True)
+        before = len(steps(uri, tmp_path))
+    assert steps(uri, tmp_path) == list(range(before))
 
 
-def test_without_what_it_needs_it_says_so_and_the_rest_is_tracked(
+def test_without_what_it_needs_it_says_so_once_and_the_rest_is_tracked(
         tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "true")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     warned: list[str] = []
-    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0)])
-    sinks = follow(tmp_path, uri, warned)
-    wait_for(lambda: warned, 90)
-    sinks.finish()
-    assert warned == ["system metrics: MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING needs pip install psutil. Training "
-                      "continues without."]
+    record = MlflowRecord(tmp_path, uri, warned.append)
+    for _ in range(2):
+        record.update(STORY, ended=False)
+    assert warned == ["system metrics: MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING needs pip install psutil"]
+    assert read_run_file(tmp_path)
     assert steps(uri, tmp_path) == []
 
 
 def test_mlflows_switch_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
-    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(SWITCH, raising=False)
     assert not system_metrics_enabled()
     for setting, expected in (("false", False), ("true", True), ("True", True)):
-        monkeypatch.setenv(name, setting)
+        monkeypatch.setenv(SWITCH, setting)
         assert system_metrics_enabled() == expected

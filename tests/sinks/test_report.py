@@ -43,16 +43,33 @@ class TestEpochLines:
             "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 where it is fast, else "
             "fp32), learning rate 0.01 (SGD)")
 
-    def test_an_epoch_is_one_line(self):
-        (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
-        assert line == ("epoch 1/3  box 0.5  obj 0.25  cls 0.125  P 0.5  R 0.25  mAP50 0.125  mAP50-95 0.0625  "
-                        "100 images/s  1.5 GB  0:01:00  best")
+    def test_an_epoch_is_one_row_under_a_header(self):
+        (*_, header, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
+        assert header == ("      Epoch    GPU_mem   box_loss   obj_loss   cls_loss          P          R      mAP50   "
+                          "mAP50-95   images/s       time")
+        assert line == ("        1/3       1.5G     0.5000     0.2500     0.1250     0.5000     0.2500     0.1250     "
+                        "0.0625      100.0    0:01:00  best")
 
-    def test_what_was_not_measured_is_left_out(self):
+    def test_the_points_of_all_rows_are_below_each_other(self):
+        odd = {"box": 0.1257, "obj": 0.01207, "cls": 0.0}
+        output, _ = lines([*BEGIN, run_log.epoch(0), run_log.epoch(1, train=odd), run_log.epoch(2)], live=False)
+        rows = [line.removesuffix("  best") for line in output[-3:]]
+        assert len({len(row) for row in rows}) == 1
+        points = [[at for at, letter in enumerate(row) if letter == "."][-8:] for row in rows]
+        assert points[0] == points[1] == points[2]
+        assert "0.1257     0.0121     0.0000" in rows[1]
+
+    def test_the_header_is_repeated_for_those_who_scroll(self):
+        story = [run_log.run(), run_log.start(epochs=70), *(run_log.epoch(number) for number in range(70))]
+        output, _ = lines(story, live=False)
+        heads = [at for at, line in enumerate(output) if line.lstrip().startswith("Epoch")]
+        assert [at - heads[0] for at in heads] == [0, 31, 62]
+
+    def test_what_was_not_measured_is_a_dash(self):
         epoch = run_log.epoch(0, metrics=None, val=None, best=False, memory_gb=0.0,
                               train={"box": None, "obj": 0.25, "cls": 0.125})
         (*_, line), _ = lines([*BEGIN, epoch], live=False)
-        assert line == "epoch 1/3  obj 0.25  cls 0.125  100 images/s  0:01:00"
+        assert line.split() == ["1/3", "-", "-", "0.2500", "0.1250", "-", "-", "-", "-", "100.0", "0:01:00"]
 
     def test_a_restart_says_where_it_goes_on(self):
         output, _ = lines([run_log.run(), run_log.start(10, num_workers=1)], live=False)
@@ -60,7 +77,7 @@ class TestEpochLines:
 
     def test_an_epoch_reported_again_after_a_restart_is_not_news(self):
         output, _ = lines([*BEGIN, run_log.epoch(0), run_log.start(10), run_log.epoch(0)], live=False)
-        assert sum(line.startswith("epoch 1/3") for line in output) == 1
+        assert sum(line.lstrip().startswith("1/3") for line in output) == 1
 
     def test_warnings_are_passed_on(self):
         output, _ = lines([WarningEvent(message="MLflow is away")], live=False)
@@ -122,9 +139,9 @@ class TestTables:
         output, _ = lines([*BEGIN, run_log.epoch(0)], live=True)
         at = output.index(HEADER)
         assert output[at + 1: at + 4] == [
-            "        1/3       1.5G        0.5       0.25      0.125        100    0:01:00",
+            "        1/3       1.5G     0.5000     0.2500     0.1250      100.0    0:01:00",
             CLASS_HEADER,
-            "                   all         16         14        0.5       0.25      0.125     0.0625"]
+            "                   all         16         14     0.5000     0.2500     0.1250     0.0625"]
 
     def test_the_next_epoch_has_a_header_and_after_the_last_there_is_none(self):
         output, _ = lines([*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2)], live=True)
@@ -162,7 +179,7 @@ class TestProgress:
     def test_a_live_line_stands_under_the_header(self):
         _, report = lines([*BEGIN, run_log.epoch(0), run_log.step(14)], live=True)
         assert report.progress() == (
-            "    2/3 40%       1.5G        0.5       0.25      0.125        100   -0:00:01")
+            "    2/3 40%       1.5G     0.5000     0.2500     0.1250      100.0   -0:00:01")
 
     def test_a_live_line_fits_a_terminal_of_eighty_columns(self):
         long = [run_log.run(num_images=10**6), run_log.start(epochs=300), run_log.epoch(0, memory_gb=139.25),
@@ -170,6 +187,12 @@ class TestProgress:
         _, report = lines(long, live=True)
         assert len(report.progress()) == 77
         assert report.progress().endswith("-6:45:00")
+
+    @pytest.mark.parametrize(("live", "rest"), [(True, " val"), (False, "100 %  validating  ")])
+    def test_after_the_last_step_no_time_is_left(self, live, rest):
+        _, report = lines([*BEGIN, run_log.step(30)], live=live)
+        assert rest in report.progress()
+        assert "0:00:00" not in report.progress()
 
     def test_a_first_step_without_a_loss_is_shown_too(self):
         _, report = lines([*BEGIN, run_log.step(1, loss=[None, None, None])], live=True)
@@ -187,9 +210,9 @@ class TestClosingMessage:
         output = closing_message(tmp_path, run_log.numbered(story)).splitlines()
         assert output[:4] == [
             CLASS_HEADER,
-            "                   all          -         14        0.5       0.25      1.125     0.0625",
-            "                circle          9          7        0.5       0.25      1.125     0.0625",
-            "                square          9          7        0.5       0.25      1.125     0.0625"]
+            "                   all          -         14     0.5000     0.2500     1.1250     0.0625",
+            "                circle          9          7     0.5000     0.2500     1.1250     0.0625",
+            "                square          9          7     0.5000     0.2500     1.1250     0.0625"]
         assert "done: 3 epochs in 0:03:00" in output
         at = output.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
         assert output[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
@@ -217,6 +240,15 @@ class TestClosingMessage:
         output = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
         assert shlex.split(output["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
         assert shlex.split(output["mlflow"]) == ["mlflow", "ui", "--backend-store-uri", uri]
+
+    def test_pictures_and_an_mlflow_run_that_are_still_made_are_named(self, tmp_path):
+        """At a prompt, both may be complete some seconds later."""
+        output = closing_message(tmp_path, [], plots=True, uri="sqlite:////x.db").splitlines()
+        assert output[-4].startswith(f"plots        {tmp_path} (results.png")
+        assert output[-2:] == ["mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
+                               "             (and open http://127.0.0.1:5000)"]
+        output = closing_message(tmp_path, [], uri="https://ann:s3cr3t@host").splitlines()
+        assert output[-1] == "mlflow       https://***@host"
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))

@@ -12,9 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from ray_yolo.core.events import Event
-from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.sinks.tensorboard import TensorBoard, complete
+from ray_yolo.sinks.tensorboard import TensorBoard
 from tests.sinks.test_metric_names import HEADER
 from tests.support import run_log
 from tests.support.jobs import make_config
@@ -28,17 +27,13 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in tags}
 
 
-def notify(board: TensorBoard, events: Sequence[Event]) -> None:
-    for event in run_log.numbered(events):
-        board.event(event)
-    board.update()
+def notify(board: TensorBoard, events: Sequence[Event], ended: bool = False) -> None:
+    board.update(run_log.numbered(events), ended)
 
 
 def write(folder: Path, events: Sequence[Event]) -> dict[str, list[tuple[int, float]]]:
-    """The points in the folder of a sink that received these events."""
-    board = TensorBoard(folder)
-    notify(board, events)
-    board.finish()
+    """The points in the folder of a record of these events."""
+    notify(TensorBoard(folder), events, ended=True)
     return scalars(folder)
 
 
@@ -62,9 +57,8 @@ def test_growing_logs_and_new_starts_repeat_no_point(tmp_path: Path) -> None:
     for length in (2, 2, 4, 6):
         board = TensorBoard(tmp_path)
         notify(board, story[:length - 1])
-        notify(board, story[length - 1:length])
-        board.update()
-        board.finish()
+        notify(board, story[:length])
+        notify(board, story[:length], ended=True)
     # files of one second are read in the order of their names, in which the tenth comes before the ninth
     assert sorted(step for step, _ in scalars(tmp_path)["x/lr2"]) == [0, 1, 2]
 
@@ -83,8 +77,7 @@ def test_a_writer_that_fails_in_the_middle_is_made_good(tmp_path: Path, monkeypa
     board = TensorBoard(tmp_path)
     with pytest.raises(OSError, match="no space"):
         notify(board, TWO)
-    board.update()
-    board.finish()
+    notify(board, TWO, ended=True)
     assert all([step for step, _ in points] == [0, 1] for points in scalars(tmp_path).values())
 
 
@@ -98,9 +91,8 @@ def test_points_that_a_failing_writer_lost_are_written_later(tmp_path: Path, mon
         patch.setattr(SummaryWriter, "add_scalar", lambda *_, **__: None)
         patch.setattr(SummaryWriter, "flush", refuse)
         with pytest.raises(OSError, match="no space"):
-            notify(board, TWO[2:])
-    board.update()
-    board.finish()
+            notify(board, TWO)
+    notify(board, TWO, ended=True)
     assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]
 
 
@@ -110,17 +102,6 @@ def test_what_was_not_measured_has_no_point(tmp_path: Path) -> None:
     assert "metrics/recall" not in found
     assert "val/box_loss" not in found
     assert not any(math.isnan(value) for points in found.values() for _, value in points)
-
-
-def test_what_a_prompt_did_not_wait_for_is_completed_once(tmp_path: Path) -> None:
-    run_log.write(tmp_path / EVENTS_FILE, [*TWO, run_log.end(20)])
-    board = TensorBoard(tmp_path)
-    notify(board, TWO[:2])
-    board.finish()
-    assert board.abandon().endswith(f"if not: python -m ray_yolo.sync {tmp_path}")
-    for _ in range(2):
-        complete(tmp_path)
-        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]
 
 
 def test_a_training_without_tensorboard_writes_all_but_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch

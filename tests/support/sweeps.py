@@ -22,6 +22,7 @@ from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.tuner import search
 from tests.support.checkpoints import newest
 from tests.support.jobs import make_config
+from tests.support.machines import wait_for
 from tests.support.run_log import only
 
 SPACE = "lr0: {low: 0.0001, high: 0.01, gain: 3}\nscale: {low: 0.0, high: 0.9}\n"
@@ -105,3 +106,8 @@ def tracked_runs(folder: Path) -> list[Any]:
 def tracked_states(folder: Path) -> Counter[str]:
     """How many of them have which status."""
     return Counter(run.info.status for run in tracked_runs(folder))
+
+
+def expect_states(folder: Path, **expected: int) -> None:
+    """Wait until so many of them have each status: a process delivers them after the end of the command."""
+    wait_for(lambda: (folder / "mlflow.db").exists() and tracked_states(folder) == expected, 100)

@@ -24,7 +24,7 @@ from ray_yolo.tune.tuner import search
 from ray_yolo.tune.verification import compare
 from tests.support import run_log
 from tests.support.checkpoints import newest
-from tests.support.sweeps import assert_cpus_return, command, make_sweep, start, tracked_runs, tracked_states
+from tests.support.sweeps import assert_cpus_return, command, expect_states, make_sweep, start, tracked_runs
 
 TRIALS, KILLS = 8, 5
 EPOCHS = 8
@@ -94,15 +94,14 @@ def test_a_sweep_that_was_stopped_continues(tmp_path: Path, signum: int, status:
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, (ledger.parent / "finished").exists()) == (status, False), errors.decode()
-    assert "RUNNING" not in tracked_states(tmp_path)
-    assert tracked_states(tmp_path) == {"FINISHED": 1, "KILLED": 2}  # the second trial's and the sweep's own
+    expect_states(tmp_path, FINISHED=1, KILLED=2)  # the second trial's and the sweep's own
     process = start(argv, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors.decode()
     counted = [event for event in read_ledger(ledger) if isinstance(event, Counted)]
     assert [event.trial for event in counted if not event.seed] == [0, 1]
     assert len(set(steps_in(log))) == len(steps_in(log))  # none was trained twice
-    assert tracked_states(tmp_path) == {"FINISHED": len(counted) + 1}
+    expect_states(tmp_path, FINISHED=len(counted) + 1)
     assert_cpus_return()
 
 

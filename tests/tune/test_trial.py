@@ -78,7 +78,7 @@ class Trained:
 
     @property
     def payload(self) -> dict[str, Any]:
-        return {"recipe": self.recipe.model_dump(mode="json"), "link": {}, "cache": "",
+        return {"recipe": self.recipe.model_dump(mode="json"), "cache": "",
                 "placement": self.placement}
 
 

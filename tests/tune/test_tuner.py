@@ -32,7 +32,7 @@ from ray_yolo.tune.tuner import search
 from ray_yolo.tune.verification import compare
 from tests.support import run_log
 from tests.support.jobs import make_config, make_index
-from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
+from tests.support.sweeps import SPACE, assert_cpus_return, expect_states, make_sweep, tracked_runs, tracked_states
 
 GRID = """
 optimizer.name: {type: choice, values: [SGD, Adam, AdamW]}
@@ -206,7 +206,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
     lines = read_ledger(folder / "ledger.jsonl")
     assert sorted(line.trial for line in lines if isinstance(line, Failed) and line.seed == 0) == [0, 1]
-    assert tracked_states(tmp_path) == {"FAILED": 1}  # the sweep's own: no trial came to have one
+    expect_states(tmp_path, FAILED=1)  # the sweep's own: no trial came to have one
 
 
 def unlucky_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
@@ -259,11 +259,11 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
         with pytest.raises(KeyboardInterrupt):
             search(config)
     assert "interrupted; the same command continues" in capsys.readouterr().out
-    assert tracked_states(tmp_path) == {"KILLED": 1}
+    expect_states(tmp_path, KILLED=1)
     stand_in(monkeypatch, formula_task)
     result = search(config, quiet=True)
     assert len(result.trials) == 1
-    assert tracked_states(tmp_path) == {"FINISHED": 1}
+    expect_states(tmp_path, FINISHED=1)
 
 
 @pytest.mark.ray

@@ -1,0 +1,528 @@
+"""Makes the records of a run from its event log, in a process of its own: `python -m ray_yolo.sinks.records RUN`.
+
+    results.csv, TensorBoard's files, pictures, the MLflow run, the registered model, the files in the bucket
+
+Each record is an object with `update(events, ended)`, which compares the record with the log and makes it so. It is
+called again after new events, and after a failure until it succeeds. What is pending is therefore what the log has and
+the record lacks: a process that was killed, a server that was away, and a call of `ray_yolo.sync` are the same case.
+
+The driver starts the process after the first step (`record_process`). The process runs at idle priority. It ends when
+the log has ended and all records hold. It works in the run folder as its current folder: if the folder is moved, the
+records follow; if it is removed, the process ends. The file `.records` is locked while a process makes the records of a
+run. It is empty until they are complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+import yaml
+
+from ray_yolo.core.errors import InputError, RayYoloError
+from ray_yolo.core.events import (
+    CheckpointEvent,
+    DatasetEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+    WarningEvent,
+)
+from ray_yolo.core.redact import MASK, reason_of, redact
+from ray_yolo.core.system import set_priority
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
+from ray_yolo.runs.folders import is_held, lock_file
+from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE
+from ray_yolo.runs.working_copy import address_of
+from ray_yolo.sinks.base import History, RecordError, Warn
+from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, OWED_FILE, own_uri, read_run_file
+from ray_yolo.sinks.results_csv import ResultsCsv
+from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
+
+T = TypeVar("T")
+
+LOCK_FILE = ".records"
+URI_VARIABLE = "RAY_YOLO_RECORDS_URI"
+"""Environment of the process: the MLflow server. It is no argument, because it may contain secrets."""
+END = b"end\n"
+"""What the driver writes to the process when the log is complete."""
+INCOMPLETE = 3
+"""Exit status of a process that gives up records which it cannot make."""
+
+_TICK_SECONDS = 1.0
+_RETRY_SECONDS = 600.0  # after the end, for records that cannot be made; then sync or the project's next training
+_LOCK_SECONDS = 120.0  # for another process to complete the records of a run
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2.0, 60.0
+_CPU_SHARE = 0.04  # of one core while training runs, but a record is made at least once a minute
+
+
+class Record(Protocol):
+    """One record of a run."""
+
+    name: str
+    uses_time: bool
+    """Whether an update may take CPU seconds, which training pays for."""
+
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Make the record agree with the log.
+
+        Args:
+            ended: whether the log is complete, and files that training writes are final.
+
+        Raises:
+            RayYoloError: if the user must change something first; not tried again before new events.
+            Exception: for any other reason; tried again.
+        """
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """Which records a run has."""
+
+    uri: str | None  # of the MLflow server; None: no tracking
+    plots: bool = True
+    registered_name: str = ""
+    address: str = ""  # of a run in a bucket
+    data_folders: tuple[Path, ...] = ()  # where a relative path of the data set may start
+
+
+def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
+    """The settings of the run in a folder, from its opt.yaml.
+
+    Args:
+        uri: the MLflow server to use.
+        start: the folder in which the command was started, as far as known.
+    """
+    placement: dict[str, Any] = {}
+    with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
+        placement = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text())["placement"])
+    return RecordSettings(
+        uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(),
+        registered_name=placement.get("registered_name") or "", address=address_of(folder),
+        data_folders=(start, *folder.resolve().parents))
+
+
+def build_records(folder: Path, settings: RecordSettings, warn: Warn) -> list[Record]:
+    """The records of a run. Later ones may contain the files of earlier ones."""
+    records: list[Record] = [ResultsCsv(folder)]
+    if is_installed():
+        records.append(TensorBoard(folder))
+    if settings.plots:
+        from ray_yolo.sinks.pictures import Pictures  # here, as below: these imports take seconds
+        from ray_yolo.sinks.run_page import RunPage
+
+        records += [Pictures(folder, settings.data_folders), RunPage(folder)]
+    if settings.uri:
+        from ray_yolo.sinks.mlflow_run import MlflowRecord
+
+        records.append(MlflowRecord(folder, settings.uri, warn))
+    if settings.registered_name:
+        from ray_yolo.sinks.registry import Registry
+
+        records.append(Registry(folder, settings.uri, settings.registered_name))
+    if settings.address:
+        from ray_yolo.sinks.upload import FileUpload
+
+        records.append(FileUpload(folder, settings.address))
+    return records
+
+
+@dataclass
+class _Task:
+    """A record and how far it is."""
+
+    record: Record
+    holds: bool = False
+    is_final: bool = False  # it holds for the log that has ended
+    error: Exception | None = None  # of the last update
+    pause: float = _FIRST_PAUSE_SECONDS  # after the next failure
+    due: float = 0.0  # by `time.monotonic`
+    has_warned: bool = False
+
+
+@dataclass
+class RunRecords:
+    """The records of one run, made one after the other.
+
+    Args:
+        records: in their order.
+        warn: receives one text for each record that fails.
+    """
+
+    folder: Path
+    records: Sequence[Record]
+    warn: Warn
+    retries: bool = True  # whether `update` is called again after a failure
+    tasks: list[_Task] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tasks = [_Task(record) for record in self.records]
+        self._new_events = follow(self.folder / EVENTS_FILE)
+        self._history = History(RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
+        self.num_bytes = 0
+        """Of the log, as far as the records hold it; it may have more already."""
+
+    @property
+    def events(self) -> list[Event]:
+        """The events so far that records need."""
+        return self._history.events
+
+    @property
+    def pending(self) -> list[str]:
+        """The names of the records that do not hold yet."""
+        return [task.record.name for task in self.tasks if not task.holds]
+
+    @property
+    def failing(self) -> list[str]:
+        """The pending records whose last update failed."""
+        return [task.record.name for task in self.tasks if not task.holds and task.error]
+
+    def update(self, ended: bool) -> None:
+        """Make each record that is due."""
+        is_stale = self.read()
+        for task in self.tasks:
+            is_end = ended and not task.is_final
+            if is_stale or is_end:
+                task.holds = False
+            if is_end and task.error is None:
+                task.due = 0.0
+            if task.holds or time.monotonic() < task.due:
+                continue
+            self._make(task, ended)
+            is_stale |= task.holds  # the records after it may contain its files
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all records hold for the log that has ended."""
+        return all(task.holds and task.is_final for task in self.tasks)
+
+    def read(self) -> bool:
+        """Read the new events. Returns whether there is more than new steps."""
+        is_stale = False
+        with suppress(OSError):
+            self.num_bytes = (self.folder / EVENTS_FILE).stat().st_size
+        for event in next(self._new_events):
+            is_stale |= self._history.add(event)
+        if is_stale:
+            for task in self.tasks:
+                if math.isinf(task.due):
+                    task.due = 0.0
+        return is_stale
+
+    def _make(self, task: _Task, ended: bool) -> None:
+        start = time.process_time()
+        try:
+            task.record.update(self.events, ended)
+        except Exception as error:  # of any library: the other records must still be made
+            if not self.is_gone:
+                self._note_failure(task, error, ended)
+            return
+        task.holds, task.is_final, task.error, task.pause = True, ended, None, _FIRST_PAUSE_SECONDS
+        rest = (time.process_time() - start) / _CPU_SHARE if task.record.uses_time and not ended else 0.0
+        task.due = time.monotonic() + min(rest, _LONGEST_PAUSE_SECONDS)
+
+    def _note_failure(self, task: _Task, error: Exception, ended: bool) -> None:
+        needs_user = isinstance(error, RayYoloError)
+        task.error, task.is_final = error, ended
+        task.due = math.inf if needs_user else time.monotonic() + task.pause
+        task.pause = min(2 * task.pause, _LONGEST_PAUSE_SECONDS)
+        if not task.has_warned:
+            task.has_warned = True
+            is_text = isinstance(error, (RayYoloError, RecordError))
+            text = redact(str(error)) if is_text else reason_of(error)
+            self.warn(f"{task.record.name}: {text}{self._outlook(needs_user, ended)}")
+
+    def _outlook(self, needs_user: bool, ended: bool) -> str:
+        """What happens after a failure, as the end of a warning."""
+        if needs_user:
+            return "" if ended else ". Training continues without."
+        if not self.retries:
+            return ""
+        return ". This is tried again." if ended else ". Training continues; this is tried again."
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the run folder was removed, so that there is nothing to make."""
+        return not (self.folder / EVENTS_FILE).exists()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[IO[str] | None]:
+    """Context in which no other process makes the records of a run; None if one does.
+
+    Raises:
+        FileNotFoundError: if the folder does not exist.
+    """
+    with (folder / LOCK_FILE).open("a+") as lock:
+        yield lock if lock_file(lock) else None
+
+
+def note_incomplete(folder: Path) -> None:
+    """Note that the records of a run are to be made: by the process that starts now, or a later one if it is killed."""
+    with suppress(OSError):
+        (folder / LOCK_FILE).open("w").close()
+
+
+def note_complete(lock: IO[str], records: RunRecords, uri: str | None) -> None:
+    """Note in the locked file how much of the log all records hold."""
+    lock.truncate(0)
+    json.dump({"bytes": records.num_bytes, "uri": redact(uri or "")}, lock)
+    lock.flush()
+
+
+def is_complete(folder: Path, uri: str | None) -> bool:
+    """Whether it is noted that all records hold the whole log of a run, with an MLflow server."""
+    try:
+        note = json.loads((folder / LOCK_FILE).read_text())
+        size = (folder / EVENTS_FILE).stat().st_size
+    except (OSError, ValueError):
+        return False
+    return bool(note == {"bytes": size, "uri": redact(uri or "")})
+
+
+def incomplete_runs(folder: Path) -> list[Path]:
+    """The other runs of the project whose records are not completed: their process was killed, or could not reach a
+    server. Runs that are trained now are left out."""
+    project = folder / ".."
+    notes = sorted({path.parent for name in (LOCK_FILE, OWED_FILE) for path in project.glob(f"*/{name}")})
+    return [run for run in notes if _is_incomplete(run) and not run.samefile(folder)]
+
+
+def _is_incomplete(run: Path) -> bool:
+    if (run / LEDGER_FILE).exists() or not (run / EVENTS_FILE).exists():
+        return False
+    with suppress(OSError):
+        is_noted = (run / OWED_FILE).exists() or (run / LOCK_FILE).stat().st_size == 0  # see `note_incomplete`
+        return is_noted and not is_held(run)
+    return False
+
+
+def complete(folder: Path, uri: str | None, start: Path, warn: Warn) -> RunRecords | None:
+    """Make the records of a run once, now. Returns how far they are; None if another process makes them."""
+    with locked(folder) as lock:
+        if lock is None:
+            return None
+        settings = read_settings(folder, uri, start)
+        records = RunRecords(folder, build_records(folder, settings, warn), warn, retries=False)
+        records.update(ended=True)
+        if not records.pending:
+            note_complete(lock, records, uri)
+        return records
+
+
+def synchronise(folder: Path, uri: str | None) -> int:
+    """Complete the records of a run in this process, and print what they are. Returns an exit code: 3 if some cannot be
+    completed.
+
+    Raises:
+        InputError: if the folder has no log of a training.
+        RayYoloError: if the user must change something first.
+    """
+    if not (folder / EVENTS_FILE).is_file():
+        raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run or a sweep")
+    records = wait_for_lock(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning))
+    if records is None:
+        return INCOMPLETE
+    for task in records.tasks:
+        if isinstance(task.error, RayYoloError):
+            raise task.error
+    about = read_run_file(folder)
+    if uri and about and "MLflow" not in records.pending:
+        print(f"run {about['run_id']} at {redact(uri)}")
+    if records.pending:
+        return INCOMPLETE
+    print(f"complete: {', '.join(task.record.name for task in records.tasks)}")
+    return 0
+
+
+def wait_for_lock(folder: Path, complete_once: Callable[[], T | None]) -> T | None:
+    """The result of a function that is None while another process makes the records, after waiting for that process.
+    None, and a line for the user, if it takes too long."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    has_printed = False
+    while True:
+        result = complete_once()
+        if result is not None:
+            return result
+        if is_held(folder):
+            print(f"{folder}: is trained now; the process that makes its records is at work", file=sys.stderr)
+            return None
+        if time.monotonic() > deadline:
+            print(f"{folder}: another process is still at work on its records; try again later", file=sys.stderr)
+            return None
+        if not has_printed:
+            has_printed = True
+            print(f"{folder}: waiting for the process that makes its records", file=sys.stderr)
+        time.sleep(_TICK_SECONDS)
+
+
+def _print_warning(text: str) -> None:
+    print(f"WARNING: {text}", file=sys.stderr)
+
+
+class Driver:
+    """The command whose records this process makes, on the other ends of stdin and stdout.
+
+    Args:
+        folder: of the run; warnings go into its log if the command has ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._parent = folder, os.getppid()
+        self._reported: dict[str, Any] = {}
+        self._warned: set[str] = set()
+        self.has_ended = False
+        """Whether the log is complete, or the command is gone."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, for at most so many seconds. Returns `has_ended`."""
+        if self.has_ended:
+            time.sleep(seconds)
+        elif select.select([sys.stdin], [], [], seconds)[0]:
+            self.has_ended = True  # by its message, or because it closed the pipe
+        elif os.getppid() != self._parent:
+            self.has_ended = True  # a child of the killed command may hold the pipe
+        return self.has_ended
+
+    def warn(self, text: str) -> None:
+        """Bring a warning to the user: through the command, else through the log."""
+        if text not in self._warned:
+            self._warned.add(text)
+            if not self._send({"warning": text}):
+                self._append(text)
+
+    def report(self, pending: Sequence[str], failing: Sequence[str]) -> None:
+        """Tell the command which records do not hold yet."""
+        report = {"pending": list(pending), "failing": list(failing)}
+        if report != self._reported:
+            self._reported = report
+            self._send(report)
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
+        except OSError:  # the command has closed its end
+            return False
+        return True
+
+    def _append(self, text: str) -> None:
+        """Write a warning into the log, whose only writer has ended, unless another command trains the run."""
+        log = self._folder / EVENTS_FILE
+        with suppress(OSError), (self._folder / ".lock").open("a") as lock:
+            if lock_file(lock) and log.exists():
+                writer = EventLog(log)
+                writer.append(WarningEvent(message=text))
+                writer.close()
+
+
+class Work(Protocol):
+    """The records that a process makes."""
+
+    @property
+    def pending(self) -> list[str]:
+        """Names of the records that do not hold yet."""
+
+    @property
+    def failing(self) -> list[str]:
+        """Those whose last update failed."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder was removed."""
+
+    def update(self, ended: bool) -> None:
+        """Make each record that is due."""
+
+
+def work_until_complete(work: Work, driver: Driver, complete_others: Callable[[], bool]) -> bool:
+    """Follow a log until it has ended and all its records hold. Returns whether they do.
+
+    Args:
+        complete_others: completes one more run of the project; returns whether there was one.
+    """
+    has_others = True
+    while not (driver.has_ended or work.is_gone):
+        work.update(ended=False)
+        has_others = has_others and complete_others()
+        driver.report(work.pending, work.failing)
+        driver.wait(_TICK_SECONDS)
+    set_priority(os.getpid(), "SCHED_OTHER", 0)
+    deadline = time.monotonic() + _RETRY_SECONDS
+    while not work.is_gone:
+        work.update(ended=True)
+        has_others = has_others and complete_others()
+        others = ["earlier runs"] if has_others else []
+        driver.report([*work.pending, *others], work.failing)
+        if has_others:
+            continue
+        if not work.pending or time.monotonic() > deadline:
+            return not work.pending
+        driver.wait(_TICK_SECONDS)
+    return True
+
+
+def completer(folder: Path, uri: str | None, start: Path, complete_run: Callable[[Path, str | None], RunRecords | None]
+              ) -> Callable[[], bool]:
+    """A function for `work_until_complete`. Errors are left out: a later training tries again."""
+    runs = incomplete_runs(folder)
+
+    def complete_next() -> bool:
+        if not runs:
+            return False
+        run = runs.pop(0)
+        with suppress(OSError, RayYoloError):
+            records = complete_run(run, _server_of(run, uri))
+            if records is not None and records.failing:
+                runs.clear()  # the server is probably away for all of them
+        return True
+
+    return complete_next
+
+
+def _server_of(run: Path, uri: str | None) -> str | None:
+    """The MLflow server of another run. Its secrets are not stored: only this run's server may have some."""
+    try:
+        own = own_uri(run)
+    except RayYoloError:
+        return uri if uri and MASK in redact(uri) else None
+    return None if own == "off" else own or uri
+
+
+def main() -> int:
+    """Make the records of the run in a folder while its driver trains it."""
+    start, uri = Path.cwd(), os.environ.pop(URI_VARIABLE, "") or None
+    os.chdir(sys.argv[1])
+    folder = Path()
+    driver = Driver(folder)
+    while True:
+        with locked(folder) as lock:
+            if lock is not None:
+                settings = read_settings(folder, uri, start)
+                work = RunRecords(folder, build_records(folder, settings, driver.warn), driver.warn)
+                others = completer(folder, uri, start, lambda run, server: complete(run, server, start, _ignore))
+                holds = work_until_complete(work, driver, others)
+                if holds and not work.is_gone:
+                    note_complete(lock, work, uri)
+                return 0 if holds else INCOMPLETE
+        driver.wait(_TICK_SECONDS)  # the process of an earlier start is not done yet
+
+
+def _ignore(text: str) -> None:
+    """Drop a warning: the run that it is about has no user now."""
+
+
+if __name__ == "__main__":
+    with suppress(FileNotFoundError):  # the run was removed before this process could begin
+        sys.exit(main())

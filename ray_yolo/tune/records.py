@@ -1,0 +1,225 @@
+"""Makes the records of a sweep in a process of its own: `python -m ray_yolo.tune.records SWEEP`.
+
+One process follows the ledger and the logs of all trials. It makes the MLflow run of the sweep first, because those of
+the trials are below it, then the records of each trial (`sinks/records`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from ray_yolo.core.events import EndEvent, StartEvent
+from ray_yolo.core.files import atomic_write
+from ray_yolo.core.redact import reason_of, redact
+from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain
+from ray_yolo.runs.folders import lock_file
+from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
+from ray_yolo.runs.working_copy import FINISHED, address_of
+from ray_yolo.sinks.base import RecordError, Warn
+from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
+from ray_yolo.sinks.records import (
+    INCOMPLETE,
+    LOCK_FILE,
+    URI_VARIABLE,
+    Driver,
+    Record,
+    RunRecords,
+    build_records,
+    is_complete,
+    locked,
+    note_complete,
+    read_settings,
+    wait_for_lock,
+    work_until_complete,
+)
+from ray_yolo.tune.ledger import begun_of, claim_of, read_ledger, read_trials
+from ray_yolo.tune.mlflow import Status, SweepMlflow
+from ray_yolo.tune.search import TuneConfig
+
+
+def write_options(folder: Path, config: TuneConfig) -> None:
+    """Write opt.yaml of a sweep: its settings and its command, without secrets."""
+    options = {**config.model_dump(mode="json"), "command": shlex.join(sys.orig_argv)}
+    atomic_write(folder / OPTIONS_FILE, yaml.safe_dump(plain(options), sort_keys=False), durable=False)
+
+
+def read_options(folder: Path) -> tuple[TuneConfig, str]:
+    """The settings and the command of a sweep; for one of an earlier version, what its ledger and record contain."""
+    with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # pydantic's error is a ValueError
+        options = yaml.safe_load((folder / OPTIONS_FILE).read_text())
+        command = options.pop("command")
+        return TuneConfig.model_validate(options), command
+    record = read_record(folder)
+    sweep = {"space": record.space, "trials": record.trials} if isinstance(record, SweepRecord) else {}
+    recipe = begun_of(read_ledger(folder / LEDGER_FILE)).recipe
+    return TuneConfig.model_validate({"recipe": recipe, "sweep": sweep}), ""
+
+
+@dataclass
+class _OpenTrial:
+    """The records of a trial that is not complete, with its lock."""
+
+    records: RunRecords
+    lock: IO[str]
+
+
+class SweepRecords:
+    """The records of a sweep and of its trials.
+
+    Args:
+        uri: the MLflow server; None: no tracking.
+        start: the folder in which the command was started.
+        warn: receives a text for each record that fails, once.
+    """
+
+    def __init__(self, folder: Path, uri: str | None, start: Path, warn: Warn) -> None:
+        self._folder, self._uri, self._start, self._warn = folder, uri, start, warn
+        self._open: dict[str, _OpenTrial] = {}
+        self._sweep = SweepMlflow(folder, uri, *read_options(folder)) if uri else None
+        self._own: list[Record] = []
+        if address := address_of(folder):
+            from ray_yolo.sinks.upload import FileUpload  # here: it imports torch
+
+            self._own.append(FileUpload(folder, address))
+        self._errors: dict[str, Exception] = {}  # of the sweep's own records, by name
+        self._ledger_size = -1
+        self._status: Status | None = None  # that MLflow shows
+
+    @property
+    def pending(self) -> list[str]:
+        """The names of the records that do not hold, in any trial or of the sweep."""
+        names = [name for trial in self._open.values() for name in trial.records.pending]
+        return sorted({*names, *self._errors})
+
+    @property
+    def failing(self) -> list[str]:
+        """Those whose last update failed everywhere."""
+        waiting = {name for trial in self._open.values()
+                   for name in {*trial.records.pending} - {*trial.records.failing}}
+        return sorted({*self.pending} - waiting)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder was removed."""
+        return not (self._folder / LEDGER_FILE).exists()
+
+    def update(self, ended: bool) -> None:
+        """Make each record that is due."""
+        self._update_sweep("RUNNING")
+        for folder in sorted((self._folder / "trials").glob("*")):
+            self._update_trial(folder, ended)
+        if ended and set(self.pending) <= set(self.failing):  # their runs have their own ends now
+            self._update_sweep(self._last_status())
+        for record in self._own:
+            self._attempt(record.name, lambda record=record: record.update((), ended))
+
+    def _update_trial(self, folder: Path, ended: bool) -> None:
+        name = folder.name
+        trial = self._open.get(name)
+        if trial is None:
+            if not (folder / EVENTS_FILE).exists() or is_complete(folder, self._uri):
+                return
+            trial = self._open_trial(folder)
+            if trial is None:
+                return
+        records = trial.records
+        has_ended = ended or _has_ended(records)
+        records.update(has_ended)
+        if has_ended and records.is_final and (ended or _has_ended(records)):  # it may have been continued meanwhile
+            note_complete(trial.lock, records, self._uri)
+            trial.lock.close()
+            del self._open[name]
+
+    def _open_trial(self, folder: Path) -> _OpenTrial | None:
+        """Lock a trial's records; None if another process makes them, such as ray_yolo.sync."""
+        lock = (folder / LOCK_FILE).open("a+")
+        if not lock_file(lock):
+            lock.close()
+            return None
+        lock.truncate(0)
+        settings = read_settings(folder, self._uri, self._start)
+        records = RunRecords(folder, build_records(folder, settings, self._warn), self._warn)
+        records.read()
+        trial = self._open[folder.name] = _OpenTrial(records, lock)
+        return trial
+
+    def _update_sweep(self, status: Status) -> None:
+        ledger = self._folder / LEDGER_FILE
+        size = ledger.stat().st_size if ledger.exists() else 0
+        if self._sweep is None or not size or (size, status) == (self._ledger_size, self._status):
+            return
+        lines = read_ledger(ledger)
+        run = self._sweep.run_of(list(read_trials(lines).values()), status, claim_of(lines))
+        if self._attempt("MLflow", lambda: self._sweep and self._sweep.update(run)):
+            self._ledger_size, self._status = size, status
+
+    def _last_status(self) -> Status:
+        """How the sweep has ended, according to its folder."""
+        if (self._folder / FINISHED).exists():
+            return "FINISHED"
+        trials = read_trials(read_ledger(self._folder / LEDGER_FILE)).values()
+        return "FAILED" if trials and all(trial.state == "failed" for trial in trials) else "KILLED"
+
+    def _attempt(self, name: str, work: Any) -> bool:
+        try:
+            work()
+        except Exception as error:  # of any library: the other records must still be made
+            if not self.is_gone and name not in self._errors:
+                text = redact(str(error)) if isinstance(error, RecordError) else reason_of(error)
+                self._warn(f"{name}: {text}. This is tried again.")
+            self._errors[name] = error
+            return False
+        self._errors.pop(name, None)
+        return True
+
+
+def _has_ended(records: RunRecords) -> bool:
+    """Whether a trial has ended or pauses, according to the events read so far."""
+    return isinstance(last_of(records.events, StartEvent, EndEvent), EndEvent)
+
+
+def synchronise_sweep(folder: Path, uri: str | None) -> int:
+    """Complete the records of a sweep and its trials in this process. Returns an exit code: 3 if some cannot be."""
+    def complete_once() -> SweepRecords | None:
+        with locked(folder) as lock:
+            if lock is None:
+                return None
+            records = SweepRecords(folder, uri, Path.cwd(), lambda text: print(f"WARNING: {text}", file=sys.stderr))
+            records.update(ended=True)
+            return records
+
+    records = wait_for_lock(folder, complete_once)
+    if records is None:
+        return INCOMPLETE
+    about = read_run_file(folder)
+    if uri and about and "MLflow" not in records.pending:
+        print(f"run {about['run_id']} at {redact(uri)}")
+    print("not complete: " + ", ".join(records.pending) if records.pending else "complete")
+    return INCOMPLETE if records.pending else 0
+
+
+def main() -> int:
+    """Make the records of the sweep in a folder while its driver runs it."""
+    start, uri = Path.cwd(), os.environ.pop(URI_VARIABLE, "") or None
+    os.chdir(sys.argv[1])
+    folder = Path()
+    driver = Driver(folder)
+    while True:
+        with locked(folder) as lock:
+            if lock is not None:
+                work = SweepRecords(folder, uri, start, driver.warn)
+                return 0 if work_until_complete(work, driver, lambda: False) else INCOMPLETE
+        driver.wait(1.0)  # the process of an earlier start is not done yet
+
+
+if __name__ == "__main__":
+    with suppress(FileNotFoundError):  # the sweep was removed before this process could begin
+        sys.exit(main())
