@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from pydantic import BaseModel
 
-from ray_yolo.checkpoints.remote import is_weights, local_file, weights_file
+from ray_yolo.checkpoints.weights_file import is_weights, local_file, weights_file
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, TUNE, VAL
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.config.flags import Command

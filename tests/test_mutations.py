@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation("inference/results.py", "np.ceil(np.asarray", "np.floor(np.asarray", "inference/test_results.py"),
     Mutation(
         "checkpoints/foreign.py",
-        "[names.get(number) for number in range(len(names))]",
+        "[names.get(number, names.get(str(number))) for number in range(len(names))]",
         "list(names.values())",
         "checkpoints/test_foreign.py",
     ),
@@ -96,13 +96,24 @@ MUTATIONS = (
     Mutation("data/remote.py", "fetched.size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
     Mutation("storage/store.py", "if current != version:", "if False:", "storage/test_store.py"),
-    Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
-    Mutation("checkpoints/remote.py", "self._check_attempt()", "pass", "checkpoints/test_remote.py"),
+    Mutation("storage/lease.py", "if first_age + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
     Mutation(
-        "checkpoints/remote.py",
-        "name in names[:keep] or name in shown",
-        "name in names[:keep]",
-        "checkpoints/test_remote.py",
+        "checkpoints/remote_checkpoints.py",
+        "self._check_attempt()  # as late",
+        "pass  # as late",
+        "checkpoints/test_remote_checkpoints.py",
+    ),
+    Mutation(
+        "checkpoints/remote_checkpoints.py",
+        "self._check_attempt()  # again",
+        "pass  # again",
+        "checkpoints/test_remote_checkpoints.py",
+    ),
+    Mutation(
+        "checkpoints/remote_checkpoints.py",
+        "[name for name in names[keep:] if name not in shown]",
+        "names[keep:]",
+        "checkpoints/test_remote_checkpoints.py",
     ),
     Mutation("runs/remote_run.py", "if not self._lease.renew():", "if False:", "runs/test_remote_run.py"),
     Mutation("runs/remote_run.py", "and local.startswith(stored)", "", "runs/test_remote_run.py"),
@@ -233,7 +244,12 @@ MUTATIONS = (
     ),
     Mutation("data/dataset.py", "    os.setpgid(0, 0)\n", "", DATASET),
     Mutation("data/dataset.py", "while signal.sigtimedwait(GROUP_SIGNALS, 0):", "while False:", DATASET),
-    Mutation("data/dataset.py", "signal.SIG_BLOCK, GROUP_SIGNALS", "signal.SIG_UNBLOCK, GROUP_SIGNALS", DATASET),
+    Mutation(
+        "data/dataset.py",
+        "signal.SIG_BLOCK, GROUP_SIGNALS)\n        forkserver",
+        "signal.SIG_UNBLOCK, GROUP_SIGNALS)\n        forkserver",
+        DATASET,
+    ),
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
@@ -297,8 +313,8 @@ MUTATIONS = (
     # runtime
     Mutation(
         "inference/predictor.py",
-        "size = imgsz or trained.recipe.imgsz",
-        "size = trained.recipe.imgsz",
+        "size = imgsz or trained.imgsz",
+        "size = trained.imgsz",
         "runtime/test_validator_numbers.py",
     ),
     Mutation(
@@ -315,7 +331,7 @@ MUTATIONS = (
     ),
     Mutation("tune/schedule.py", "LEAST_CORRELATION = 0.55", "LEAST_CORRELATION = -2.0", "tune/test_schedule.py"),
     Mutation("runtime/workers/coordinator.py", "if view.is_deadlock():", "if False:", COORDINATOR),
-    Mutation("runtime/workers/coordinator.py", "len(self.inside) > 1 and not self.broken)", "True)", COORDINATOR),
+    Mutation("runtime/workers/coordinator.py", "and len(self.inside) > 1\n", "\n", COORDINATOR),
     Mutation(
         "runtime/workers/coordinator.py",
         "return max(silent, self.waited(worker) - worker.heartbeat.limit)",
@@ -335,7 +351,7 @@ MUTATIONS = (
     Mutation("runtime/workers/worker.py", "while not received_sigterm():", "while True:", POOL_JOBS),
     Mutation("runtime/workers/worker.py", "        release_frames(error)\n", "", POOL_JOBS),
     Mutation("runtime/workers/rendezvous.py", "self._is_recalled |= reply.must_leave", "pass", RENDEZVOUS),
-    Mutation("runtime/workers/torch_trainer.py", "if self.trains:", "if False:", TORCH_TRAINER),
+    Mutation("runtime/workers/torch_trainer.py", "if trains:", "if False:", TORCH_TRAINER),
     Mutation(
         "runtime/workers/torch_trainer.py", "return in_place_backend(prepare_process)", "return in_place_backend(int)",
         TORCH_TRAINER,

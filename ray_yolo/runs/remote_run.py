@@ -4,7 +4,7 @@
     log/000002-000000.jsonl        the event log, or a sweep's ledger, in segments ATTEMPT-NUMBER that never change.
                                    Each attempt starts with a copy of all earlier lines. Only the last attempt's
                                    segments count, so that writes of a process that lost its lease are not read
-    checkpoints/ states/ weights/  see checkpoints/remote.py
+    checkpoints/ states/ weights/  see checkpoints/remote_checkpoints.py
     run.json, results.csv, ...     as in a run folder
     trials/trial3/...              the trials of a sweep, each one a run
 
@@ -26,7 +26,7 @@ from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ray_yolo.checkpoints.remote import RemoteCheckpoints
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.core.errors import InputError, RayYoloError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import printable

@@ -23,7 +23,7 @@ import torch
 
 from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import class_names, read_weights
-from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
