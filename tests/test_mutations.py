@@ -331,7 +331,12 @@ MUTATIONS = (
     ),
     Mutation("tune/schedule.py", "LEAST_CORRELATION = 0.55", "LEAST_CORRELATION = -2.0", "tune/test_schedule.py"),
     Mutation("runtime/workers/coordinator.py", "if view.is_deadlock():", "if False:", COORDINATOR),
-    Mutation("runtime/workers/coordinator.py", "and len(self.inside) > 1\n", "\n", COORDINATOR),
+    Mutation(
+        "runtime/workers/coordinator.py",
+        "len(self.inside) > 1\n                and not self.broken)",
+        "True)",
+        COORDINATOR,
+    ),
     Mutation(
         "runtime/workers/coordinator.py",
         "return max(silent, self.waited(worker) - worker.heartbeat.limit)",
