@@ -128,7 +128,7 @@ def _progress(events: Sequence[Event], now: float) -> str:
     start = last_of(events, StartEvent)
     epochs = start.epochs if start else 0
     last = last_of(events, StepEvent, EpochEvent)
-    assert last, "the caller has seen one"
+    assert isinstance(last, (StepEvent, EpochEvent)), "the caller has seen one"
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
     return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
 
