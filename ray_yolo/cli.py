@@ -250,7 +250,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.data:
         return _check_data(options.data, options.storage_path)
-    from ray_yolo.runtime.checks import describe as describe_all
+    from ray_yolo.runtime.bug_report import describe as describe_all
 
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
     print("\n".join(lines))

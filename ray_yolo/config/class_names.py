@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ray_yolo.core.errors import DatasetError
@@ -162,13 +163,11 @@ def _difference(data: Sequence[str], weights: Sequence[str], matched: Sequence[i
         what = f"has {len(data)} classes, but {weights_file} has {len(weights)}"
     else:
         what = f"names other classes than {weights_file}"
-    width = max(len(data_file), *map(len, data))
-    rows = [("", data_file, weights_file)]
-    for number in range(max(len(data), len(weights))):
-        left = data[number] if number < len(data) else "-"
-        right = weights[number] if number < len(weights) else "-"
-        rows.append((str(number), left, right))
-    table = "\n".join(f"{number:>7}  {left:<{width}}  {right}" for number, left, right in rows)
+    width = max(len(data_file), *(len(name) for name in data))
+    lines = [f"{'':>7}  {data_file:<{width}}  {weights_file}"]
+    for number, (left, right) in enumerate(zip_longest(data, weights, fillvalue="-")):
+        lines.append(f"{number:>7}  {left:<{width}}  {right}")
+    table = "\n".join(lines)
     unknown = [name for name, number in zip(data, matched, strict=True) if number is None]
     remedy = f"the weights do not name {', '.join(unknown)}; correct `names` of the data set, or give other weights"
     if len(data) == len(weights):

@@ -109,14 +109,16 @@ class Placement(ConfigModel):
     @field_validator("storage_path", "project", "resume")
     @classmethod
     def _store_address(cls, value: str) -> str:
-        if address := corrected_store(value):
+        address = corrected_store(value)
+        if address:
             raise ValueError(f"is no address and no usual folder; write {address}, or ./{value} for a folder")
         return value
 
     @field_validator("mlflow_uri")
     @classmethod
     def _server_address(cls, value: str) -> str:
-        if uri := corrected_tracking_uri(value):
+        uri = corrected_tracking_uri(value)
+        if uri:
             raise ValueError(f"has no scheme; write {uri}")
         return value
 

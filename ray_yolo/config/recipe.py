@@ -30,8 +30,9 @@ from ray_yolo.config.settings import canonical
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 
-CHANGEABLE = tuple(path for section, model in SECTIONS.items() for name in model.model_fields
-                   if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
+_FIXED = ("optimizer.name", "optimizer.nominal_batch")
+_PATHS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
+CHANGEABLE = tuple(path for path in _PATHS if path not in _FIXED)
 """Config paths of the settings that may change during training."""
 
 _EPOCH = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -204,14 +205,16 @@ class Recipe(ConfigModel):
     @field_validator("imgsz")
     @classmethod
     def _on_the_grid(cls, value: int) -> int:
-        if reason := off_grid(value, GRID):
+        reason = off_grid(value, GRID)
+        if reason:
             raise ValueError(reason)
         return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         facts = facts_of(self.model)
-        if facts and (reason := off_grid(self.imgsz, facts.grid)):
+        reason = off_grid(self.imgsz, facts.grid) if facts else None
+        if facts and reason:
             raise ValueError(f"imgsz {self.imgsz} {reason} (largest stride of {self.model}: {facts.grid})")
         if self.exact and self.sync_bn:
             raise ValueError("exact and sync_bn exclude each other: the rounding of synchronised statistics depends on "
