@@ -134,7 +134,7 @@ def test_a_training_in_this_process_loads_neither_ray_nor_torchvision_nor_torchs
 
 def test_a_trials_process_does_not_load_torchs_compiler() -> None:
     """`import torchvision` would, and take as long as all the rest."""
-    program = "import sys, ray_yolo.tune.trial; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    program = "import sys, ray_yolo.tune.trainable; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "True False\n"
 

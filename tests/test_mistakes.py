@@ -92,7 +92,7 @@ WORDS = [
      "open the pictures in the folder"),
     ("predict --weights BEST --source IMAGES --data DATA", "--data: not needed", "the weights contain the names"),
     ("export", "weights is required", "such as runs/train/exp/weights/best.pt"),
-    ("export --weights BEST --format tflite", "--format: got 'tflite'", "expected one of onnx, torchscript"),
+    ("export --weights BEST --format tflite", "--format: got 'tflite'", "expected one of onnx, openvino, torchscript"),
     ("export --weights BEST --opset 1", "--opset: got '1'", "expected a whole number >= 16"),
     ("export --weights BEST --half", "--half: not supported", "the program that runs the file"),
     ("export --weights BEST --simplify", "--simplify: not needed", "constants are always folded"),

@@ -131,7 +131,7 @@ MUTATIONS = (
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/workers/worker.py", '"train": localize(train)', '"train": train', "runtime/test_trainer.py"),
     Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
-    Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
+    Mutation("tune/trainable.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
     Mutation("storage/store.py", '{"timeout": _UNLIMITED, ', "{", DOWNLOADS),
     Mutation("storage/store.py", "if file.size == start:", "if True:", DOWNLOADS),
     Mutation("storage/store.py", ', "if_match": meta["e_tag"]', "", DOWNLOADS),
@@ -329,7 +329,7 @@ MUTATIONS = (
         "(self._epochs * self._batches - self._batch)",
         "sinks/test_report.py",
     ),
-    Mutation("tune/schedule.py", "LEAST_CORRELATION = 0.55", "LEAST_CORRELATION = -2.0", "tune/test_schedule.py"),
+    Mutation("tune/schedule.py", "if end <= closing.closed.until:", "if end:", "tune/test_schedule.py"),
     Mutation("runtime/workers/coordinator.py", "if view.is_deadlock():", "if False:", COORDINATOR),
     Mutation(
         "runtime/workers/coordinator.py",
@@ -403,11 +403,11 @@ MUTATIONS = (
     Mutation(
         "config/sections.py", "if not weight:  # the metric", "if False:  # the metric", "tune/test_search.py"
     ),
-    Mutation("tune/schedule.py", "math.floor(warmup) + 1", "math.floor(warmup)", "tune/test_schedule.py"),
-    Mutation("tune/schedule.py", "SHARE = 3 ", "SHARE = 2 ", "tune/test_schedule.py"),
+    Mutation("tune/schedule.py", "-(-4 * epochs // 9)", "4 * epochs // 9", "tune/test_schedule.py"),
+    Mutation("tune/schedule.py", "continued < len(others) // REDUCTION", "True", "tune/test_schedule.py"),
     Mutation("tune/schedule.py", "wins = claim.ahead or", "wins = claim.better or", "tune/test_schedule.py"),
     Mutation("tune/claim.py", "ahead=min(shown, gain) > 0", "ahead=gain > 0", "tune/test_claim.py"),
-    Mutation("tune/claim.py", "low, trust = expected[0] - deviation", "low, trust = expected[0]", "tune/test_claim.py"),
+    Mutation("tune/claim.py", "expected[0] - DOUBT * expected[1], ", "expected[0], ", "tune/test_claim.py"),
     Mutation("tune/surrogate.py", "SHARED = 0.7", "SHARED = 0.0", "tune/test_surrogate.py"),
     Mutation("tune/surrogate.py", "return nearest(gene, float(", "return (float(", "tune/test_space.py"),
     Mutation("tune/files.py", "in trials if trial.fitness is not None]", "in trials]", "tune/test_files.py"),

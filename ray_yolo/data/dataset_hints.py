@@ -18,7 +18,8 @@ _OTHER_SPELLINGS = {
 _ARCHIVES = re.compile(r"\.(zip|tar|tgz|tar\.\w+|gz|7z|rar|bz2|xz)$", re.IGNORECASE)
 _DARKNET_LINE = re.compile(r"\s*(classes|train|valid|names|backup)\s*=\s*(.*?)\s*")
 _MOST_BYTES = 64 * 1024  # of a Darknet file that is read
-_ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r", "\a": r"\a", "\b": r"\b", "\f": r"\f", "\v": r"\v", "\x1b": r"\e"}
+_ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r", "\a": r"\a", "\b": r"\b", "\f": r"\f", "\v": r"\v",
+            "\N{ESCAPE}": r"\e"}
 
 
 def is_archive(path: str) -> bool:

@@ -8,75 +8,89 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import DatasetEvent, EndEvent, Event, RunEvent, StartEvent, WorkerEvent
 from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.tune.ledger import Begun
-from ray_yolo.tune.schedule import Claimed, Line, Outcome, Schedule, Scheduled, confirmation_of
+from ray_yolo.tune.confirmation import number_of_runs
+from ray_yolo.tune.evolution import Gene, Space
+from ray_yolo.tune.ledger import SweepEvent
+from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.search import MOST_TRIALS
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
-PLAYED = 40  # trials up to which a forecast simulates the schedule
+RESERVE_MOST = 0.01  # of the limit
+RESERVE_SHARE = 0.005  # of the limit, in addition, because trainings take unequal times
+SIMULATED = 80  # trials up to which a forecast simulates the schedule
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The trainings of a sweep with a number of trials, in epochs of the base recipe."""
+    """The trainings of a sweep with a number of trials. Work and times are in epochs of the base recipe."""
 
     trials: int
-    exploration: float
-    confirmation: tuple[float, ...]  # phases, one after another
+    exploration: float  # work
+    time: float  # virtual, until exploration is closed
+    runs: int  # trainings on fresh seeds
 
-    def seconds(self, epoch_seconds: float, slots: int, epochs: int) -> float:
+    def work(self, begun: SweepEvent) -> float:
+        """All work, if each slot trains while paused trials train to their ends."""
+        finishing = begun.virtual_slots * (begun.rungs[-1] - begun.rungs[0])
+        return self.exploration + finishing + self.runs * begun.rungs[-1]
+
+    def seconds(self, begun: SweepEvent, epoch_seconds: float, slots: int) -> float:
         """Seconds until the end, if one slot takes `epoch_seconds` for an epoch."""
-        return (self.exploration / slots * epoch_seconds
-                + sum(phase_seconds(work, epochs, slots, epoch_seconds) for work in self.confirmation))
+        epochs = begun.rungs[-1]
+        until_confirmation = (self.time + epochs - begun.rungs[0]) * begun.virtual_slots / slots
+        confirmation = math.ceil(self.runs / slots) * epochs
+        return (until_confirmation + confirmation) * epoch_seconds
 
 
-def phase_seconds(work: float, epochs: int, slots: int, epoch_seconds: float) -> float:
-    """Seconds for whole trainings of `epochs` epochs, `work` in total, that run in parallel on the slots."""
-    return math.ceil(work / epochs / slots - 1e-9) * epochs * epoch_seconds
+@lru_cache(maxsize=64)
+def _explored(rungs: tuple[int, ...], virtual_slots: int, trials: int) -> tuple[float, float]:
+    """The work and the virtual time of an exploration of `trials` trials with a cost of 1."""
+    space = Space((Gene("any", high=1.0),), ({"any": 0.5},), "random")
+    schedule = Schedule(space, 0, rungs, virtual_slots)
+    tasks: deque[Task] = deque()
+    while len(schedule.genes) < trials:
+        reply = schedule.next()
+        if isinstance(reply, Task):
+            tasks.append(reply)
+        else:
+            task = tasks.popleft()
+            schedule.finish(task, Outcome(fitness=random.Random(task.trial).random()))
+    return schedule.explored_work, schedule.explored_time
 
 
-def forecast(begun: Begun, trials: int) -> Forecast:
-    """Forecast a sweep by simulating its schedule with equal orders at all rungs. Beyond `PLAYED` trials, each one
-    counts as the mean trial of the second half."""
-    if trials <= PLAYED:
-        exploration = _explored(begun, trials)
-    else:
-        half, whole = (_explored(begun, played) for played in (PLAYED // 2, PLAYED))
-        exploration = whole + (trials - PLAYED) * (whole - half) / (PLAYED - PLAYED // 2)
-    epochs = begun.rungs[-1]
-    finalists, pairs = confirmation_of(exploration / epochs)
-    competing = finalists if finalists > 1 else 0
-    return Forecast(trials, exploration, (float((pairs + (competing > 0) + competing) * epochs), float(pairs * epochs)))
+def forecast(begun: SweepEvent, trials: int) -> Forecast:
+    """Forecast a sweep by simulating its schedule. Beyond `SIMULATED` trials, each one counts as the mean trial of the
+    second half of the simulation."""
+    work, time = _explored(begun.rungs, begun.virtual_slots, min(trials, SIMULATED))
+    if trials > SIMULATED:
+        half_work, half_time = _explored(begun.rungs, begun.virtual_slots, SIMULATED // 2)
+        more = (trials - SIMULATED) / (SIMULATED - SIMULATED // 2)
+        work += more * (work - half_work)
+        time += more * (time - half_time)
+    runs = number_of_runs(work / begun.rungs[-1], begun.virtual_slots) if trials > 1 else 0  # the default alone
+    return Forecast(trials, work, time, runs)
 
 
-def _explored(begun: Begun, trials: int) -> float:
-    """Work of the exploration of `trials` trials, including the rest of the ladder at its end."""
-    lines: list[Line] = []
-    space = replace(begun.space, algorithm="grid" if begun.space.algorithm == "grid" else "random")
-    schedule = begun.model_copy(update={"space": space}).schedule(write=lines.append)
-    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < trials), Claimed):
-        assert reply
-        schedule.finish(reply, Outcome(fitness=random.Random(reply.trial).random()))
-    return sum(line.end - line.start for line in lines if isinstance(line, Scheduled) and line.why != "seed")
-
-
-def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
+def most_trials(begun: SweepEvent, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
     """The largest sweep that ends within `seconds`, found by bisection."""
-    low, high, epochs = 1, limit, begun.rungs[-1]
+    low, high = 1, limit
     while high - low > max(1, low // 20):
         middle = min((low + high) // 2, 2 * low + 1)
-        fits = forecast(begun, middle).seconds(epoch_seconds, slots, epochs) < seconds
-        low, high = (middle, high) if fits else (low, middle)
+        if forecast(begun, middle).seconds(begun, epoch_seconds, slots) < seconds:
+            low = middle
+        else:
+            high = middle
     return forecast(begun, low)
 
 
@@ -133,7 +147,7 @@ class Budget:
         slots: returns how many trials train in parallel.
     """
 
-    def __init__(self, begun: Begun, trials: int, hours: float, spent: float, epoch_seconds: float | None,
+    def __init__(self, begun: SweepEvent, trials: int, hours: float, spent: float, epoch_seconds: float | None,
                  slots: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._begun, self._trials, self._limit, self._spent = begun, trials, 3600 * hours or math.inf, spent
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
@@ -170,44 +184,64 @@ class Budget:
     def explores(self) -> bool:
         """Whether the sweep continues with new trials. Once False, it stays False."""
         assert self.schedule is not None
-        self._closed = (self._closed or len(self.schedule.genes) >= self._trials
-                        or self.seconds + (self._closing_seconds(self._promoted) or 0.0) >= self._limit)
+        if not self._closed:
+            has_all_trials = len(self.schedule.genes) >= self._trials
+            is_late = self.seconds + (self._closing_seconds() or 0.0) >= self._limit
+            self._closed = has_all_trials or is_late
         return not self._closed
 
-    @property
-    def _promoted(self) -> float:
-        """Work of the paused trials that continue when exploration ends: about a third of those that are due."""
-        return self._begun.virtual_slots / 3 * (self._begun.rungs[-1] - self._begun.rungs[0])
+    def finishing(self) -> float:
+        """The virtual time in which paused trials may train to their ends, if exploration is closed now."""
+        assert self.schedule is not None
+        each = self.epoch_seconds
+        if each is None or self._limit == math.inf:
+            return math.inf
+        _, confirming = self.schedule.closing_time(self._real_slots)
+        left = self._limit - self.seconds - self._reserve - confirming * each
+        return max(left, 0.0) / each * self._real_slots / self._begun.virtual_slots
 
-    def _closing_seconds(self, promoted: float) -> float | None:
+    @property
+    def _real_slots(self) -> int:
+        return max(1, self._slots())
+
+    @property
+    def _reserve(self) -> float:
+        """Seconds at the end in which nothing trains."""
+        if self._limit == math.inf:
+            return RESERVE_SECONDS
+        return min(RESERVE_SECONDS, RESERVE_MOST * self._limit) + RESERVE_SHARE * self._limit
+
+    def _closing_seconds(self) -> float | None:
         """Seconds until the end, if exploration ends now."""
         assert self.schedule is not None
-        each, slots, epochs = self.epoch_seconds, max(1, self._slots()), self._begun.rungs[-1]
+        each = self.epoch_seconds
         if each is None:
             return None
-        running, *phases = self.schedule.closing_work
-        return (RESERVE_SECONDS + (running + promoted) / slots * each
-                + sum(phase_seconds(work, epochs, slots, each) for work in phases))
+        return self._reserve + sum(self.schedule.closing_time(self._real_slots)) * each
 
     def seconds_left(self) -> float | None:
         """Seconds until the end of the sweep; None if unknown."""
-        if self.schedule is None or (each := self.epoch_seconds) is None:
+        each = self.epoch_seconds
+        if self.schedule is None or each is None:
             return None
         if self._closed:
-            return self._closing_seconds(self._promoted)
+            return self._closing_seconds()
         if self._limit < math.inf:
             return max(0.0, self._limit - self.seconds)
-        ahead = max(0.0, self._whole.exploration - self.schedule.explored_work)
-        return ahead / max(1, self._slots()) * each + (self._closing_seconds(0.0) or 0.0)
+        ahead = max(0.0, self._whole.time - self.schedule.explored_time) * self._begun.virtual_slots
+        return ahead / self._real_slots * each + (self._closing_seconds() or 0.0)
 
 
-def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds: float | None) -> list[str]:
+def describe(begun: SweepEvent, trials: int, hours: float, slots: int, epoch_seconds: float | None) -> list[str]:
     """The trainings of a sweep and their time, line by line."""
-    rungs, genes = begun.rungs, ", ".join(gene.name for gene in begun.space.genes)
-    lines = [f"genes: {genes}",
-             f"ladder: {' -> '.join(map(str, rungs))} epochs, the best third continues; the winner and the default are "
-             "then trained on fresh seeds" if len(rungs) > 1 else f"ladder: none, every trial trains {rungs[0]} epochs",
-             f"slots: {format_count(slots, 'trial')} at a time ({begun.virtual_slots} virtual)"]
+    rungs = begun.rungs
+    lines = [f"genes: {', '.join(gene.name for gene in begun.space.genes)}"]
+    if len(rungs) > 1:
+        lines.append(f"ladder: {' -> '.join(map(str, rungs))} epochs, the best quarter continues; the winner and the "
+                     "default are then trained on fresh seeds")
+    else:
+        lines.append(f"ladder: none, every trial trains {rungs[0]} epochs")
+    lines.append(f"slots: {format_count(slots, 'trial')} at a time ({begun.virtual_slots} virtual)")
     if epoch_seconds is None:
         limit = f"{trials} trials"
         if hours and trials == MOST_TRIALS:
@@ -216,8 +250,8 @@ def describe(begun: Begun, trials: int, hours: float, slots: int, epoch_seconds:
             limit = f"{trials} trials or {hours:g} hours, whichever comes first"
         return [*lines, f"budget: {limit}; the time of an epoch is not known before the first trial has trained"]
     plan = most_trials(begun, 3600 * hours, epoch_seconds, slots, trials) if hours else forecast(begun, trials)
-    seconds = plan.seconds(epoch_seconds, slots, rungs[-1])
-    confirmation = sum(plan.confirmation)
-    return [*lines, f"epochs: {plan.exploration + confirmation:.0f} for {plan.trials} trials, {confirmation:.0f} of "
-                    f"them to confirm the winner; {epoch_seconds:.3g} s each on one slot",
-            f"time: about {format_duration(3600 * hours if hours else seconds)} on this cluster"]
+    seconds = 3600 * hours if hours else plan.seconds(begun, epoch_seconds, slots)
+    lines.append(f"epochs: {plan.work(begun):.0f} for {plan.trials} trials, {plan.runs * rungs[-1]} of them to confirm "
+                 f"the winner; {epoch_seconds:.3g} s each on one slot")
+    lines.append(f"time: about {format_duration(seconds)} on this cluster")
+    return lines

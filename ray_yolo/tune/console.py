@@ -21,7 +21,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.formatting import format_duration
 from ray_yolo.runs.location import location
 from ray_yolo.sinks.console import build_console, print_unwrapped
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.status import result_line, summary_line, table_rows
 from ray_yolo.tune.trials import Trial, replay_command
 
@@ -95,7 +95,7 @@ class SweepDisplay:
         return "" if seconds is None else f"; about {format_duration(seconds)} left"
 
 
-def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: Claimed | None = None) -> str:
+def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: ClaimedEvent | None = None) -> str:
     """The result of a sweep over `recipe`, its claim, and commands that use the result."""
     weights = f"{location(folder)}/weights/best.pt"
     lines = [f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from ray_yolo.tune.schedule import Claimed, Outcome, Schedule, Task
+from ray_yolo.tune.ledger_events import ClaimedEvent
+from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.trials import trial_folder
 
 
@@ -17,21 +19,24 @@ class Dispatcher:
         explores: whether the sweep continues with new proposals.
         known: returns the result of a task if any sweep of the project has trained it; None: it must be trained.
         limit: the maximum number of running tasks.
+        finishing: returns the virtual time for paused trials to end once exploration is closed; see `Schedule.next`.
     """
 
     def __init__(self, schedule: Schedule, seed: int, explores: Callable[[], bool],
-                 known: Callable[[Task], Outcome | None], limit: Callable[[], int]) -> None:
-        self._schedule, self._seed, self._explores, self._known, self._limit = schedule, seed, explores, known, limit
+                 known: Callable[[Task], Outcome | None], limit: Callable[[], int],
+                 finishing: Callable[[], float] = lambda: math.inf) -> None:
+        self._schedule, self._seed, self._known, self._limit = schedule, seed, known, limit
+        self._explores, self._finishing = explores, finishing
         self._ready: list[Task] = []
         self.running: dict[str, Task] = {}
-        self.over: Claimed | None = None
+        self.over: ClaimedEvent | None = None
         """The end of the sweep."""
 
     def advance(self) -> None:
         """Make the decisions that are due."""
         while self.over is None:
-            reply = self._schedule.next(self._explores)
-            if isinstance(reply, Claimed):
+            reply = self._schedule.next(self._explores, self._finishing)
+            if isinstance(reply, ClaimedEvent):
                 self.over = reply
             elif reply is None:
                 return

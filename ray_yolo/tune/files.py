@@ -26,7 +26,7 @@ from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import SEARCH, Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
@@ -54,7 +54,7 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
     return "".join(",".join(f"{cell:>20}" for cell in line) + "\n" for line in lines)
 
 
-def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: Claimed | None = None) -> str | None:
+def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: ClaimedEvent | None = None) -> str | None:
     """The text of hyp_evolve.yaml, for `--hyp`: all genes of the winner, and their changes during its training.
 
     Args:
@@ -77,7 +77,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: Claimed | 
 
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial],
-                      claim: Claimed | None = None) -> None:
+                      claim: ClaimedEvent | None = None) -> None:
     """Write evolve.csv and, if there is a best row, hyp_evolve.yaml."""
     atomic_write(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials), durable=False)
     if text := format_hyp_evolve(recipe, trials, claim):

@@ -27,7 +27,7 @@ MOST_NETWORKS = 100
 _WARM_UP, _IMAGES = 5, 25
 
 
-class Network(NamedTuple):
+class SizedModel(NamedTuple):
     """The properties that determine the latency."""
 
     model: str | Mapping[str, Any]  # a name, or the mapping of a model YAML
@@ -43,7 +43,7 @@ class Latency(NamedTuple):
     network: str
 
 
-def networks(space: Space, recipe: Recipe) -> dict[str, Network]:
+def networks(space: Space, recipe: Recipe) -> dict[str, SizedModel]:
     """The networks of a space, by name.
 
     Raises:
@@ -58,11 +58,11 @@ def networks(space: Space, recipe: Recipe) -> dict[str, Network]:
         raise ConfigError(f"search.limit: the space has more than {MOST_NETWORKS} networks (model x imgsz), too many "
                           "to measure; use choices of fewer values")
     models = {each.model: read_model(each.model) for each in recipes}
-    return {network_name(each): Network(models[each.model][1] or models[each.model][0], each.imgsz)
+    return {network_name(each): SizedModel(models[each.model][1] or models[each.model][0], each.imgsz)
             for each in recipes}
 
 
-def measure(task: tuple[int, float], networks: Mapping[str, Network]) -> dict[str, float]:
+def measure(task: tuple[int, float], networks: Mapping[str, SizedModel]) -> dict[str, float]:
     """Milliseconds per image of each network in this process, in fp32, including suppression: the median of several
     images, one at a time.
 

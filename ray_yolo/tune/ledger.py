@@ -22,18 +22,16 @@ from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.evolution import Genes, Space, propose
 from ray_yolo.tune.identity import changed_parts, has_same_inputs
-from ray_yolo.tune.schedule import (
-    LINES,
-    Claimed,
-    Counted,
-    Failed,
-    Line,
-    Outcome,
-    Proposed,
-    Schedule,
-    Scheduled,
-    address,
+from ray_yolo.tune.ledger_events import (
+    SCHEDULE_EVENTS,
+    ClaimedEvent,
+    CountedEvent,
+    FailedEvent,
+    LedgerEvent,
+    ProposedEvent,
+    ScheduledEvent,
 )
+from ray_yolo.tune.schedule import Outcome, Schedule, address
 from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.trials import (
     Origin,
@@ -50,10 +48,10 @@ from ray_yolo.tune.trials import (
 if TYPE_CHECKING:
     from ray_yolo.runs.remote_run import RemoteRun
 
-VERSION = 4
+VERSION = 5
 
 
-class Begun(Line):
+class SweepEvent(LedgerEvent):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
@@ -82,7 +80,7 @@ class Begun(Line):
         return f"{network} takes {time:.3g} ms an image, over the limit of {limit.latency_ms:g}"
 
 
-class Exploited(Line):
+class ExploitedEvent(LedgerEvent):
     """Under population based training: a trial continues from another trial's checkpoint with changed genes."""
 
     trial: int
@@ -90,7 +88,8 @@ class Exploited(Line):
     origin: Origin
 
 
-TYPES: dict[str, type[Line]] = {"sweep": Begun, **LINES, "exploited": Exploited}
+_EVENTS: tuple[type[LedgerEvent], ...] = (SweepEvent, *SCHEDULE_EVENTS, ExploitedEvent)
+TYPES = {kind.__name__.removesuffix("Event").lower(): kind for kind in _EVENTS}
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 
@@ -106,7 +105,7 @@ class Ledger:
         InputError: if the file is the ledger of another sweep; the error states the difference.
     """
 
-    def __init__(self, path: str | os.PathLike[str], begun: Begun, stored: RemoteRun | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], begun: SweepEvent, stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
         self._lock = threading.RLock()
         lines = read_ledger(self.path)
@@ -126,11 +125,11 @@ class Ledger:
             return tuple(self._trials.values())
 
     @property
-    def claim(self) -> Claimed | None:
+    def claim(self) -> ClaimedEvent | None:
         """The claim of a sweep that has ended; None during exploration."""
         return claim_of(self.lines)
 
-    def append(self, line: Line) -> None:
+    def append(self, line: LedgerEvent) -> None:
         """Write a line, and update its row.
 
         Raises:
@@ -152,11 +151,11 @@ class Ledger:
         """Close the file."""
         self._log.close()
 
-    def _write(self, line: Line) -> Line:
+    def _write(self, line: LedgerEvent) -> LedgerEvent:
         fields = line.model_dump(mode="json")
-        if isinstance(line, Proposed):
+        if isinstance(line, ProposedEvent):
             fields["command"] = replay_command(self.recipe, [Segment(0, line.genes)])
-        elif isinstance(line, Exploited):
+        elif isinstance(line, ExploitedEvent):
             lineage = fork_trial(self._trials, self._trials[line.trial], line.genes, line.origin).lineage
             fields["command"] = replay_command(self.recipe, lineage)
         try:
@@ -169,14 +168,14 @@ class Ledger:
         return _as_written(line)
 
 
-def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
+def next_of_population(begun: SweepEvent, trials: Mapping[int, Trial]) -> ProposedEvent:
     """The next proposal of population based training, given these rows."""
     number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
     genes, _ = propose(begun.space, begun.recipe.seed, number, rows)
-    return Proposed(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
+    return ProposedEvent(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
+def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEvent]:
     """All lines of a ledger; none if the file does not exist.
 
     Raises:
@@ -195,18 +194,18 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
         raise InputError(f"{path}: damaged: {what}; restore it from a copy, or choose another --name") from None
 
 
-def begun_of(lines: Sequence[Line]) -> Begun:
+def begun_of(lines: Sequence[LedgerEvent]) -> SweepEvent:
     """The first line of a ledger."""
-    assert isinstance(lines[0], Begun)
+    assert isinstance(lines[0], SweepEvent)
     return lines[0]
 
 
-def claim_of(lines: Sequence[Line]) -> Claimed | None:
+def claim_of(lines: Sequence[LedgerEvent]) -> ClaimedEvent | None:
     """The claim, if it is the last line."""
-    return lines[-1] if lines and isinstance(lines[-1], Claimed) else None
+    return lines[-1] if lines and isinstance(lines[-1], ClaimedEvent) else None
 
 
-def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
+def read_trials(lines: Sequence[LedgerEvent]) -> dict[int, Trial]:
     """The current rows of a ledger, by number.
 
     Raises:
@@ -222,27 +221,28 @@ def read_trials(lines: Sequence[Line]) -> dict[int, Trial]:
     return trials
 
 
-def rung_results(lines: Sequence[Line]) -> dict[int, dict[int, float]]:
+def rung_results(lines: Sequence[LedgerEvent]) -> dict[int, dict[int, float]]:
     """Fitness by epochs, by trial, on the seed that the trial was first trained with."""
     first_seeds: dict[int, int] = {}
     results: dict[int, dict[int, float]] = {}
     for line in lines:
-        if isinstance(line, Counted) and line.seed == first_seeds.setdefault(line.trial, line.seed):
+        if isinstance(line, CountedEvent) and line.seed == first_seeds.setdefault(line.trial, line.seed):
             results.setdefault(line.trial, {})[line.epochs] = line.fitness
     return results
 
 
-def verify(lines: Sequence[Line]) -> list[str]:
+def verify(lines: Sequence[LedgerEvent]) -> list[str]:
     """The inconsistencies of a ledger, one text each; none if every line follows from those before it."""
     begun = begun_of(lines)
     if not isinstance(begun.search.scheduler, Pbt):
         return begun.schedule().verify(lines[1:])
     trials, problems = dict[int, Trial](), list[str]()
     for line in lines[1:]:
-        if isinstance(line, Proposed) and line != (expected := _as_written(next_of_population(begun, trials))):
+        if isinstance(line, ProposedEvent) and line != (expected := _as_written(next_of_population(begun, trials))):
             problems.append(f"{line!r} is recorded, but {expected!r} follows from the lines before")
-        if isinstance(line, (Counted, Failed, Exploited)) and line.trial in trials and trials[line.trial].has_ended:
-            problems.append(f"{line!r} does not follow: trial {line.trial} has ended before it")
+        trial = trials.get(line.trial) if isinstance(line, (CountedEvent, FailedEvent, ExploitedEvent)) else None
+        if trial and trial.has_ended:
+            problems.append(f"{line!r} does not follow: trial {trial.number} has ended before it")
         try:
             _fold(trials, line, begun)
         except KeyError:  # as above
@@ -264,31 +264,31 @@ def results_elsewhere(project: Path, identity: Mapping[str, str], but: Path
         begun = begun_of(lines)
         if not has_same_inputs(begun.identity, identity) or isinstance(begun.search.scheduler, Pbt):
             continue
-        genes = {line.trial: line.genes for line in lines if isinstance(line, Proposed)}
+        genes = {line.trial: line.genes for line in lines if isinstance(line, ProposedEvent)}
         for line in lines:
-            if isinstance(line, Counted):
+            if isinstance(line, CountedEvent):
                 folder = trial_folder(line.trial, seed=None if line.seed == begun.recipe.seed else line.seed)
                 key = address(begun.recipe, genes[line.trial], line.seed), line.epochs
                 yield key, path.parent / "trials" / folder, Outcome.model_validate(line, from_attributes=True)
 
 
-def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
+def _fold(trials: dict[int, Trial], line: LedgerEvent, begun: SweepEvent) -> None:
     """Update the rows by one line."""
     seed = begun.recipe.seed
     match line:
-        case Proposed():
+        case ProposedEvent():
             trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
-        case Exploited():
+        case ExploitedEvent():
             trials[line.trial] = fork_trial(trials, trials[line.trial], line.genes, line.origin)
-        case Scheduled() if line.seed == seed:
+        case ScheduledEvent() if line.seed == seed:
             trials[line.trial] = replace(trials[line.trial], state="running")
-        case Counted() if line.seed == seed:
+        case CountedEvent() if line.seed == seed:
             trials[line.trial] = replace(trials[line.trial], **line.model_dump(exclude={"trial", "seed"}),
                                          state="finished" if line.epochs >= begun.rungs[-1] else "paused")
-        case Counted():
+        case CountedEvent():
             seeds = {**trials[line.trial].seeds, line.seed: line.fitness}
             trials[line.trial] = replace(trials[line.trial], seeds=seeds)
-        case Failed() if line.seed == seed:
+        case FailedEvent() if line.seed == seed:
             trials[line.trial] = replace(trials[line.trial], state="failed", fitness=None, reason=line.reason)
 
 
@@ -297,7 +297,7 @@ def _as_written(line: Any) -> Any:
     return type(line).model_validate(plain(line.model_dump(mode="json")))
 
 
-def _check_identity(path: Path, recorded: Begun, current: Begun) -> None:
+def _check_identity(path: Path, recorded: SweepEvent, current: SweepEvent) -> None:
     changed = [] if recorded.space == current.space else ["search space"]
     changed += [] if recorded.search == current.search else ["search settings"]
     changed += changed_parts(recorded.identity, current.identity)

@@ -24,7 +24,7 @@ from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tr
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name, short_value
 
@@ -46,7 +46,7 @@ class SweepRun:
     config: TuneConfig
     trials: Sequence[Trial]  # all rows, by number
     status: Status
-    claim: Claimed | None = None
+    claim: ClaimedEvent | None = None
     command: str = ""  # that runs it
 
     @property
@@ -112,7 +112,7 @@ class SweepMlflow:
         self._folder, self._uri, self._config, self._command = folder, uri, config, command
         self._delivery = Delivery(folder, uri)
 
-    def run_of(self, trials: Sequence[Trial], status: Status, claim: Claimed | None) -> SweepRun:
+    def run_of(self, trials: Sequence[Trial], status: Status, claim: ClaimedEvent | None) -> SweepRun:
         """The desired content, given the rows of the ledger."""
         return SweepRun(self._config, trials, status, claim, self._command)
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_yolo.core.formatting import format_count
+from ray_yolo.ops.statistics import spearman
 from ray_yolo.plots.style import COLOURS, GREY, INK, PALE, count_along_x, dress, new_figure, plain, save
-from ray_yolo.tune.schedule import spearman
 from ray_yolo.tune.trials import Trial
 
 if TYPE_CHECKING:

@@ -72,11 +72,11 @@ class NoStopping(ConfigModel):
 
 
 class Ladder(ConfigModel):
-    """Pauses every trial at each rung. The best third continues, and fresh seeds decide at the end."""
+    """Pauses every trial at each rung. One in four continues, and fresh seeds decide at the end."""
 
     name: Literal["ladder"] = "ladder"
     first_epochs: int = Field(0, ge=0)
-    """Epochs of the first rung; 0: a third of the training, past every warm-up."""
+    """Epochs of the only rung; 0: rungs at a ninth and at four ninths of the training."""
 
 
 class Pbt(ConfigModel):
@@ -112,7 +112,7 @@ class Search(ConfigModel):
     """Algorithm, scheduler and objective of a search."""
 
     algorithm: Literal["gp", "evolve", "random", "grid"] = "evolve"
-    """gp: a Gaussian process and evolve alternately; evolve: children of the best rows; random; grid: each
+    """gp: a Gaussian process, evolve and random by turns; evolve: children of the best rows; random; grid: each
     combination."""
     parent: Literal["single", "mean"] = "single"
     """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""

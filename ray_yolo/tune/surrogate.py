@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from ray_yolo.tune.evolution import Gene, Genes, GeneValue, nearest
 
-REFIT = 5  # rows between two fits
+REFIT = 10  # rows between two fits
 STEPS = 40  # of a fit
 MOST = 200  # observations
 CANDIDATES = 400
@@ -125,7 +126,31 @@ class Surrogate:
 def fit_surrogate(observations: Sequence[Observation], levels: int) -> Surrogate:
     """The process fitted to these observations, in the order in which they were counted."""
     first = max(REFIT, len(observations) // REFIT * REFIT)
-    return Surrogate(observations[-MOST:], levels, _fit(tuple(observations[:first][-MOST:]), levels))
+    settings = _fit(tuple(select(observations[:first])), levels)
+    return Surrogate(select(observations), levels, settings)
+
+
+def select(observations: Sequence[Observation]) -> Sequence[Observation]:
+    """At most `MOST` observations, in their order: those of the first trial (the default), the best, and the newest.
+
+    The best are half of them: the highest rungs first, and the highest fitness within a rung.
+    """
+    if len(observations) <= MOST:
+        return observations
+    numbers = range(len(observations))
+    kept = {number for number in numbers if observations[number].place == observations[0].place}
+    best_first = sorted(numbers, key=lambda number: _rank(observations[number]), reverse=True)
+    kept.update(best_first[:MOST // 2 - len(kept)])
+    newest_first = (number for number in reversed(numbers) if number not in kept)
+    kept.update(islice(newest_first, MOST - len(kept)))
+    return [observations[number] for number in sorted(kept)]
+
+
+def _rank(observation: Observation) -> tuple[int, float]:
+    """Failed trainings rank lowest."""
+    if observation.fitness is None:
+        return -1, 0.0
+    return observation.level, observation.fitness
 
 
 def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, running: Sequence[Observation],
@@ -202,10 +227,19 @@ def _kernel(left: np.ndarray, left_levels: np.ndarray, right: np.ndarray, right_
 
 def noise_covariance(points: np.ndarray, levels: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Covariance of the noise: a training's rungs share most of it."""
+    return _noise_correlation(points) * _products(levels, variance)
+
+
+def _noise_correlation(points: np.ndarray) -> np.ndarray:
+    correlation = SHARED * (points[:, None] == points[None]).all(axis=2)
+    np.fill_diagonal(correlation, 1.0)
+    return np.asarray(correlation)
+
+
+def _products(levels: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """The products of the standard deviations of each two observations."""
     deviation = np.sqrt(variance)[levels]
-    shared = SHARED * (points[:, None] == points[None]).all(axis=2)
-    np.fill_diagonal(shared, 1.0)
-    return shared * np.outer(deviation, deviation)
+    return np.outer(deviation, deviation)
 
 
 def _features(points: np.ndarray) -> np.ndarray:
@@ -227,6 +261,7 @@ def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
     width = np.r_[np.full(axes, 1.0), np.full(axes, 1.5), np.full(levels, 1.0), 1.0]
     apart = np.abs(level[:, None] - level[None])
     features = _features(points)
+    noise_correlation = _noise_correlation(points)
     theta, step, before = centre.copy(), np.full(len(centre), 0.2), np.zeros(len(centre))
     for _ in range(STEPS):
         lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
@@ -236,7 +271,7 @@ def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
         fade = np.exp(-rate * apart)
         decay = np.exp(-distance) * fade
         kernel = (features * np.tile(weights, 2)) @ features.T * fade + (1 + distance + distance**2 / 3) * decay
-        variance = noise_covariance(points, level, noise)
+        variance = noise_correlation * _products(level, noise)
         inverse = np.linalg.inv(kernel + variance + 1e-6 * np.eye(count))
         alpha = inverse @ values
         signal = (values @ alpha + 2.0) / (count + 2.0)

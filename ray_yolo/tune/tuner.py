@@ -66,26 +66,25 @@ from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, results_elsewhere, rung_results
+from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, results_elsewhere, rung_results
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.records import write_options
-from ray_yolo.tune.schedule import Outcome, Task, address, longest_warmup, rungs_of
-from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
-from ray_yolo.tune.searcher import (
+from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
     PopulationCallback,
     SweepCallback,
     TaskSearcher,
     build_pbt,
 )
+from ray_yolo.tune.records import write_options
+from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
+from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
 from ray_yolo.tune.sweep_page import sweep_page
-from ray_yolo.tune.trial import train_task, train_trial, wait_until_released
+from ray_yolo.tune.trainable import train_task, train_trial, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
 NOTE_SECONDS = 5.0  # between two notes of the time
-SHORT_TRIALS = 10  # a sweep of fewer trials has a rung at a ninth
 
 
 def concurrent_trials(config: TuneConfig, gpus: float) -> int:
@@ -164,11 +163,11 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
-           latencies: Mapping[str, float], identity: dict[str, str]) -> Begun:
+           latencies: Mapping[str, float], identity: dict[str, str]) -> SweepEvent:
     """The first line of the ledger of a sweep over `recipe`."""
-    return Begun(identity=identity, space=space.space, search=space.search, recipe=recipe,
-                 rungs=_rungs(config, space, recipe, train), latencies=latencies,
-                 virtual_slots=config.sweep.virtual_slots or _processes(config, space.search, slots))
+    virtual_slots = config.sweep.virtual_slots or _processes(config, space.search, slots)
+    return SweepEvent(identity=identity, space=space.space, search=space.search, recipe=recipe,
+                      rungs=_rungs(space, recipe), latencies=latencies, virtual_slots=virtual_slots)
 
 
 def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpus: float) -> dict[str, float]:
@@ -216,15 +215,14 @@ def _has_more(folder: Path, config: TuneConfig) -> bool:
     return is_short and len(read_trials(lines)) < config.sweep.most_trials
 
 
-def _rungs(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex) -> tuple[int, ...]:
-    """The epochs at which trials pause."""
-    if not isinstance(ladder := space.search.scheduler, Ladder):
+def _rungs(space: TuneSpace, recipe: Recipe) -> tuple[int, ...]:
+    """The epochs at which trials pause, and those of a whole training."""
+    ladder = space.search.scheduler
+    if not isinstance(ladder, Ladder):
         return (recipe.epochs,)
-    if ladder.first_epochs:
-        return (*([ladder.first_epochs] if ladder.first_epochs < recipe.epochs else []), recipe.epochs)
-    batches = math.ceil(len(train) / max(recipe.batch_size or 1, 1))
-    return rungs_of(recipe.epochs, longest_warmup(space.space, recipe, batches),
-                    short=config.sweep.most_trials < SHORT_TRIALS)
+    if not ladder.first_epochs:
+        return rungs_of(recipe.epochs)
+    return tuple(sorted({min(ladder.first_epochs, recipe.epochs), recipe.epochs}))
 
 
 def _processes(config: TuneConfig, search: Search, slots: int) -> int:
@@ -395,7 +393,7 @@ class _Execution:
         budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: _processes(self.config, self.search, self.slots_now()))
+                                lambda: _processes(self.config, self.search, self.slots_now()), budget.finishing)
         scheduler = LadderScheduler(
             dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.search, self.slots),
             lambda name: not is_held(self.trials / name))

@@ -11,8 +11,8 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.verification import CheckResult, check_files
 from ray_yolo.tune.identity import DATA
-from ray_yolo.tune.ledger import Begun, read_ledger, verify
-from ray_yolo.tune.schedule import Line
+from ray_yolo.tune.ledger import SweepEvent, read_ledger, verify
+from ray_yolo.tune.ledger_events import LedgerEvent
 
 
 def check_sweep(folder: Path) -> list[CheckResult]:
@@ -27,7 +27,7 @@ def compare_sweeps(one: Path, other: Path) -> list[CheckResult]:
     return [CheckResult("ledgers", compare(_read(one), _read(other)))]
 
 
-def compare(one: Sequence[Line], other: Sequence[Line]) -> str | None:
+def compare(one: Sequence[LedgerEvent], other: Sequence[LedgerEvent]) -> str | None:
     """The first line in which two ledgers differ, or None. Paths of the data set and of model files may differ."""
     for number, (left, right) in enumerate(zip_longest(map(_essence, one), map(_essence, other)), 1):
         if left != right:
@@ -35,14 +35,14 @@ def compare(one: Sequence[Line], other: Sequence[Line]) -> str | None:
     return None
 
 
-def _essence(line: Line) -> Any:
-    if not isinstance(line, Begun):
+def _essence(line: LedgerEvent) -> Any:
+    if not isinstance(line, SweepEvent):
         return line
     recipe = line.recipe.model_dump(exclude={"data"}) | {"model": Path(line.recipe.model).name}
     return (line.identity[DATA], line.space, line.search, line.rungs, line.virtual_slots, recipe)
 
 
-def _read(folder: Path) -> list[Line]:
+def _read(folder: Path) -> list[LedgerEvent]:
     lines = read_ledger(folder / LEDGER_FILE)
     if not lines:
         raise InputError(f"{folder}: has no {LEDGER_FILE}; give the folder of a sweep, such as runs/evolve/exp")

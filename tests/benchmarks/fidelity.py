@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.ops.statistics import spearman
 from ray_yolo.tune.evolution import draw, mutate
-from ray_yolo.tune.schedule import spearman
 from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import overlay
 from tests.benchmarks.harness import machine

@@ -104,7 +104,8 @@ class Tpe:
             sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
             pruner=optuna.pruners.HyperbandPruner(self._first, land.epochs, 3))
         self._study.enqueue_trial(dict(land.start))
-        self._space = {gene.name: optuna.distributions.FloatDistribution(gene.low, gene.high, log=gene.log)
+        self._space = {gene.name: optuna.distributions.CategoricalDistribution(gene.values) if gene.kind == "choice"
+                       else optuna.distributions.FloatDistribution(gene.low, gene.high, log=gene.log)
                        for gene in land.genes}
         self._trials: list[Any] = []
 
@@ -187,14 +188,15 @@ class Dehb:
     """DEHB by ask and tell; each rung trains anew, as the package does."""
 
     def __init__(self, land: Landscape, seed: int) -> None:
-        from ConfigSpace import ConfigurationSpace, Float
+        from ConfigSpace import Categorical, ConfigurationSpace, Float
         from dehb import DEHB
         from loguru import logger
 
         logger.remove()
         self._land, self._jobs = land, list[Any]()
         space = ConfigurationSpace(seed=seed)
-        space.add([Float(gene.name, (gene.low, gene.high), log=gene.log) for gene in land.genes])
+        space.add([Categorical(gene.name, gene.values) if gene.kind == "choice" else
+                   Float(gene.name, (gene.low, gene.high), log=gene.log) for gene in land.genes])
         self._search = DEHB(cs=space, min_fidelity=math.ceil(land.epochs / 9), max_fidelity=land.epochs, eta=3,
                             n_workers=1, seed=seed, output_path=os.environ.get("TMPDIR", "/tmp") + "/dehb",
                             save_freq="end")
@@ -322,7 +324,7 @@ def claims(file: str, only: Sequence[str], sweeps: int, slots: int, trainings: i
 def _claim(result: Result, best: float) -> dict[str, float]:
     assert result.over is not None
     claim = result.over.claim
-    return {"better": claim.better, "pairs": claim.pairs, "gain": 100 * claim.gain / best,
+    return {"better": claim.better, "pairs": claim.runs, "gain": 100 * claim.gain / best,
             "margin": 100 * claim.margin / best, "true": 100 * (result.chosen - result.default),
             "winner": result.truth - result.default}
 

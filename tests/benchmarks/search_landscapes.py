@@ -21,11 +21,14 @@ from ray_yolo.tune.evolution import Gene, GeneValue, Space
 from ray_yolo.tune.space import load_space, read_space
 from tests.benchmarks.evolve_table import Surface, coordinates, read_table
 from tests.benchmarks.record_curves import SPACE
+from tests.benchmarks.search_traps import TRAPS, Trap
 
 HERE = Path(__file__).parent
 TABLES = ("yolo_curves.json", "tuned_curves.json", "yolo11n_curves.json", "bccd_curves.json")  # recorded trainings
 SEEDS = json.loads((HERE / "seeds.json").read_text())  # measured noise of a training
 CLAIMED = ("hill", "level")  # by `--claims` alone
+TUNED = ("yolo_curves", "bccd_curves", "tent", "good", "early", "pairs", "optimal", "false_hill")
+"""The landscapes on which the default search was chosen. The other eight, and those of files, only judge it."""
 
 
 class Landscape(Protocol):
@@ -182,6 +185,7 @@ def load_landscapes(file: str, instance: int, only: str = "") -> Iterator[Landsc
         return
     yield from (Recorded(table, instance) for table in TABLES if only in ("", Path(table).stem))
     yield from (Formula(form, instance) for form in Formula.FORMS if only == form or (not only and form not in CLAIMED))
+    yield from (Trap(form, instance) for form in TRAPS if only in ("", form))
 
 
 @cache

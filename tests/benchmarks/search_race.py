@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.tune.budget import Budget
 from ray_yolo.tune.evolution import Genes, Space
-from ray_yolo.tune.schedule import Chosen, Claimed, Line, Outcome, Schedule, Task, rungs_of
+from ray_yolo.tune.ledger import SweepEvent
+from ray_yolo.tune.ledger_events import ChosenEvent, ClaimedEvent, LedgerEvent
+from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
+from ray_yolo.tune.search import MOST_TRIALS, Search
 from tests.benchmarks.search_landscapes import Landscape, noise_key
 
 START_SECONDS = 0.5  # of each training, also of one that continues
@@ -32,7 +36,7 @@ class Result(NamedTuple):
 
     truth: float  # of the chosen genes
     default: float  # truth of the default
-    over: Claimed | None = None  # what ours says
+    over: ClaimedEvent | None = None  # what ours says
     chosen: float = 0.0  # truth of the genes that ours compared with the default
     trials: int = 0
     late: float = 0.0  # share of the budget by which it ended late
@@ -69,41 +73,35 @@ def race(land: Landscape, rival: Rival, slots: int, trainings: float, seed: int)
     return Result(land.truth(best[2]), land.truth(land.start), trials=count)
 
 
-def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed: int,
-              make: Callable[..., Schedule] = Schedule, warmup: float | None = None) -> Result:
-    """The product's schedule on the same clock; its fresh seeds are part of the budget."""
-    budget = trainings * land.epochs * land.epoch_seconds
-    if warmup is None:
-        warmup = max((gene.high for gene in land.genes if gene.name == "warmup_epochs"), default=0.0)
-    rungs = rungs_of(land.epochs, warmup, short=trainings * slots < 10)
-    lines: list[Line] = []
-    schedule = make(space, 0, rungs, slots, write=lines.append)
-    ends: list[tuple[float, Task]] = []
-    free, trained, now = [0.0] * slots, dict[tuple[int, int], int](), 0.0
+def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed: int) -> Result:
+    """The product's schedule and budget on the same clock. The claim is part of the budget: a sweep that has not ended
+    by then has found nothing, and its choice is the default."""
+    seconds = trainings * land.epochs * land.epoch_seconds
+    now = 0.0
+    begun = SweepEvent(identity={}, space=space, search=Search(), recipe=Recipe(epochs=land.epochs, seed=0),
+                  rungs=rungs_of(land.epochs), virtual_slots=slots)
+    budget = Budget(begun, MOST_TRIALS, seconds / 3600, 0.0, None, lambda: slots, lambda: now)
+    events: list[LedgerEvent] = []
+    budget.schedule = schedule = Schedule(space, 0, begun.rungs, slots, write=events.append)
+    ends: list[tuple[float, Task, float]] = []
+    free, trained = [0.0] * slots, dict[tuple[int, int], int]()
     while True:
-        one_more = rungs[0] * land.epoch_seconds
-        state = schedule.next(now + one_more + time_to_close(schedule.closing_work, slots, land) <= budget)
-        if isinstance(state, Claimed):
+        reply = schedule.next(budget.explores, budget.finishing)
+        if isinstance(reply, ClaimedEvent):
             break
-        if isinstance(state, Task):
-            begin = max(now, heapq.heappop(free))
-            epochs = state.until - trained.get((state.trial, state.seed), 0)
-            trained[state.trial, state.seed] = state.until
-            end = begin + START_SECONDS + epochs * land.epoch_seconds
+        if isinstance(reply, Task):
+            start = max(now, heapq.heappop(free))
+            epochs = reply.until - trained.get((reply.trial, reply.seed), 0)
+            trained[reply.trial, reply.seed] = reply.until
+            end = start + START_SECONDS + epochs * land.epoch_seconds
             heapq.heappush(free, end)
-            heapq.heappush(ends, (end, state))
+            heapq.heappush(ends, (end, reply, end - start))
         else:
-            now, task = heapq.heappop(ends)
+            now, task, took = heapq.heappop(ends)
+            budget.measure(task.end - task.start, took)
             fitness = land.observe(task.genes, noise_key(seed, task.trial, task.seed), task.until)
             schedule.finish(task, Outcome(fitness=fitness))
-    chosen = next(line.trial for line in reversed(lines) if isinstance(line, Chosen))
-    return Result(land.truth(schedule.genes[state.winner]), land.truth(land.start), state,
-                  land.truth(schedule.genes[chosen]), len(schedule.genes), now / budget - 1)
-
-
-def time_to_close(work: Sequence[float], slots: int, land: Landscape) -> float:
-    """Seconds to the end of a sweep whose exploration is closed now; stages cannot overlap."""
-    running, competing, claiming = work
-    rounds = [math.ceil(stage / land.epochs / slots - 1e-9) for stage in (competing, claiming)]
-    return ((running / slots + sum(rounds) * land.epochs) * land.epoch_seconds
-            + START_SECONDS * (1 + math.ceil(running / land.epochs) + sum(rounds)))
+    chosen = next(event.trial for event in reversed(events) if isinstance(event, ChosenEvent))
+    winner = reply.winner if now <= seconds else 0
+    return Result(land.truth(schedule.genes[winner]), land.truth(land.start), reply,
+                  land.truth(schedule.genes[chosen]), len(schedule.genes), now / seconds - 1)

@@ -27,17 +27,17 @@ def worker(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def test_a_start_waits_for_all_workers_of_an_earlier_driver_and_says_so(tmp_path: Path) -> None:
-    messages = list[str]()
+    notices = list[str]()
     with worker(tmp_path) as first, worker(tmp_path) as second:
         assert first.stdin
         assert second.stdin
         first.stdin.close()
         first.wait()
         threading.Timer(0.5, second.kill).start()
-        await_former_workers(tmp_path, messages.append)
+        await_former_workers(tmp_path, notices.append)
         assert second.wait() < 0
-    assert len(messages) == 1
-    assert f"(process {second.pid} on {os.uname().nodename})" in messages[0]
+    assert len(notices) == 1
+    assert f"(process {second.pid} on {os.uname().nodename})" in notices[0]
 
 
 def test_a_start_is_refused_if_they_do_not_end(tmp_path: Path) -> None:
@@ -48,12 +48,12 @@ def test_a_start_is_refused_if_they_do_not_end(tmp_path: Path) -> None:
 
 
 def test_workers_of_one_driver_do_not_wait_for_each_other_and_leave_nothing(tmp_path: Path) -> None:
-    messages = list[str]()
-    await_former_workers(tmp_path, messages.append)
+    notices = list[str]()
+    await_former_workers(tmp_path, notices.append)
     with hold_folder(tmp_path), hold_folder(tmp_path):
         pass
-    await_former_workers(tmp_path, messages.append)
-    assert not messages
+    await_former_workers(tmp_path, notices.append)
+    assert not notices
     assert (tmp_path / WORKERS_LOCK).read_text() == ""
 
 

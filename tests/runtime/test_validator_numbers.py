@@ -244,7 +244,7 @@ def test_weights_and_data_that_do_not_fit_are_refused_and_leave_no_folder(
         weights: Path, data: Set, tmp_path: Path) -> None:
     other = data.yaml.with_name("three.yaml")
     other.write_text("train: images/val\nval: images/val\nnames: [a, b, c]\n")
-    with pytest.raises(DatasetError, match=r"has 3 classes, but .* was trained on 2"):
+    with pytest.raises(DatasetError, match=r"has 3 classes, but .* has 2"):
         run(weights, data._replace(yaml=other), tmp_path)
     with pytest.raises(CheckpointError, match="no such weights"):
         run(weights.with_name("no.pt"), data, tmp_path)

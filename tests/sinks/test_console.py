@@ -57,7 +57,7 @@ def test_a_notebook_gets_the_lines_of_a_file(tmp_path, monkeypatch):
     for number in range(1, 11):
         show(console, run_log.step(number))
     show(console, run_log.epoch(0))
-    assert len(stream.getvalue().splitlines()) == 4
+    assert len(stream.getvalue().splitlines()) == 5  # three about the start, the header, the epoch
     assert outputs == []
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Begun, Ledger
+from ray_yolo.tune.ledger import Ledger, SweepEvent
 from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.search import Search
 
@@ -25,9 +25,9 @@ RESOLVED = Recipe(seed=3, epochs=EPOCHS, batch_size=16, microbatch=8, precision=
 ASKED = Recipe(seed=3, epochs=EPOCHS)
 
 
-def sweep_of(labels: str = "0123", asked: Recipe = ASKED, **fields: Any) -> Begun:
+def sweep_of(labels: str = "0123", asked: Recipe = ASKED, **fields: Any) -> SweepEvent:
     """The sweep over a data set and a requested recipe, with other fields."""
-    return Begun(identity={"data set": labels, "base recipe": recipe_digest(asked)},
+    return SweepEvent(identity={"data set": labels, "base recipe": recipe_digest(asked)},
                  **{"space": SPACE, "search": SEARCH, "recipe": RESOLVED, "rungs": RUNGS, "virtual_slots": 3, **fields})
 
 
@@ -55,13 +55,13 @@ def dispatcher_of(ledger: Ledger, trials: int, slots: int = 3,
 
 
 def run_sweep(path: Path, trials: int, *, slots: int = 3, order: int = 0, stop_after: int = -1,
-              virtual_slots: int = 3) -> Ledger:
+              virtual_slots: int = 3, **fields: Any) -> Ledger:
     """A driver whose slots end in a random order. Returns its closed ledger.
 
     Args:
         stop_after: tasks after which it is killed; those under way are lost.
     """
-    ledger, draw, done = open_ledger(path, virtual_slots), random.Random(order), 0
+    ledger, draw, done = open_ledger(path, virtual_slots, **fields), random.Random(order), 0
     dispatcher = dispatcher_of(ledger, trials, slots)
     while done != stop_after:
         while dispatcher.take(lambda name: True):

@@ -14,58 +14,81 @@ from ray_yolo.tune.budget import (
     describe,
     forecast,
     most_trials,
-    phase_seconds,
     recorded_epoch_seconds,
     trained_spans,
 )
-from ray_yolo.tune.schedule import Claimed, Scheduled, Task
+from ray_yolo.tune.evolution import Gene, Space
+from ray_yolo.tune.ledger_events import ClaimedEvent, ClosedEvent, ScheduledEvent
+from ray_yolo.tune.schedule import Task, rungs_of
 from tests.support import run_log
 from tests.support.schedules import RESOLVED, open_ledger, outcome_of, run_sweep
 
-
-def test_a_forecast_is_what_a_sweep_trains(tmp_path: Path) -> None:
-    ledger = run_sweep(tmp_path / "ledger.jsonl", 30)
-    planned = forecast(ledger.begun, 30)
-    trained = sum(line.end - line.start for line in ledger.lines if isinstance(line, Scheduled))
-    # which trials are good is not known before
-    assert planned.exploration + sum(planned.confirmation) == pytest.approx(trained, rel=0.25)
+FINE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 8),), (
+    {"lr0": 0.01, "augment.close_mosaic": 5},), "random")
 
 
-def test_whole_trainings_run_side_by_side() -> None:
-    assert phase_seconds(work=27.0, epochs=9, slots=2, epoch_seconds=10.0) == 2 * 9 * 10.0
-    assert phase_seconds(work=0.0, epochs=9, slots=2, epoch_seconds=10.0) == 0.0
+@pytest.mark.parametrize("trials", [1, 12, 40, 200])
+def test_a_forecast_is_what_a_sweep_explores_and_confirms(tmp_path: Path, trials: int) -> None:
+    """With a space whose trials do not fail. Beyond 80 trials, it is extrapolated."""
+    begun = open_ledger(tmp_path / "ledger.jsonl", space=FINE).begun
+    planned = forecast(begun, trials)
+    ledger = run_sweep(tmp_path / "ledger.jsonl", trials, space=FINE)
+    scheduled = [line for line in ledger.lines if isinstance(line, ScheduledEvent)]
+    exploration = sum(line.end - line.start for line in scheduled if not line.closing)
+    (closed,) = (line for line in ledger.lines if isinstance(line, ClosedEvent))
+    assert planned.exploration == pytest.approx(exploration, rel=0.03)
+    assert planned.time == pytest.approx(closed.at, rel=0.03)
+    assert planned.runs == pytest.approx(closed.runs, abs=1)
+    last = max(line.end for line in scheduled)
+    assert planned.seconds(begun, 2.0, 3) == pytest.approx(2.0 * last, rel=0.1, abs=2.0 * begun.rungs[0])
 
 
 def test_the_largest_sweep_that_ends_in_time(tmp_path: Path) -> None:
     begun = open_ledger(tmp_path / "ledger.jsonl").begun
     plan = most_trials(begun, 3600.0, 2.0, 2, 100_000)
-    assert 0.85 * 3600 < plan.seconds(2.0, 2, 9) < 3600
+    assert 0.85 * 3600 < plan.seconds(begun, 2.0, 2) < 3600
     assert most_trials(begun, 3600.0, 2.0, 2, 7).trials <= 7
 
 
-def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float) -> float:
-    """One slot that needs so long for an epoch. Returns when the sweep ends."""
-    ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2)
+def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float, slots: int = 1, virtual_slots: int = 2
+          ) -> float:
+    """Slots that need so long for an epoch. Returns when the sweep ends."""
+    ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=virtual_slots, rungs=rungs_of(9))
     budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
-    tasks: list[Task] = []
-    while not isinstance(reply := schedule.next(budget.explores), Claimed):
+    waiting, running = list[Task](), list[tuple[float, Task]]()
+    while not isinstance(reply := schedule.next(budget.explores, budget.finishing), ClaimedEvent):
         if isinstance(reply, Task):
-            tasks.append(reply)
+            waiting.append(reply)
             continue
-        task = tasks.pop(0)
-        now[0] += seconds * (task.end - task.start)
+        while waiting and len(running) < slots:
+            task = waiting.pop(0)
+            running.append((now[0] + seconds * (task.end - task.start), task))
+        ended = min(running)
+        running.remove(ended)
+        now[0], task = ended
         budget.measure(task.end - task.start, seconds * (task.end - task.start))
         schedule.finish(task, outcome_of(task))
     return now[0]
 
 
+@pytest.mark.parametrize(("trainings", "slots", "virtual_slots"), [
+    (10, 1, 1), (10, 1, 2), (30, 1, 2), (6, 8, 10), (10, 8, 8), (10, 8, 10)])
+def test_a_sweep_with_hours_ends_within_five_percent(tmp_path: Path, trainings: int, slots: int, virtual_slots: int
+                                                     ) -> None:
+    now = [0.0]
+    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=virtual_slots, rungs=rungs_of(9)).begun
+    seconds = trainings * begun.rungs[-1] * 60.0
+    budget = Budget(begun, 1000, seconds / 3600, 0.0, None, lambda: slots, lambda: now[0])
+    assert drive(budget, tmp_path, now, 60.0, slots, virtual_slots) == pytest.approx(seconds, rel=0.05)
+
+
 @pytest.mark.parametrize("spent", [0.0, 150.0])
 def test_a_sweep_ends_in_time_also_in_several_commands(tmp_path: Path, spent: float) -> None:
     now = [0.0]
-    budget = Budget(open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2).begun, 1000, 0.1, spent, None, lambda: 1,
-                    lambda: now[0])
-    assert spent + drive(budget, tmp_path, now, 0.5) == pytest.approx(360, rel=0.1)
-    assert budget.seconds == pytest.approx(360, rel=0.1)
+    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2, rungs=rungs_of(9)).begun
+    budget = Budget(begun, 1000, 0.1, spent, None, lambda: 1, lambda: now[0])
+    assert spent + drive(budget, tmp_path, now, 0.5) == pytest.approx(360, rel=0.05)
+    assert budget.seconds == pytest.approx(360, rel=0.05)
 
 
 def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: Path) -> None:
@@ -76,7 +99,7 @@ def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: P
     budget.schedule.next()
     budget.measure(2.0, 10.0)
     assert budget.explores()
-    for _ in range(20):
+    for _ in range(40):
         budget.measure(2.0, 10.0)
     assert budget.epoch_seconds == pytest.approx(5.0, rel=0.35)  # but where all tasks are slow, it follows
     assert not budget.explores()
@@ -84,7 +107,7 @@ def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: P
 
 def test_without_hours_it_ends_after_so_many_trials(tmp_path: Path) -> None:
     now = [0.0]
-    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2).begun
+    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2, rungs=rungs_of(9)).begun
     budget = Budget(begun, 12, 0.0, 0.0, 5.0, lambda: 1, lambda: now[0])
     budget.schedule = begun.schedule()
     left = budget.seconds_left()

@@ -7,7 +7,7 @@ import pytest
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message, result_line, summary_line, table_rows
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.trials import new_trial
 from tests.support.terminal import Terminal
 
@@ -138,22 +138,23 @@ def test_a_plain_terminal_gets_lines(monkeypatch):
 
 
 def test_the_last_line_is_the_claim(tmp_path):
-    claim = Claimed(winner=4, claim=Claim(better=True, gain=0.0625, margin=0.03, pairs=3, detectable=0.03))
+    claim = ClaimedEvent(winner=4, claim=Claim(better=True, gain=0.0625, margin=0.03, runs=3, detectable=0.03))
     lines = closing_message(tmp_path, Recipe(), measured(4), claim).splitlines()
-    assert lines[-1] == "claim: trial 4 is better than the default by 0.0625 +- 0.03 over 3 pairs"
+    assert lines[-1] == "claim: trial 4 is better than the default by 0.0625 +- 0.03 over 3 fresh seeds"
     assert len(closing_message(tmp_path, Recipe(), measured(4)).splitlines()) == 3
 
 
 @pytest.mark.parametrize(("winner", "claim", "text"), [
-    (0, Claim(better=False, gain=-0.01, margin=0.1, pairs=2, detectable=0.1),
-     "not better than the default; 2 pairs could have shown 0.1; the default (trial 0) is kept"),
-    (4, Claim(better=False, gain=0.02, margin=0.05, pairs=2, detectable=0.1),
-     "trial 4 is not better than the default; 2 pairs could have shown 0.1; it is kept for its expected gain of 0.02"),
+    (0, Claim(better=False, gain=-0.01, margin=0.1, runs=2, detectable=0.1),
+     "not better than the default; 2 fresh seeds could have shown 0.1; the default (trial 0) is kept"),
+    (4, Claim(better=False, gain=0.02, margin=0.05, runs=2, detectable=0.1),
+     "trial 4 is not better than the default; 2 fresh seeds could have shown 0.1; it is kept for its "
+     "expected gain of 0.02"),
     (4, Claim(better=False),
-     "trial 4 is not compared with the default: no pair of trainings finished with a fitness above 0; it is kept "
+     "trial 4 is not compared with the default: no training of both finished with a fitness above 0; it is kept "
      "because the default failed")])
 def test_without_significance_it_says_which_one_is_kept_and_why(winner, claim, text):
-    assert str(Claimed(winner=winner, claim=claim)) == text
+    assert str(ClaimedEvent(winner=winner, claim=claim)) == text
 
 
 @pytest.mark.parametrize("kind", [io.TextIOWrapper, type("TTY", (io.TextIOWrapper,), {"isatty": lambda self: True})])

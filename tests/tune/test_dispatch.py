@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.tune.schedule import Counted, Outcome
+from ray_yolo.tune.ledger_events import CountedEvent
+from ray_yolo.tune.schedule import Outcome
 from tests.support.schedules import dispatcher_of, names_of, open_ledger, outcome_of, run_sweep
 
 
@@ -39,13 +40,15 @@ def test_trainings_on_fresh_seeds_have_folders_of_their_own(tmp_path: Path) -> N
             names.add(dispatcher.name(task))
         name, task = next(iter(dispatcher.running.items()))
         dispatcher.finish(name, outcome_of(task))
-    assert {"trial0", "trial1", "trial2", "trial0-seed4"} <= names
+    assert {"trial0", "trial1", "trial2"} <= names
+    assert len(names) > 3
+    assert all(name.endswith("-seed4") for name in names - {"trial0", "trial1", "trial2"})
 
 
 def test_what_any_sweep_has_trained_is_not_trained_again(tmp_path: Path) -> None:
     ledger = run_sweep(tmp_path / "one" / "ledger.jsonl", 8)
     known = {(line.trial, line.seed, line.epochs): Outcome.model_validate(line.model_dump()) for line in ledger.lines
-             if isinstance(line, Counted)}
+             if isinstance(line, CountedEvent)}
     again = open_ledger(tmp_path / "two" / "ledger.jsonl")
     dispatcher = dispatcher_of(again, 8, known=lambda task: known.get((task.trial, task.seed, task.until)))
     tasks = []

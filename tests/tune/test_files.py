@@ -18,7 +18,7 @@ from ray_yolo.tune.files import (
     read_warm_start,
     write_sweep_files,
 )
-from ray_yolo.tune.schedule import Claimed
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import Segment, best_trial, new_trial, overlay, recipe_arguments, trained_recipe
@@ -89,10 +89,10 @@ class TestBest:
         assert "# Best of 2 trials: trial 0, fitness 0.3" in format_hyp_evolve(BASE, rows)
 
     def test_the_winner_is_the_one_of_the_claim_which_the_header_states(self):
-        claim = Claimed(winner=0, claim=Claim(better=False, gain=0.01, margin=0.1, pairs=3, detectable=0.1))
+        claim = ClaimedEvent(winner=0, claim=Claim(better=False, gain=0.01, margin=0.1, runs=3, detectable=0.1))
         text = format_hyp_evolve(BASE, TRIALS, claim)
         assert text.startswith("# Best of 5 trials: trial 0, fitness 0.3 after 3 epochs\n"
-                               "# not better than the default; 3 pairs could have shown 0.1; "
+                               "# not better than the default; 3 fresh seeds could have shown 0.1; "
                                "the default (trial 0) is kept\n")
 
     def test_hyp_evolve_gives_the_best_recipe_back(self, tmp_path):

@@ -18,9 +18,9 @@ from ray_yolo.core.errors import ConfigError
 from ray_yolo.inference.predictor import Trained
 from ray_yolo.tune import latency, tuner
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.latency import Latency, Network, measure, networks, pareto
+from ray_yolo.tune.latency import Latency, SizedModel, measure, networks, pareto
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.schedule import Failed
+from ray_yolo.tune.ledger_events import FailedEvent
 from ray_yolo.tune.trials import Trial, new_trial
 from ray_yolo.tune.tuner import search
 from tests.support.sweeps import SPACE, make_sweep
@@ -33,7 +33,7 @@ MODELS, SIZES = Gene("model", "choice", values=("yolov5n", "yolov8n")), Gene("im
 def test_a_network_is_a_model_and_an_image_size() -> None:
     others = Gene("lr0", low=0.001, high=0.1)
     found = networks(Space((MODELS, others, SIZES), ()), RECIPE)
-    assert found["yolov8n at 96 px"] == Network("yolov8n", 96)
+    assert found["yolov8n at 96 px"] == SizedModel("yolov8n", 96)
     assert len(found) == 6
     assert list(networks(Space((others,), ()), RECIPE)) == ["yolov5n at 64 px"]
 
@@ -51,11 +51,12 @@ def test_latency_is_the_median_after_some_images_to_warm_up(monkeypatch: pytest.
         return SimpleNamespace(detect=lambda images: [SimpleNamespace(speed=next(speed))])
 
     monkeypatch.setattr(latency, "build_predictor", build)
-    assert measure((3, 0.0), {"a": Network("yolov5n", 64), "b": Network("yolov5n", 96)}) == {"a": 12 + 64, "b": 12 + 96}
+    models = {"a": SizedModel("yolov5n", 64), "b": SizedModel("yolov5n", 96)}
+    assert measure((3, 0.0), models) == {"a": 12 + 64, "b": 12 + 96}
 
 
 def test_real_networks_are_measured() -> None:
-    found = measure((3, 0.0), {"anchors": Network("yolov5n", 64), "none": Network("yolov8n", 64)})
+    found = measure((3, 0.0), {"anchors": SizedModel("yolov5n", 64), "none": SizedModel("yolov8n", 64)})
     assert all(0 < each < 10_000 for each in found.values())
 
 
@@ -101,7 +102,7 @@ def test_networks_over_the_limit_are_not_trained_and_the_others_end_in_a_table(
     result = search(config, quiet=True)
     lines = read_ledger(result.folder / "ledger.jsonl")
     assert verify(lines) == []
-    failed = {line.trial: line.reason for line in lines if isinstance(line, Failed)}
+    failed = {line.trial: line.reason for line in lines if isinstance(line, FailedEvent)}
     assert failed == {row.number: f"{config.recipe.model} at 128 px takes 128 ms an image, over the limit of 100"
                       for row in result.trials if row.genes["imgsz"] == 128}
     assert len(failed) == 2

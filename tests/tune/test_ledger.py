@@ -16,19 +16,20 @@ from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import read_lines
 from ray_yolo.tune.evolution import propose as proposal
 from ray_yolo.tune.ledger import (
-    Counted,
-    Exploited,
-    Failed,
+    CountedEvent,
+    ExploitedEvent,
+    FailedEvent,
     Ledger,
-    Proposed,
-    Scheduled,
+    ProposedEvent,
+    ScheduledEvent,
     claim_of,
     read_ledger,
     read_trials,
     results_elsewhere,
     verify,
 )
-from ray_yolo.tune.schedule import Claimed, address
+from ray_yolo.tune.ledger_events import ClaimedEvent
+from ray_yolo.tune.schedule import address
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Segment, best_trial, overlay, trained_recipe
 from ray_yolo.tune.verification import compare
@@ -51,11 +52,11 @@ def rewrite(path, change):
 
 def propose(ledger, number, **genes):
     genes = {**SPACE.starts[0], **genes}
-    ledger.append(Proposed(trial=number, genes=genes, how="start", parents=(), at=0.0))
+    ledger.append(ProposedEvent(trial=number, genes=genes, how="start", parents=(), at=0.0))
 
 
 def count(ledger, number, epochs, fitness, seed=3):
-    ledger.append(Counted(trial=number, seed=seed, epochs=epochs, fitness=fitness, metrics={"mAP50": fitness},
+    ledger.append(CountedEvent(trial=number, seed=seed, epochs=epochs, fitness=fitness, metrics={"mAP50": fitness},
                           losses={"box": 0.1}, weights="ab"))
 
 
@@ -107,13 +108,13 @@ class TestRows:
         ledger = open_ledger(path)
         propose(ledger, 0)
         assert ledger.trials[0].state == "proposed"
-        ledger.append(Scheduled(trial=0, seed=3, until=3, start=0.0, end=3.0, why="new"))
+        ledger.append(ScheduledEvent(trial=0, seed=3, until=3, start=0.0, end=3.0, why="new"))
         assert ledger.trials[0].state == "running"
         count(ledger, 0, 3, 0.5)
         row = ledger.trials[0]
         assert (row.state, row.fitness, row.epochs, row.metrics, row.losses, row.weights) == (
             "paused", 0.5, 3, {"mAP50": 0.5}, {"box": 0.1}, "ab")
-        ledger.append(Scheduled(trial=0, seed=4, until=9, start=3.0, end=12.0, why="seed", closing=True))
+        ledger.append(ScheduledEvent(trial=0, seed=4, until=9, start=3.0, end=12.0, why="seed", closing=True))
         count(ledger, 0, 9, 0.75, seed=4)
         assert ledger.trials[0] == replace(row, seeds={4: 0.75})
         count(ledger, 0, 9, 0.7)
@@ -141,10 +142,10 @@ class TestRows:
     def test_parents_are_recorded(self, path):
         run_sweep(path, 30, slots=1, virtual_slots=1)
         lines = read_ledger(path)
-        recorded = {line.trial: line.parents for line in lines if isinstance(line, Proposed)}
+        recorded = {line.trial: line.parents for line in lines if isinstance(line, ProposedEvent)}
         assert recorded == {
             line.trial: proposal(SPACE, 3, line.trial, [trial.row for trial in read_trials(lines[:number]).values()])[1]
-            for number, line in enumerate(lines) if isinstance(line, Proposed)}
+            for number, line in enumerate(lines) if isinstance(line, ProposedEvent)}
         assert any(recorded.values())
 
 
@@ -190,12 +191,12 @@ class TestFunction:
         other.parent.mkdir()
         other.write_bytes(one.read_bytes())
         lines = rewrite(other, lambda line: {**line, "weights": "x"} if line["type"] == "counted" else line)
-        assert compare(read_ledger(one), lines).startswith("line 8: Counted(trial=0, seed=3, epochs=3")
+        assert compare(read_ledger(one), lines).startswith("line 8: CountedEvent(trial=0, seed=3, epochs=3")
         assert compare(read_ledger(one)[:-1], read_ledger(one)).startswith(f"line {len(lines)}: None in the first")
 
     def test_more_trials_continue_a_finished_sweep(self, path):
         first = read_ledger(run_sweep(path, 6).path)
-        assert isinstance(first[-1], Claimed)
+        assert isinstance(first[-1], ClaimedEvent)
         whole = run_sweep(path, 12)
         assert read_ledger(path)[:len(first)] == first
         assert len(whole.trials) == 12
@@ -226,13 +227,14 @@ class TestAddresses:
         ledger = run_sweep(tmp_path / "one" / "ledger.jsonl", TRIALS)
         elsewhere = list(results_elsewhere(tmp_path, {"data set": "0123"}, tmp_path / "two" / "ledger.jsonl"))
         known = {key: outcome for key, _, outcome in elsewhere}
-        counted = [line for line in ledger.lines if isinstance(line, Counted)]
+        counted = [line for line in ledger.lines if isinstance(line, CountedEvent)]
         assert len(known) == len({(line.trial, line.seed, line.epochs) for line in counted}) > TRIALS
         for line in counted:
             outcome = known[address(RESOLVED, ledger.trials[line.trial].genes, line.seed), line.epochs]
             assert (outcome.fitness, outcome.weights) == (line.fitness, line.weights)
-        for seed, name in ((3, "trial0"), (4, "trial0-seed4")):
-            key = address(RESOLVED, ledger.trials[0].genes, seed), RUNGS[-1]
+        (finalist,) = (line.trial for line in counted if line.seed == 4)
+        for seed, name in ((3, f"trial{finalist}"), (4, f"trial{finalist}-seed4")):
+            key = address(RESOLVED, ledger.trials[finalist].genes, seed), RUNGS[-1]
             folders = [folder for other, folder, _ in elsewhere if other == key]
             assert folders == [tmp_path / "one" / "trials" / name]
 
@@ -256,14 +258,14 @@ class TestExploits:
         donor, bad = ledger.propose(), ledger.propose()
         origin = Origin(0, 2, "/trials/trial0/weights/epoch1.pt", "ab")
         genes = {**donor.genes, "lr0": 0.05}
-        ledger.append(Exploited(trial=1, genes=genes, origin=origin))
+        ledger.append(ExploitedEvent(trial=1, genes=genes, origin=origin))
         row = ledger.trials[1]
         assert row.lineage == (Segment(0, donor.genes), Segment(2, genes))
         assert (row.folder_name, row.genes, row.origins) == ("trial1-2", genes, (origin,))
         command = read_lines(path)[-1]["command"]
         assert parse_train(shlex.split(command)[3:]).config.recipe == trained_recipe(RESOLVED, row.lineage)
         count(ledger, 1, 9, 0.5)
-        ledger.append(Failed(trial=0, seed=3, epochs=0, reason="no luck"))
+        ledger.append(FailedEvent(trial=0, seed=3, epochs=0, reason="no luck"))
         assert [trial.state for trial in ledger.trials] == ["failed", "finished"]
         assert bad.number == 1
         ledger.close()
@@ -278,7 +280,7 @@ class TestExploits:
                 (1, first, Origin(0, 2, "/trials/trial0/weights/epoch1.pt", "ab")),
                 (2, second, Origin(1, 4, "/trials/trial1-2/weights/epoch3.pt", "cd")),
                 (0, third, Origin(1, 3, "/trials/trial1/weights/epoch2.pt", "ef"))):  # from before the first fork
-            ledger.append(Exploited(trial=trial, genes=genes, origin=origin))
+            ledger.append(ExploitedEvent(trial=trial, genes=genes, origin=origin))
         rows = ledger.trials
         assert rows[2].lineage == (Segment(0, zero), Segment(2, first), Segment(4, second))
         assert (rows[0].lineage, rows[0].folder_name) == ((Segment(0, one), Segment(3, third)), "trial0-2")
@@ -292,9 +294,9 @@ class TestExploits:
         genes = [ledger.propose().genes for _ in range(3)]
         for trial, folder in ((1, "trial0"), (2, "trial1-2")):
             origin = Origin(trial - 1, 2 * trial, f"/trials/{folder}/weights/epoch{2 * trial - 1}.pt", "ab")
-            ledger.append(Exploited(trial=trial, genes={**genes[0], "lr0": 0.05 / trial}, origin=origin))
+            ledger.append(ExploitedEvent(trial=trial, genes={**genes[0], "lr0": 0.05 / trial}, origin=origin))
         count(ledger, 1, 9, 0.5)
-        ledger.append(Failed(trial=2, seed=3, epochs=0, reason="no luck"))
+        ledger.append(FailedEvent(trial=2, seed=3, epochs=0, reason="no luck"))
         lines = read_ledger(path)
         for number in (1, 2, 3, 4):  # three proposals, and the fork that trial 2 continues from
             torn = lines[:number] + lines[number + 1:]
@@ -351,8 +353,8 @@ class TestIdentity:
                         search=SEARCH.model_copy(update={"random_share": 0.5}))
 
     @pytest.mark.parametrize(("change", "message"), [
-        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 5}, "written by a later ray_yolo"),
-        ({"version": 3}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
+        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 6}, "written by a later ray_yolo"),
+        ({"version": 4}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
     def test_what_is_no_ledger_of_this_version_is_refused(self, path, change, message):
         run_sweep(path, 1)
         with pytest.raises(InputError, match=message):

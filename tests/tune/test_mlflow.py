@@ -14,8 +14,8 @@ from mlflow import MlflowClient
 
 from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.mlflow import Status, SweepMlflow, SweepRun, table
-from ray_yolo.tune.schedule import Claimed
 from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep
 
@@ -76,13 +76,13 @@ def test_a_paused_trial_is_listed_below_those_that_were_trained_further(tmp_path
 def test_the_winner_is_that_of_the_claim(tmp_path: Path, client: MlflowClient) -> None:
     folder, parent = tmp_path / "exp", track(tmp_path)
     trials = [trained(0, 0.5, folder, client), trained(1, 0.75, folder, client)]
-    claim = Claimed(winner=0, claim=Claim(better=False, gain=0.125, margin=0.5, pairs=3, detectable=0.5))
+    claim = ClaimedEvent(winner=0, claim=Claim(better=False, gain=0.125, margin=0.5, runs=3, detectable=0.5))
     run = SweepRun(make_sweep(tmp_path, trials=2), trials, "FINISHED", claim)
     assert run.best == trials[0]
     deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", run)
     tags = client.get_run(parent).data.tags
     assert tags["ray_yolo.claim"] == (
-        "not better than the default; 3 pairs could have shown 0.5; the default (trial 0) is kept")
+        "not better than the default; 3 fresh seeds could have shown 0.5; the default (trial 0) is kept")
     assert tags["mlflow.note.content"].startswith(tags["ray_yolo.claim"])
     assert [point.value for point in client.get_metric_history(parent, "claim/gain")] == [0.125]
 

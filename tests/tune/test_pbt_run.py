@@ -17,7 +17,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import EpochEvent, StartEvent
 from ray_yolo.runs.event_log import read_events, read_lines, surviving
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import Exploited, read_ledger, verify
+from ray_yolo.tune.ledger import ExploitedEvent, read_ledger, verify
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support import run_log
@@ -44,7 +44,7 @@ def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_pa
     events = read_ledger(result.folder / "ledger.jsonl")
     assert [trial.state for trial in result.trials] == ["finished"] * 2
     assert verify(events) == []
-    exploits = [event for event in events if isinstance(event, Exploited)]
+    exploits = [event for event in events if isinstance(event, ExploitedEvent)]
     assert exploits
     for event in exploits:
         assert hashlib.sha256(Path(event.origin.state).read_bytes()).hexdigest() == event.origin.sha256
@@ -73,7 +73,7 @@ def check_replay(tmp_path: Path, folder: Path, command: str, fork_trial: Trial) 
     assert again.best_fitness == pytest.approx(fork_trial.fitness, abs=1e-6)
 
 
-def check_fork(folder: Path, exploit: Exploited) -> None:
+def check_fork(folder: Path, exploit: ExploitedEvent) -> None:
     """The folder's run began with exactly the donor's tensors, and goes by the new genes."""
     origin = exploit.origin
     record = json.loads((folder / "run.json").read_text())

@@ -9,23 +9,16 @@ from hypothesis import strategies as st
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.schedule import (
-    Chosen,
-    Claimed,
-    Closed,
-    Counted,
-    Dropped,
-    Failed,
-    Outcome,
-    Proposed,
-    Schedule,
-    Scheduled,
-    Task,
-    is_audited,
-    is_due,
-    rungs_of,
-    spearman,
+from ray_yolo.tune.ledger_events import (
+    ClaimedEvent,
+    ClosedEvent,
+    CountedEvent,
+    FailedEvent,
+    FinalistsEvent,
+    ProposedEvent,
+    ScheduledEvent,
 )
+from ray_yolo.tune.schedule import REDUCTION, Outcome, Schedule, Task, rungs_of
 
 RUNGS = (3, 9)
 SPACE = Space((Gene("a", low=0.01, high=1.0), Gene("b", "int", low=1, high=9), Gene("c", "choice", values=(1, 2))),
@@ -55,7 +48,7 @@ def run(schedule, trials, order=None, train=train, explore_until=None):
     while True:
         explore = len(schedule.genes) < trials
         state = schedule.next(explore)
-        if isinstance(state, Claimed):
+        if isinstance(state, ClaimedEvent):
             return state
         if isinstance(state, Task):
             tasks.append(state)
@@ -92,9 +85,10 @@ def test_a_sweep_continues_from_each_of_its_lines():
 def test_the_ledger_verifies_and_a_changed_line_does_not():
     lines = sweep(20)
     assert Schedule(SPACE, 0, RUNGS, 3, cost).verify(lines) == []
-    for kind in (Proposed, Scheduled, Counted):
+    for kind in (ProposedEvent, ScheduledEvent, CountedEvent):
         number = next(n for n, line in enumerate(lines) if n > 20 and isinstance(line, kind))
-        change = {Proposed: {"genes": {"a": 0.123, "b": 3, "c": 1}}, Scheduled: {"end": 1e9}, Counted: {"fitness": 9.0}}
+        change = {ProposedEvent: {"genes": {"a": 0.123, "b": 3, "c": 1}}, ScheduledEvent: {"end": 1e9},
+                  CountedEvent: {"fitness": 9.0}}
         changed = [*lines[:number], lines[number].model_copy(update=change[kind]), *lines[number + 1:]]
         assert Schedule(SPACE, 0, RUNGS, 3, cost).verify(changed), kind
     with pytest.raises(InputError, match="follow"):
@@ -102,7 +96,8 @@ def test_the_ledger_verifies_and_a_changed_line_does_not():
 
 
 def exploration(lines):
-    return [line for line in lines if isinstance(line, (Proposed, Scheduled)) and not getattr(line, "closing", False)]
+    decisions = [line for line in lines if isinstance(line, (ProposedEvent, ScheduledEvent))]
+    return [line for line in decisions if not getattr(line, "closing", False)]
 
 
 def test_eight_hours_and_eight_more_are_sixteen():
@@ -114,88 +109,89 @@ def test_eight_hours_and_eight_more_are_sixteen():
         return train(task)
 
     both, once = sweep(32, lines=first, train=counting), sweep(32)
-    assert sum(isinstance(line, Claimed) for line in both) == 2
+    assert sum(isinstance(line, ClaimedEvent) for line in both) == 2
     assert exploration(both) == exploration(once)
-    seen = {(line.trial, line.seed, line.epochs) for line in first if isinstance(line, Counted)}
+    seen = {(line.trial, line.seed, line.epochs) for line in first if isinstance(line, CountedEvent)}
     assert not seen & set(trained)
     assert both[-1] == once[-1]
 
 
-def test_trials_pause_and_the_best_third_and_audits_continue():
-    lines = sweep(40, slots=1)
-    close = next(n for n, line in enumerate(lines) if isinstance(line, Closed))
-    continued = {line.trial for line in lines[:close] if isinstance(line, Scheduled) and line.until == 9}
-    assert {trial for trial in range(40) if is_audited(trial)} <= continued
-    best = continued - {trial for trial in range(40) if is_audited(trial)}
-    fitness = {line.trial: line.fitness for line in lines if isinstance(line, Counted) and line.epochs == 3}
-    assert 0 < len(best) < 20
-    assert np.mean([fitness[trial] for trial in best]) > np.mean(list(fitness.values()))
-    new = [line for line in lines if isinstance(line, Scheduled) and line.why == "new"]
-    assert len(new) == 40
-    assert {line.until for line in new} == {3}
+def explored(lines):
+    """The events of the exploration."""
+    close = next(number for number, line in enumerate(lines) if isinstance(line, ClosedEvent))
+    return lines[:close], lines[close:]
 
 
-def test_audits_continue_no_faster_than_the_best_third():
-    assert [trial for trial in range(30) if is_audited(trial)] == [*range(8), 9, 19, 29]
-    assert [next(count for count in range(99) if is_due(trial, count)) for trial in (0, 1, 7, 9, 19)] == [
-        0, 3, 21, 24, 27]
-    proposals = 0
-    for line in sweep(30, slots=1):
-        proposals += isinstance(line, Proposed)
-        if isinstance(line, Scheduled) and line.why == "audit" and line.trial:
-            assert proposals >= 3 * sum(map(is_audited, range(line.trial))), line
+def test_so_many_trials_have_continued_at_any_time_and_each_was_the_best_paused():
+    paused, reached, continued = {}, 0, 0
+    before, _ = explored(sweep(60, slots=1))
+    for line in before:
+        if isinstance(line, CountedEvent) and line.epochs == 3 and line.trial:
+            paused[line.trial] = line.fitness
+            reached += 1
+        elif isinstance(line, ScheduledEvent) and line.why == "best":
+            assert paused.pop(line.trial) > max(paused.values())
+            continued += 1
+        elif isinstance(line, ProposedEvent):
+            assert continued == reached // REDUCTION
+    assert continued == 14  # of 59, without the default
 
 
-def test_exactly_the_best_third_of_a_rung_continues():
-    fitness, until = {}, {}  # at the rung, and trained epochs, of each trial
-    for line in sweep(60, slots=1):
-        if isinstance(line, Closed):
-            break
-        best = sorted(fitness, key=fitness.get, reverse=True)[:len(fitness) // 3]
-        if isinstance(line, Counted) and line.epochs == 3:
-            fitness[line.trial] = line.fitness
-        elif isinstance(line, Scheduled):
-            assert line.why != "best" or line.trial in best
-            assert line.why != "new" or {until[trial] for trial in best} <= {9}
-            until[line.trial] = line.until
+def test_the_default_always_continues():
+    lines = sweep(20, slots=1, train=lambda task: Outcome(fitness=0.1 if task.trial == 0 else 0.5))
+    default = [line for line in lines if isinstance(line, ScheduledEvent) and (line.trial, line.seed) == (0, 0)]
+    (line,) = (line for line in default if line.until == 9)
+    assert line.why == "default"
+    assert line.start == lines[1].end  # before any other training
+
+
+def test_after_exploration_paused_trials_train_to_their_ends_in_the_time_of_one():
+    before, after = explored(sweep(40, slots=3))
+    (closed,) = (line for line in after if isinstance(line, ClosedEvent))
+    assert closed.until == closed.at + 6
+    finishing = [line for line in after if isinstance(line, ScheduledEvent) and line.why == "finish"]
+    assert finishing
+    assert all(line.until == 9 and line.end <= closed.until and line.closing for line in finishing)
+    paused = {line.trial for line in before if isinstance(line, CountedEvent)} - {
+        line.trial for line in before if isinstance(line, ScheduledEvent) and line.until == 9}
+    left = paused - {line.trial for line in finishing}
+    free = min(line.end for line in finishing)
+    genes = {line.trial: line.genes for line in before if isinstance(line, ProposedEvent)}
+    assert left
+    assert all(free + 6 * cost(genes[trial]) > closed.until for trial in left)  # none of them fits
+
+
+def test_less_time_to_finish_lets_fewer_trials_end():
+    def finish(time):
+        schedule, tasks, ended = Schedule(SPACE, 0, RUNGS, 2), [], 0
+        while True:
+            reply = schedule.next(len(schedule.genes) < 20, lambda: time)
+            if isinstance(reply, ClaimedEvent):
+                return schedule.closing_time(2), ended
+            if isinstance(reply, Task):
+                tasks.append(reply)
+                ended += reply.until == 9 and reply.seed == 0
+            else:
+                schedule.finish(tasks[0], train(tasks[0]))
+                tasks.append(tasks.pop(0))
+
+    times = [finish(time) for time in (-5.0, 5.0, 6.0, 100.0)]
+    assert [left for left, _ in times] == [(0, 0)] * 4
+    ended = [number for _, number in times]
+    assert ended[0] == ended[1] < ended[2] == ended[3]  # from 3 to 9 epochs
 
 
 @pytest.mark.parametrize(("loss", "wins"), [(0.0, True), (0.2, False)])
-def test_the_candidate_wins_if_it_is_ahead_though_the_pairs_do_not_prove_it(loss, wins):
+def test_the_candidate_wins_if_it_is_ahead_though_its_runs_do_not_prove_it(loss, wins):
     def trained(task):  # the best a gains 0.014 over the default, but for the loss that fresh seeds show
         fitness = 0.5 + 0.02 * task.genes["a"] - loss * (task.trial > 0 and task.seed > 0)
-        return Outcome(fitness=fitness * (1 + 0.01 * (-1) ** task.trial) * task.until / 9)
+        return Outcome(fitness=fitness * (1 + 0.001 * (-1) ** task.trial) * task.until / 9)
 
     lines = []
     over = run(Schedule(SPACE, 0, RUNGS, 1, write=lines.append), 20, train=trained)
-    (chosen,) = (line.trial for line in lines if isinstance(line, Chosen))
-    assert chosen > 0
     assert not over.claim.better
-    assert over.winner == lines[-1].winner == (chosen if wins else 0)
-
-
-def test_a_rung_that_says_little_is_dropped_and_the_paused_go_on():
-    def crossing(task):
-        return Outcome(fitness=task.genes["a"] if task.until == 3 else 1 - task.genes["a"])
-
-    lines = sweep(20, slots=1, train=crossing)
-    number, drop = next((n, line) for n, line in enumerate(lines) if isinstance(line, Dropped))
-    assert (drop.epochs, drop.pairs) == (3, 8)
-    assert drop.correlation < 0
-    later = [line for line in lines[number:] if isinstance(line, Scheduled)]
-    assert {line.until for line in later} == {9}
-    trained = {line.trial for line in lines if isinstance(line, Scheduled) and line.until == 9}
-    assert trained == set(range(20))
-
-
-def test_no_rung_is_dropped_once_exploration_is_closed():
-    """All the trials that pause there would be trained on, at an end that was promised."""
-    def crossing(task):
-        return Outcome(fitness=task.genes["a"] if task.until == 3 else 1 - task.genes["a"])
-
-    lines = sweep(21, slots=12, train=crossing)  # the eighth audit counts after the end of exploration
-    assert sum(isinstance(line, Counted) and line.epochs == 9 and line.seed == 0 for line in lines) >= 8
-    assert not any(isinstance(line, Dropped) for line in lines)
+    assert bool(over.winner) == wins
+    assert over == lines[-1]
 
 
 def test_the_next_of_equal_trainings_waits_for_one_result_alone():
@@ -209,16 +205,27 @@ def test_the_next_of_equal_trainings_waits_for_one_result_alone():
         assert schedule.next() is None
 
 
-def test_fresh_seeds_are_trained_in_pairs():
-    lines = sweep(60, slots=2)
-    closed = next(line for line in lines if isinstance(line, Closed))
+def test_finalists_and_default_train_on_the_same_fresh_seeds():
+    lines = sweep(60, slots=6)
+    _, after = explored(lines)
+    closed = next(line for line in after if isinstance(line, ClosedEvent))
+    finalists = next(line for line in after if isinstance(line, FinalistsEvent))
     seeds = {}
-    for line in lines:
-        if isinstance(line, Counted) and line.seed:
-            seeds.setdefault(line.seed, set()).add(line.trial)
-    assert len(seeds) == closed.pairs + 1
-    assert all(0 in trials and len(trials) > 1 for trials in seeds.values())
-    assert len(seeds[1]) == 1 + closed.finalists
+    for line in after:
+        if isinstance(line, ScheduledEvent) and line.seed:
+            seeds.setdefault(line.trial, set()).add(line.seed)
+    assert set(seeds) == {0, *finalists.trials}
+    assert sum(map(len, seeds.values())) == closed.runs
+    assert len({frozenset(seeds[trial]) for trial in finalists.trials}) == 1
+
+
+def test_without_a_training_that_ends_the_default_is_kept():
+    over = run(Schedule(SPACE, 0, RUNGS, 1), 5, train=lambda task: train(task, fails=lambda task: task.trial > 0))
+    assert over.winner == 0
+    assert over.claim.runs == 0
+    over = run(Schedule(SPACE, 0, RUNGS, 1), 9, train=lambda task: train(task, fails=lambda task: task.trial == 0))
+    assert over.winner > 0
+    assert str(over).endswith("it is kept because the default failed")
 
 
 def test_a_failed_trial_does_not_continue_and_equal_genes_are_not_trained_again():
@@ -234,22 +241,15 @@ def test_a_failed_trial_does_not_continue_and_equal_genes_are_not_trained_again(
     over = run(schedule, 100, train=counting)
     assert len(schedule.genes) == 6
     assert len(trained) == len(set(trained))
-    failed = {line.trial for line in lines if isinstance(line, Failed)}
+    failed = {line.trial for line in lines if isinstance(line, FailedEvent)}
     assert failed == {1, 3, 5}
-    assert not [line for line in lines if isinstance(line, Scheduled) and line.trial in failed and line.until == 9]
+    assert not [line for line in lines if isinstance(line, ScheduledEvent) and line.trial in failed and line.until == 9]
     assert schedule.genes[over.winner]["b"] == 8
 
 
 def test_rungs():
-    assert rungs_of(60, 5) == (20, 60)
-    assert rungs_of(60, 5, short=True) == (7, 20, 60)
-    assert rungs_of(12, 5) == (6, 12)
-    assert rungs_of(27, 5, short=True) == (6, 27)
-    assert rungs_of(4, 5) == (4,)
+    assert rungs_of(60) == (7, 27, 60)
+    assert rungs_of(27) == (3, 12, 27)
+    assert rungs_of(4) == (1, 2, 4)
+    assert rungs_of(2) == (1, 2)
     assert rungs_of(1) == (1,)
-
-
-def test_spearman_averages_ties():
-    assert spearman([1, 2, 3], [2, 4, 9]) == 1
-    assert spearman([1, 2, 2, 3], [4, 3, 2, 1]) == pytest.approx(-0.9486832980505139)
-    assert spearman([1, 1], [1, 2]) == 0

@@ -14,7 +14,8 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
-from ray_yolo.tune.schedule import Claimed, Counted, Outcome, Proposed, Schedule, Task
+from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, ProposedEvent
+from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.search import Ladder, SweepConfig
 from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space, warnings
 from ray_yolo.tune.trials import overlay, recipe_value, train_command
@@ -185,7 +186,7 @@ def test_every_trial_of_the_default_algorithm_is_a_valid_recipe_whose_fitness_co
     resolved, lines = resolve(base, 1, gpu=False), []
     schedule = Schedule(space, seed, (3, 9), slots, write=lines.append)
     tasks = []
-    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), Claimed):
+    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), ClaimedEvent):
         if isinstance(reply, Task):
             tasks.append(reply)
             continue
@@ -196,8 +197,8 @@ def test_every_trial_of_the_default_algorithm_is_a_valid_recipe_whose_fitness_co
         recipe = overlay(resolved, genes)
         assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
         assert not [name for name in (*NOT_SEARCHED, "objective") if getattr(recipe, name) != getattr(resolved, name)]
-    assert {line.how for line in lines if isinstance(line, Proposed)} == {"start", "random", "evolve", "gp"}
-    assert all(math.isfinite(line.fitness) for line in lines if isinstance(line, Counted))
+    assert {line.how for line in lines if isinstance(line, ProposedEvent)} == {"start", "random", "evolve", "gp"}
+    assert all(math.isfinite(line.fitness) for line in lines if isinstance(line, CountedEvent))
 
 
 class TestValues:

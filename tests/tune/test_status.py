@@ -10,8 +10,8 @@ from ray_yolo.cli import status
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Begun, Ledger
-from ray_yolo.tune.schedule import Counted, Scheduled
+from ray_yolo.tune.ledger import Ledger, SweepEvent
+from ray_yolo.tune.ledger_events import CountedEvent, ScheduledEvent
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.status import describe_sweep
 from tests.support import run_log
@@ -39,12 +39,12 @@ def sweep(tmp_path: Path, training: Path) -> Path:
     folder.mkdir()
     write_record(folder, SweepRecord(digest="ab", space="space.yaml", trials=2))
     space = Space((Gene("lr0", low=0.01, high=0.1),), ({"lr0": 0.02},))
-    ledger = Ledger(folder / "ledger.jsonl", Begun(identity={"data set": "data"}, space=space, search=Search(),
+    ledger = Ledger(folder / "ledger.jsonl", SweepEvent(identity={"data set": "data"}, space=space, search=Search(),
                                                    recipe=RECIPE, rungs=(3,), virtual_slots=1))
     for number in range(2):
         ledger.propose()
-        ledger.append(Scheduled(trial=number, seed=0, until=3, start=0.0, end=3.0, why="new"))
-    ledger.append(Counted(trial=0, seed=0, epochs=3, fitness=0.25))
+        ledger.append(ScheduledEvent(trial=number, seed=0, until=3, start=0.0, end=3.0, why="new"))
+    ledger.append(CountedEvent(trial=0, seed=0, epochs=3, fitness=0.25))
     ledger.close()
     (folder / "trials").mkdir()
     training.rename(folder / "trials" / "trial1")

@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.tune.evolution import Gene, draw
-from ray_yolo.tune.surrogate import Observation, decode, encode, fit_surrogate, noise_covariance, propose_place
+from ray_yolo.tune.surrogate import (
+    MOST,
+    Observation,
+    decode,
+    encode,
+    fit_surrogate,
+    noise_covariance,
+    propose_place,
+    select,
+)
 
 GENES = (Gene("a", low=0.001, high=1.0, log=True), Gene("b", "int", low=1, high=9), Gene("c", low=-1.0, high=1.0),
          Gene("d", "choice", values=("x", "y", "z")), Gene("e", low=2.0, high=2.0))
@@ -80,3 +89,16 @@ def test_it_avoids_what_failed_and_what_is_running():
     place = encode(GENES, first)
     failed = fit_surrogate([*seen, *[Observation(place, 0, None)] * 3], 2)
     assert failed.predict(np.array([place]))[0] < surrogate.predict(np.array([place]))[0]
+
+
+def test_the_process_keeps_the_default_and_the_best_results_however_many_come():
+    default = Observation((0.5,), 1, 0.01)
+    best = [Observation((0.9, number), 1, 0.9 + number / 100) for number in range(5)]
+    failed = Observation((0.2,), 0, None)
+    others = [Observation((0.1, number), 0, 0.5) for number in range(3 * MOST)]
+    kept = select([default, *best, failed, *others])
+    assert len(kept) == MOST
+    assert kept[:6] == [default, *best]
+    assert failed not in kept
+    assert kept[-1] == others[-1]
+    assert select(others[:MOST]) == others[:MOST]

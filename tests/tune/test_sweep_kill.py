@@ -17,7 +17,7 @@ import torch
 from ray_yolo.core.events import EpochEvent, StepEvent
 from ray_yolo.runs.event_log import read_events, read_lines
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
-from ray_yolo.tune.schedule import Counted, Proposed
+from ray_yolo.tune.ledger_events import CountedEvent, ProposedEvent
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
@@ -55,8 +55,8 @@ def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
     assert process.returncode == 0, errors.decode()
     events = read_ledger(ledger)
     assert verify(events) == []
-    assert [event.trial for event in events if isinstance(event, Proposed)] == list(range(TRIALS))
-    counted = [(event.trial, event.seed) for event in events if isinstance(event, Counted)]
+    assert [event.trial for event in events if isinstance(event, ProposedEvent)] == list(range(TRIALS))
+    counted = [(event.trial, event.seed) for event in events if isinstance(event, CountedEvent)]
     assert sorted(trial for trial, seed in counted if not seed) == list(range(TRIALS))
     check_tracking(folder, len(counted))
     trials = read_trials(events)
@@ -98,7 +98,7 @@ def test_a_sweep_that_was_stopped_continues(tmp_path: Path, signum: int, status:
     process = start(argv, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors.decode()
-    counted = [event for event in read_ledger(ledger) if isinstance(event, Counted)]
+    counted = [event for event in read_ledger(ledger) if isinstance(event, CountedEvent)]
     assert [event.trial for event in counted if not event.seed] == [0, 1]
     assert len(set(steps_in(log))) == len(steps_in(log))  # none was trained twice
     expect_states(tmp_path, FINISHED=len(counted) + 1)

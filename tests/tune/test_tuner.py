@@ -23,10 +23,10 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Begun, Ledger, read_ledger, read_trials, verify
-from ray_yolo.tune.schedule import Claimed, Counted, Failed, Proposed, Scheduled
+from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, ProposedEvent, ScheduledEvent
 from ray_yolo.tune.search import Search, TuneConfig
-from ray_yolo.tune.trial import task_config
+from ray_yolo.tune.trainable import task_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
 from ray_yolo.tune.tuner import search
 from ray_yolo.tune.verification import compare
@@ -49,8 +49,8 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     assert [trial.state for trial in result.trials] == ["finished"] * 3
     ledger = read_ledger(result.folder / "ledger.jsonl")
     assert verify(ledger) == []
-    assert [type(line) for line in ledger[1:5]] == [Proposed, Scheduled] * 2  # side by side
-    assert isinstance(ledger[-1], Claimed)
+    assert [type(line) for line in ledger[1:5]] == [ProposedEvent, ScheduledEvent] * 2  # side by side
+    assert isinstance(ledger[-1], ClaimedEvent)
     assert result.claim == ledger[-1].claim
     for name in ("evolve.csv", "hyp_evolve.yaml", "evolve.png", "progress.png", "lineage.png", "weights/best.pt"):
         assert (result.folder / name).exists()
@@ -62,7 +62,7 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     # an epoch whose group changes after its last step tells of no images
     assert {share.worker for share in shares if share.images} >= {0, 1}
     assert result.best == result.trials[ledger[-1].winner]
-    check_tracking(tmp_path, len({(line.trial, line.seed) for line in ledger if isinstance(line, Counted)}))
+    check_tracking(tmp_path, len({(line.trial, line.seed) for line in ledger if isinstance(line, CountedEvent)}))
     repeat = result.trials[1]
     recipe = overlay(config.recipe, repeat.genes)
     alone = fit(RunConfig(recipe=recipe, placement=make_config(tmp_path, 0).placement), quiet=True)
@@ -149,7 +149,7 @@ def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
     assert len({json.dumps(trial.genes) for trial in result.trials}) == len(result.trials) == trials
     lines = read_ledger(result.folder / "ledger.jsonl")
     assert verify(lines) == []
-    assert isinstance(lines[-1], Claimed)
+    assert isinstance(lines[-1], ClaimedEvent)
     pauses = "scheduler" in settings
     assert ("paused" in {trial.state for trial in result.trials}) == pauses
     tasks = tasks_of(result.folder)
@@ -192,8 +192,8 @@ def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
     assert not (tmp_path / "runs/evolve/again/tasks").exists()
     assert (tmp_path / "runs/evolve/again/weights/best.pt").read_text() == "its"
     again = read_ledger(tmp_path / "runs/evolve/again/ledger.jsonl")
-    assert [line for line in again if isinstance(line, Counted)] == sorted(
-        (line for line in lines if isinstance(line, Counted)), key=lambda line: line.trial + 9 * line.seed)
+    assert [line for line in again if isinstance(line, CountedEvent)] == sorted(
+        (line for line in lines if isinstance(line, CountedEvent)), key=lambda line: line.trial + 9 * line.seed)
 
 
 @pytest.mark.ray
@@ -205,7 +205,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
         search(placed(make_sweep(tmp_path, trials=2), max_failures=1), quiet=True)
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
     lines = read_ledger(folder / "ledger.jsonl")
-    assert sorted(line.trial for line in lines if isinstance(line, Failed) and line.seed == 0) == [0, 1]
+    assert sorted(line.trial for line in lines if isinstance(line, FailedEvent) and line.seed == 0) == [0, 1]
     expect_states(tmp_path, FAILED=1)  # the sweep's own: no trial came to have one
 
 
@@ -236,7 +236,7 @@ def test_what_is_not_a_recipes_fault_is_queued_again_and_leaves_no_line(
         search(config)
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
     assert "trial0 is queued again: its process died" in capsys.readouterr().out
-    assert not [line for line in read_ledger(folder / "ledger.jsonl") if isinstance(line, Counted | Failed)]
+    assert not [line for line in read_ledger(folder / "ledger.jsonl") if isinstance(line, CountedEvent | FailedEvent)]
     assert not (folder / "finished").exists()
     result = search(placed(config, max_failures=2), quiet=True)
     assert (folder / "attempts-trial0").stat().st_size == 3
@@ -346,10 +346,10 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
     def trained_by(recipe: dict[str, str]) -> RunConfig:
         asked = config.recipe.model_copy(update=recipe)
         decided = resolve_recipe(asked, config.placement, make_index(tmp_path / "images", 1), 0)
-        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Begun(
+        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", SweepEvent(
             identity={}, space=Space((), ()), search=Search(), recipe=decided, rungs=(1,), virtual_slots=1))
         requested = config.model_copy(update={"recipe": asked})
-        payload = tuner._payload(requested, ledger, tmp_path / "sweep", None)
+        payload = tuner._payload(requested, ledger, tmp_path / "sweep")
         return task_config(payload, {"trial": "trial0", "genes": {}, "seed": 0, "until": 1})
 
     trial = trained_by({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})

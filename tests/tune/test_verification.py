@@ -34,6 +34,6 @@ def test_other_weights_show_by_their_digests(sweeps: list[str], capsys: pytest.C
 
 def test_a_decision_that_does_not_follow_is_reported(sweeps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(sweeps[0]) / "ledger.jsonl"
-    path.write_text(path.read_text().replace('"why":"audit"', '"why":"best"', 1))
+    path.write_text(path.read_text().replace('"why":"default"', '"why":"best"', 1))
     assert cli.verify(sweeps[:1]) == 3
     assert "follows from the lines before" in capsys.readouterr().out

@@ -23,10 +23,11 @@ from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, draw, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
-from ray_yolo.tune.ledger import Exploited, Ledger
-from ray_yolo.tune.schedule import Counted, Failed, Outcome
+from ray_yolo.tune.ledger import ExploitedEvent, Ledger
+from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
+from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Pbt
-from ray_yolo.tune.trial import number_of, read_pointer
+from ray_yolo.tune.trainable import number_of, read_pointer
 from ray_yolo.tune.trials import Trial, best_trials
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class SweepCallback(Callback):
             raise ResourcesError(f"{self._lacking}; the same command continues")
 
     def _write_failure(self, name: str, reason: str) -> None:
-        self._ledger.append(Failed(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))
+        self._ledger.append(FailedEvent(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))
 
     def _drop(self, rows: tuple[Trial, ...]) -> None:
         """Remove the weights of trials that have ended and cannot win."""
@@ -219,7 +220,7 @@ class PopulationCallback(SweepCallback):
         number, genes = number_of(str(trial)), dict(trial.config["genes"])
         pointer, row = read_pointer(trial.checkpoint) if trial.checkpoint else None, self._ledger.trials[number]
         if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
-            self._ledger.append(Exploited(trial=number, genes=genes, origin=pointer))
+            self._ledger.append(ExploitedEvent(trial=number, genes=genes, origin=pointer))
             self._display.say(f"trial {number} continues from trial {pointer.trial} at epoch {pointer.epoch}")
         super().on_trial_start(iteration, trials, trial, **info)
 
@@ -231,8 +232,8 @@ class PopulationCallback(SweepCallback):
         elif (row := json.loads(result["row"]))["fitness"] is None:
             self._fail(name, f"no finite fitness after {result['epoch']} epochs")
         else:
-            self._ledger.append(Counted(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=result["epoch"],
-                                        **row))
+            seed = self._ledger.recipe.seed
+            self._ledger.append(CountedEvent(trial=number_of(name), seed=seed, epochs=result["epoch"], **row))
         self._display.ended(name)
 
 

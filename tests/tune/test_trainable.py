@@ -17,10 +17,10 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import ConfigError, LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.runs.event_log import EventLog
-from ray_yolo.tune import trial
+from ray_yolo.tune import trainable
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trial import is_external_failure, read_outcome, task_config, train_task, train_trial
+from ray_yolo.tune.trainable import is_external_failure, read_outcome, task_config, train_task, train_trial
 from tests.support import run_log
 
 EPOCHS = 6
@@ -43,9 +43,9 @@ class Trained:
         monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
         monkeypatch.setattr(ray.tune, "get_checkpoint", lambda: None)
         monkeypatch.setattr(ray.tune, "report", self.reports.append)
-        monkeypatch.setattr(trial, "fit", self.fit)
-        monkeypatch.setattr(trial, "_recorder", lambda: None)
-        monkeypatch.setattr(trial, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(trainable, "fit", self.fit)
+        monkeypatch.setattr(trainable, "_recorder", lambda: None)
+        monkeypatch.setattr(trainable, "_POLL_SECONDS", 0.01)
 
     def write(self, *epochs: int) -> None:
         log = EventLog(self.folder / "events.jsonl")
@@ -181,7 +181,7 @@ class TestTask:
     def test_another_failure_ends_the_process_so_that_the_task_starts_again(
             self, trained: Trained, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         trained.error = error
-        monkeypatch.setattr(trial, "_PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr(trainable, "_PATIENCE_SECONDS", 0.1)
         with pytest.raises(TrainingError):
             trained.train_task(3)
         assert not [report for report in trained.reports if "outcome" in report]
@@ -192,7 +192,7 @@ def test_an_outcome_is_reported_before_the_other_records_are_complete(trained: T
     complete = threading.Event()
     trained.complete_records = lambda: complete.wait(10)
     assert [outcome.fitness for outcome in trained.train_task(3)] == [0.3]
-    assert not trial._earlier[0].done()
+    assert not trainable._earlier[0].done()
     threading.Timer(0.05, complete.set).start()
     trained.train_task(6, begun=3)
     assert complete.is_set()

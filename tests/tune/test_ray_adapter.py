@@ -19,13 +19,12 @@ from ray.tune.schedulers import TrialScheduler
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held, lock_file
-from ray_yolo.tune import searcher
+from ray_yolo.tune import ray_adapter
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.schedule import Counted, Failed, Outcome
-from ray_yolo.tune.search import Pbt, Search
-from ray_yolo.tune.searcher import (
+from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
+from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
     PopulationCallback,
     SweepCallback,
@@ -33,6 +32,8 @@ from ray_yolo.tune.searcher import (
     _clipped,
     build_pbt,
 )
+from ray_yolo.tune.schedule import Outcome
+from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.verification import compare
 from tests.support.schedules import RESOLVED, dispatcher_of, open_ledger, outcome_of, run_sweep
 
@@ -64,7 +65,8 @@ class Tune:
     def __init__(self, path: Path, trials: int, monkeypatch: pytest.MonkeyPatch, *, slots: int = 2, order: int = 0,
                  drops: bool = False) -> None:
         self.kept: list[int] = []
-        monkeypatch.setattr(searcher, "keep_trial_processes", lambda controller, trial, count: self.kept.append(count))
+        monkeypatch.setattr(
+            ray_adapter, "keep_trial_processes", lambda controller, trial, count: self.kept.append(count))
         self.ledger, self.draw, self.said = open_ledger(path), random.Random(order), io.StringIO()
         self.dispatcher = dispatcher_of(self.ledger, trials, slots)
         self.measured: list[tuple[float, float]] = []
@@ -202,7 +204,7 @@ class TestLosses:
         trial = tune.running()[0]
         tune.callback.on_trial_error(0, [], trial)
         trial.status = RayTrial.ERROR
-        while not any(isinstance(line, Failed) for line in tune.ledger.lines):
+        while not any(isinstance(line, FailedEvent) for line in tune.ledger.lines):
             tune.step()
             tune.finish(tune.running()[0])
         assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == ("failed", "its process died")
@@ -231,11 +233,12 @@ class TestLosses:
 def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: bool) -> None:
     dropped: list[str] = []
-    monkeypatch.setattr(searcher, "drop_weights", lambda folder: dropped.append(folder.name))
+    monkeypatch.setattr(ray_adapter, "drop_weights", lambda folder: dropped.append(folder.name))
     tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=drops)
     tune.run()
     tune.callback.check_room()
-    whole = [line for line in tune.ledger.lines if isinstance(line, Counted) and (line.epochs, line.seed) == (9, 3)]
+    counted = [line for line in tune.ledger.lines if isinstance(line, CountedEvent)]
+    whole = [line for line in counted if (line.epochs, line.seed) == (9, 3)]
     best = {line.trial for line in sorted(whole, key=lambda line: line.fitness)[-3:]}
     ended = {row.number for row in tune.ledger.trials if row.has_ended}
     assert sorted(dropped) == (sorted(f"trial{number}" for number in ended - best - {0}) if drops else [])
@@ -244,7 +247,7 @@ def test_weights_of_trials_that_can_win_and_of_paused_ones_stay(
 
 def test_weights_stay_while_a_process_holds_their_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[tuple[str, bool]] = []
-    monkeypatch.setattr(searcher, "drop_weights", lambda folder: dropped.append((folder.name, is_held(folder))))
+    monkeypatch.setattr(ray_adapter, "drop_weights", lambda folder: dropped.append((folder.name, is_held(folder))))
     tune = Tune(tmp_path / "ledger.jsonl", 20, monkeypatch, drops=True)
     with ExitStack() as stack:
         for number in range(20):

@@ -1,0 +1,16 @@
+"""Rank correlation and Student's quantiles, against values of tables."""
+
+import pytest
+
+from ray_yolo.ops.statistics import spearman, student
+
+
+def test_equal_values_share_their_mean_rank():
+    assert spearman([1, 2, 3], [2, 4, 9]) == 1
+    assert spearman([1, 2, 2, 3], [4, 3, 2, 1]) == pytest.approx(-0.9486832980505139)
+    assert spearman([1, 1], [1, 2]) == 0
+
+
+def test_students_quantile():
+    assert [student(freedom) for freedom in (3, 4, 6, 20)] == pytest.approx([2.353, 2.132, 1.943, 1.725], rel=0.005)
+    assert [student(freedom, 1.959964) for freedom in (4, 6, 20)] == pytest.approx([2.776, 2.447, 2.086], rel=0.01)

@@ -1,0 +1,34 @@
+"""The three methods that take turns, and what each of them needs."""
+
+from ray_yolo.tune.evolution import Gene, Space, TrialRow
+from ray_yolo.tune.proposals import RANDOM_FIRST, CountedResults, next_proposal
+from ray_yolo.tune.surrogate import Observation
+
+GENES = (Gene("a", low=0.01, high=1.0, gain=4.0), Gene("b", low=0.0, high=1.0, gain=4.0))
+SPACE = Space(GENES, ({"a": 0.5, "b": 0.5},), "gp", "mean")
+ROWS = [TrialRow(trial, {"a": 0.4 + trial / 50, "b": 0.5}, 0.5 + trial / 100, 9) for trial in range(10)]
+SEEN = CountedResults(ROWS, [Observation((row.genes["a"], row.genes["b"]), 1, row.fitness) for row in ROWS], [], 2)
+NOTHING = CountedResults([], [], [], 2)
+
+
+def methods(results, numbers=range(1 + RANDOM_FIRST, 400)):
+    return [next_proposal(SPACE, 0, number, results) for number in numbers]
+
+
+def test_the_first_trial_is_the_start_and_the_next_ones_are_drawn_from_the_whole_space():
+    assert next_proposal(SPACE, 0, 0, NOTHING)[:2] == ({"a": 0.5, "b": 0.5}, "start")
+    first = methods(SEEN, range(1, 1 + RANDOM_FIRST))
+    assert {proposal.how for proposal in first} == {"random"}
+    assert max(proposal.genes["b"] for proposal in first) - min(proposal.genes["b"] for proposal in first) > 0.5
+
+
+def test_later_each_method_has_its_share():
+    proposals = [proposal.how for proposal in methods(SEEN, range(9, 69))]
+    assert set(proposals) == {"random", "gp", "evolve"}
+    assert 8 < proposals.count("random") < 28  # three in ten of 60
+    assert 12 < proposals.count("gp") < 30
+    assert 12 < proposals.count("evolve") < 30
+
+
+def test_without_results_evolution_replaces_the_process():
+    assert {proposal.how for proposal in methods(NOTHING)} == {"random", "evolve"}
