@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from pydantic import BaseModel
 
-from ray_yolo.checkpoints.remote import is_weights, local_file, weights_file
+from ray_yolo.checkpoints.weights_file import is_weights, local_file, weights_file
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, TUNE, VAL
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.config.flags import Command
@@ -123,8 +123,8 @@ class YOLO:
             functions = callbacks
         elif callbacks:
             settings["callbacks"] = callbacks
-        if settings.get("resume") is True and (run := self._run_folder()):
-            settings["resume"] = run
+        if settings.get("resume") is True and self._run_folder():
+            settings["resume"] = self._run_folder()
         result = fit(self._config(TRAIN, settings), functions=functions)
         self._load(str(result.best if result.best.exists() else result.last))
         return result
@@ -179,7 +179,8 @@ class YOLO:
         predictor = self._predictor(config, device)
         inputs = read_source(source)
         output = None
-        if save or config.save_txt or config.save_crop or config.save_csv or config.save_json:
+        writes_files = save or config.save_txt or config.save_crop or config.save_csv or config.save_json
+        if writes_files:
             from ray_yolo.runs.folders import output_folder
 
             output = Output(output_folder(config.placement, [media.path for media, _ in inputs.parts]), config)

@@ -184,9 +184,9 @@ def _plan_of_workers(config: RunConfig) -> list[str]:
     settings = report.settings_line(config.recipe)
     if config.placement.num_workers == 0:
         return [settings, "in this process, without Ray"]
-    from ray_yolo.runtime.workers.pool import workers_line
+    from ray_yolo.runtime import cluster
 
-    return [settings, workers_line(config.placement).removeprefix("# ")]
+    return [settings, report.workers_line(config.placement, cluster.planned_gpus(config.placement))]
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
@@ -250,7 +250,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.data:
         return _check_data(options.data, options.storage_path)
-    from ray_yolo.runtime.checks import describe as describe_all
+    from ray_yolo.runtime.bug_report import describe as describe_all
 
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
     print("\n".join(lines))

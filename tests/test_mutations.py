@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation("inference/results.py", "np.ceil(corners", "np.floor(corners", "inference/test_results.py"),
     Mutation(
         "checkpoints/foreign.py",
-        "[names.get(number) for number in range(len(names))]",
+        "[names.get(number, names.get(str(number))) for number in range(len(names))]",
         "list(names.values())",
         "checkpoints/test_foreign.py",
     ),
@@ -96,13 +96,24 @@ MUTATIONS = (
     Mutation("data/remote.py", "fetched.size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
     Mutation("storage/store.py", "if current != version:", "if False:", "storage/test_store.py"),
-    Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
-    Mutation("checkpoints/remote.py", "self._check_attempt()", "pass", "checkpoints/test_remote.py"),
+    Mutation("storage/lease.py", "if first_age + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
     Mutation(
-        "checkpoints/remote.py",
-        "name in names[:keep] or name in shown",
-        "name in names[:keep]",
-        "checkpoints/test_remote.py",
+        "checkpoints/remote_checkpoints.py",
+        "self._check_attempt()  # as late",
+        "pass  # as late",
+        "checkpoints/test_remote_checkpoints.py",
+    ),
+    Mutation(
+        "checkpoints/remote_checkpoints.py",
+        "self._check_attempt()  # again",
+        "pass  # again",
+        "checkpoints/test_remote_checkpoints.py",
+    ),
+    Mutation(
+        "checkpoints/remote_checkpoints.py",
+        "[name for name in names[keep:] if name not in shown]",
+        "names[keep:]",
+        "checkpoints/test_remote_checkpoints.py",
     ),
     Mutation("runs/remote_run.py", "if not self._lease.renew():", "if False:", "runs/test_remote_run.py"),
     Mutation("runs/remote_run.py", "and local.startswith(stored)", "", "runs/test_remote_run.py"),
@@ -233,7 +244,12 @@ MUTATIONS = (
     ),
     Mutation("data/dataset.py", "    os.setpgid(0, 0)\n", "", DATASET),
     Mutation("data/dataset.py", "while signal.sigtimedwait(GROUP_SIGNALS, 0):", "while False:", DATASET),
-    Mutation("data/dataset.py", "signal.SIG_BLOCK, GROUP_SIGNALS", "signal.SIG_UNBLOCK, GROUP_SIGNALS", DATASET),
+    Mutation(
+        "data/dataset.py",
+        "signal.SIG_BLOCK, GROUP_SIGNALS)\n        forkserver",
+        "signal.SIG_UNBLOCK, GROUP_SIGNALS)\n        forkserver",
+        DATASET,
+    ),
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
@@ -315,7 +331,12 @@ MUTATIONS = (
     ),
     Mutation("tune/schedule.py", "if end <= closing.closed.until:", "if end:", "tune/test_schedule.py"),
     Mutation("runtime/workers/coordinator.py", "if view.is_deadlock():", "if False:", COORDINATOR),
-    Mutation("runtime/workers/coordinator.py", "len(self.inside) > 1 and not self.broken)", "True)", COORDINATOR),
+    Mutation(
+        "runtime/workers/coordinator.py",
+        "len(self.inside) > 1\n                and not self.broken)",
+        "True)",
+        COORDINATOR,
+    ),
     Mutation(
         "runtime/workers/coordinator.py",
         "return max(silent, self.waited(worker) - worker.heartbeat.limit)",
@@ -335,7 +356,7 @@ MUTATIONS = (
     Mutation("runtime/workers/worker.py", "while not received_sigterm():", "while True:", POOL_JOBS),
     Mutation("runtime/workers/worker.py", "        release_frames(error)\n", "", POOL_JOBS),
     Mutation("runtime/workers/rendezvous.py", "self._is_recalled |= reply.must_leave", "pass", RENDEZVOUS),
-    Mutation("runtime/workers/torch_trainer.py", "if self.trains:", "if False:", TORCH_TRAINER),
+    Mutation("runtime/workers/torch_trainer.py", "if trains:", "if False:", TORCH_TRAINER),
     Mutation(
         "runtime/workers/torch_trainer.py", "return in_place_backend(prepare_process)", "return in_place_backend(int)",
         TORCH_TRAINER,
@@ -372,15 +393,15 @@ MUTATIONS = (
     Mutation("config/recipe.py", "if num_workers > units:", "if num_workers >= units:", "engine/test_plan.py"),
     Mutation(
         "config/flags.py",
-        "given |= options.given | dict(map(_read_assignment, options.set))",
-        "given = options.given | dict(map(_read_assignment, options.set)) | given",
+        "given |= options.given\n",
+        "given = options.given | given\n",
         "config/test_flags.py",
     ),
     Mutation("core/redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
     # tune
     Mutation("tune/space.py", 'log=self.type == "loguniform"', "log=False", "tune/test_space.py"),
     Mutation(
-        "config/sections.py", "for name, weight in self if weight]", "for name, weight in self]", "tune/test_search.py"
+        "config/sections.py", "if not weight:  # the metric", "if False:  # the metric", "tune/test_search.py"
     ),
     Mutation("tune/schedule.py", "-(-4 * epochs // 9)", "4 * epochs // 9", "tune/test_schedule.py"),
     Mutation("tune/schedule.py", "continued < len(others) // REDUCTION", "True", "tune/test_schedule.py"),

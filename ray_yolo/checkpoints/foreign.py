@@ -80,22 +80,30 @@ def read_weights(path: Path) -> Weights:
         if best.is_file():
             raise CheckpointError(f"{path}: is the folder of a run; give the file weights/best.pt in it")
         raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")
-    if kind := _EXPORTED.get(path.suffix.lower()):
+    kind = _EXPORTED.get(path.suffix.lower())
+    if kind:
         sibling = path.with_suffix(".pt")
         advice = f"give {sibling.name} beside it" if sibling.is_file() else "give the .pt file that it was made from"
         raise CheckpointError(f"{path}: is {kind}, which has no weights that can be read here; {advice}")
     if path.suffix == ".safetensors":
         return Weights(_checked(_read_safetensors(path), path))
     check_file(path)
-    with _reading, torch.serialization.safe_globals([(StubClass, name) for name in _names_in(path)]):
-        state = load_plain(path)
+    with _reading:  # also while the names are listed: torch leaves out those that it allows now
+        stubs: list[Any] = [(StubClass, name) for name in _names_in(path)]
+        with torch.serialization.safe_globals(stubs):
+            state = load_plain(path)
     if isinstance(state, dict) and isinstance(state.get("meta"), str) and isinstance(state.get("ema"), dict):
         return _own(state["meta"], state["ema"], path)
-    models = [*map(state.get, _MODEL_KEYS), state] if isinstance(state, dict) else [state]
+    models = [state]
+    if isinstance(state, dict):
+        models = [*(state.get(key) for key in _MODEL_KEYS), state]  # last: the file is itself a state dict
     for model in models:
-        tensors = _tensors_of(model, path) if isinstance(model, StubClass) else model
+        tensors: object = model
+        names: tuple[str, ...] = ()
+        if isinstance(model, StubClass):
+            tensors, names = _tensors_of(model, path), _class_names(model)
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
-            return Weights(_checked(tensors, path), _class_names(model) if isinstance(model, StubClass) else ())
+            return Weights(_checked(tensors, path), names)
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
 
 
@@ -111,7 +119,9 @@ def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
     with suppress(ValueError, KeyError, TypeError):
         meta = json.loads(text)
         names = tuple(meta["names"])
-        if all(isinstance(name, str) for name in names) and all(isinstance(each, Tensor) for each in tensors.values()):
+        are_names = all(isinstance(name, str) for name in names)
+        are_tensors = all(isinstance(value, Tensor) for value in tensors.values())
+        if are_names and are_tensors:
             return Weights(tensors, names, meta)
     raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file of a "
                           "run")
@@ -131,7 +141,8 @@ def _names_in(path: Path) -> list[str]:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # no archive of torch, or a damaged one: reading it reports more
         return []
-    if unknown := sorted(name for name in names if not _MODEL_CODE.match(name)):
+    unknown = sorted(name for name in names if not _MODEL_CODE.match(name))
+    if unknown:
         raise CheckpointError(f"{path}: names {unknown[0]}, which is no part of a model; no code of it was run; if you "
                               f"trust it, {CONVERT_HINT}")
     return names
@@ -140,17 +151,19 @@ def _names_in(path: Path) -> list[str]:
 def _tensors_of(model: StubClass, path: Path) -> dict[str, Tensor]:
     """Parameters and buffers of a pickled `nn.Module` and its submodules, named as in its state dict."""
     tensors: dict[str, Tensor] = {}
-    waiting, seen = [("", model)], 0
+    waiting = [("", model)]  # modules to visit, each with the beginning of its tensors' names
+    num_visited = 0
     while waiting:
         prefix, module = waiting.pop()
-        seen += 1
-        if seen > _MOST_MODULES or len(prefix) > _LONGEST_NAME:
+        num_visited += 1
+        if num_visited > _MOST_MODULES or len(prefix) > _LONGEST_NAME:  # a file may name a module as its own child
             raise CheckpointError(f"{path}: its modules are nested without end")
         for name, value in (*module.part("_parameters").items(), *module.part("_buffers").items()):
             if isinstance(name, str) and isinstance(value, Tensor):
                 tensors[prefix + name] = value
-        waiting += [(f"{prefix}{name}.", child) for name, child in module.part("_modules").items()
-                    if isinstance(name, str) and isinstance(child, StubClass)]
+        for name, child in module.part("_modules").items():
+            if isinstance(name, str) and isinstance(child, StubClass):
+                waiting.append((f"{prefix}{name}.", child))
     return tensors
 
 
@@ -161,18 +174,26 @@ def _class_names(model: StubClass) -> tuple[str, ...]:
         names = [names.get(number, names.get(str(number))) for number in range(len(names))]
     if not isinstance(names, (list, tuple)):
         return ()
-    plain = all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names)
-    return tuple(str(name) for name in names) if plain else ()
+    for name in names:
+        if not isinstance(name, (str, int)) or isinstance(name, bool):  # True is an int in Python
+            return ()
+    return tuple(str(name) for name in names)
 
 
 def _checked(tensors: Mapping[Any, object], path: Path) -> dict[str, Tensor]:
     """The tensors of a file in float32; refused if they take more memory than the file, as expanded views would."""
-    supported = {name.removeprefix("module."): value.detach() for name, value in tensors.items()
-                 if isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided
-                 and value.device.type == "cpu" and not (value.is_quantized or value.is_complex())}
-    if sum(value.numel() * value.element_size() for value in supported.values()) > path.stat().st_size:
+    plain = {name.removeprefix("module."): value.detach() for name, value in tensors.items()  # `module.` is of DDP
+             if isinstance(name, str) and isinstance(value, Tensor) and _is_plain(value)}
+    num_bytes = sum(value.numel() * value.element_size() for value in plain.values())
+    if num_bytes > path.stat().st_size:
         raise CheckpointError(f"{path}: its tensors claim to be larger than the file")
-    return {name: value.float() if value.is_floating_point() else value for name, value in supported.items()}
+    return {name: value.float() if value.is_floating_point() else value for name, value in plain.items()}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has its numbers in memory: dense, on the CPU, neither quantised nor complex."""
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return is_dense and not tensor.is_quantized and not tensor.is_complex()
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

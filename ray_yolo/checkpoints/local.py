@@ -74,7 +74,13 @@ def steps_of_weights(run_dir: Path) -> dict[str, int]:
 def newest_first(run_dir: Path) -> Iterator[Path]:
     """Checkpoint folders by descending step, not by modification time, which clocks and copies change."""
     names = [name for name in _names(run_dir) if re.fullmatch(r"step-[0-9]+", name)]
-    return (run_dir / "checkpoints" / name for name in sorted(names, key=lambda name: int(name[5:]), reverse=True))
+    folders = [run_dir / "checkpoints" / name for name in names]
+    return iter(sorted(folders, key=_step_of, reverse=True))
+
+
+def _step_of(folder: Path) -> int:
+    """The step of a checkpoint folder `step-N`."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def prune(run_dir: Path, keep: int) -> None:
@@ -115,7 +121,8 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         newest, problems = newest_verified(run_dir)
         if newest is None:
             return -1, problems
-        trained, step = json.loads((newest / MANIFEST).read_bytes())["recipe_digest"], int(newest.name[5:])
+        trained = json.loads((newest / MANIFEST).read_bytes())["recipe_digest"]
+        step = _step_of(newest)
         if trained != digest:
             raise CheckpointError(f"{newest}: was trained by another recipe ({trained}) than this run's ({digest}); "
                                   f"{_START_OVER}")
@@ -139,11 +146,13 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
         if problem is None:
             return folder, problems
         problems.append(f"{folder.name}: {problem}")
-    if names := _names(run_dir):
+    names = _names(run_dir)
+    if names:
         reasons = "; ".join(problems or sorted(names))
         raise CheckpointError(f"{run_dir / 'checkpoints'}: no usable checkpoint ({reasons}); restore a checkpoint from "
                               f"a copy, {_START_OVER}")
-    if shown := sorted((run_dir / "weights").glob("*.json")):
+    shown = sorted((run_dir / "weights").glob("*.json"))
+    if shown:
         raise CheckpointError(f"{run_dir / 'checkpoints'}: has no checkpoint, although this run has saved some "
                               f"({shown[0]}); restore a checkpoint from a copy, {_START_OVER}")
     return None, problems
@@ -158,10 +167,13 @@ def check_weights(run_dir: Path, step: int) -> None:
     try:
         steps = steps_of_weights(run_dir) | {"last": step}
         for kind in {"last", "best"} & steps.keys():
-            weights, manifest = (run_dir / "weights" / f"{kind}.{suffix}" for suffix in ("pt", "json"))
+            weights = run_dir / "weights" / f"{kind}.pt"
+            manifest = weights.with_suffix(".json")
             problem = verify_manifest(weights, manifest)
-            if problem is None and (shown := json.loads(manifest.read_bytes())["step"]) != steps[kind]:
-                problem = f"it is of step {shown}, not of step {steps[kind]}"
+            if problem is None:
+                shown = json.loads(manifest.read_bytes())["step"]
+                if shown != steps[kind]:
+                    problem = f"it is of step {shown}, not of step {steps[kind]}"
             if problem:
                 raise TrainingError(f"{weights}: {problem}; restore it from a copy, or remove it, and run the same "
                                     "command again")
@@ -178,15 +190,19 @@ def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
     Raises:
         OSError: if storage fails; the files remain intact.
     """
-    for path in filter(Path.exists, (run_dir / "weights" / f"{kind}.pt" for kind in ("last", "best"))):
-        state = read_state(path)
-        if state.keys() <= set(parts):
+    for kind in ("last", "best"):
+        weights = run_dir / "weights" / f"{kind}.pt"
+        if not weights.exists():
             continue
-        manifest = json.loads(path.with_suffix(".json").read_bytes())
-        whole = manifest.get("whole", {name: manifest[name] for name in ("size", "sha256")})
-        with replacing(path) as temporary:
-            manifest |= {**write_state(temporary, {name: state[name] for name in parts}), "whole": whole}
-            atomic_write(path.with_suffix(".json"), json.dumps(manifest, indent=1))
+        state = read_state(weights)
+        if state.keys() <= set(parts):  # reduced before
+            continue
+        manifest = json.loads(weights.with_suffix(".json").read_bytes())
+        manifest.setdefault("whole", {"size": manifest["size"], "sha256": manifest["sha256"]})
+        slim = {name: state[name] for name in parts}
+        with replacing(weights) as temporary:
+            manifest |= write_state(temporary, slim)
+            atomic_write(weights.with_suffix(".json"), json.dumps(manifest, indent=1))
 
 
 def _sweep(root: Path, *, others: bool) -> None:
@@ -200,8 +216,9 @@ def _sweep(root: Path, *, others: bool) -> None:
         if not folder.exists() and path not in _in_use:
             path.rename(folder)
     for path in root.glob(".*"):
-        may_be_alive = path.name.startswith(WRITING) and not path.name.startswith(_OWN)
-        if path not in _in_use and (others or not may_be_alive):
+        is_in_use = path in _in_use
+        may_be_anothers = path.name.startswith(WRITING) and not path.name.startswith(_OWN)
+        if not is_in_use and (others or not may_be_anothers):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -213,9 +230,12 @@ def _link_weights(run_dir: Path) -> None:
     weights = run_dir / "weights"
     for kind, step in steps_of_weights(run_dir).items():
         folder = run_dir / "checkpoints" / f"step-{step}"
+        if not folder.exists():
+            continue
         state, manifest = weights / f"{kind}.pt", weights / f"{kind}.json"
-        shown = state.exists() and manifest.exists() and manifest.read_bytes()
-        if folder.exists() and shown != (folder / MANIFEST).read_bytes():
+        is_whole = state.exists() and manifest.exists()
+        is_current = is_whole and manifest.read_bytes() == (folder / MANIFEST).read_bytes()
+        if not is_current:
             weights.mkdir(exist_ok=True)
             _link(folder / "state.pt", state)
             _link(folder / MANIFEST, manifest)  # last: a correct manifest implies a correct state
@@ -239,8 +259,10 @@ def _names(run_dir: Path) -> list[str]:
 
 
 def _newer(run_dir: Path, step: int) -> list[Path]:
-    return [folder for folder in newest_first(run_dir) if int(folder.name[5:]) > step]
+    return [folder for folder in newest_first(run_dir) if _step_of(folder) > step]
 
 
 def _remove(folder: Path) -> None:
-    shutil.rmtree(folder.rename(folder.with_name(PRUNED + folder.name)), ignore_errors=True)
+    """Remove a checkpoint at once for readers, then its files."""
+    pruned = folder.rename(folder.with_name(PRUNED + folder.name))
+    shutil.rmtree(pruned, ignore_errors=True)

@@ -118,9 +118,11 @@ def check_file(path: Path) -> None:
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
     manifest = manifest_of(path)
-    if manifest.is_file() and (problem := verify_manifest(path, manifest)):
+    problem = verify_manifest(path, manifest) if manifest.is_file() else None
+    if problem:
         raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
-    if kind := kind_of_file(path):
+    kind = kind_of_file(path)
+    if kind:
         raise CheckpointError(f"{path}: {kind}")
     if _inflates(path):
         raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "

@@ -13,7 +13,7 @@ import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
-from ray_yolo.checkpoints.remote import RemoteCheckpoints
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
 from ray_yolo.core.threads import run_in_thread

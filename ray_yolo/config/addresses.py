@@ -20,8 +20,9 @@ def corrected_store(text: str) -> str:
     scheme = _STORES[match[1].lower()]
     rest = match["rest"].lstrip("/")
     address = f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
-    is_right = match[1] == scheme and text.startswith(f"{scheme}://") and (scheme == "file" or text == address)
-    return "" if is_right else address
+    if scheme == "file" and text.startswith("file://"):  # file://folder and file:///folder both work
+        return ""
+    return "" if text == address else address
 
 
 def corrected_tracking_uri(text: str) -> str:
@@ -30,8 +31,11 @@ def corrected_tracking_uri(text: str) -> str:
     text = text.strip()
     if _HOST_PORT.fullmatch(text):
         return f"http://{text}"
-    if (match := _WEB.fullmatch(text)) and not re.match(r"https?://", text, re.IGNORECASE):
-        return f"{match['scheme'].lower()}://{match['rest']}"
-    if (match := _SQLITE.fullmatch(text)) and not text.lower().startswith("sqlite:///"):
-        return f"sqlite:///{match['path']}"
+    lower = text.lower()
+    web = _WEB.fullmatch(text)
+    if web and not lower.startswith(("http://", "https://")):
+        return f"{web['scheme'].lower()}://{web['rest']}"
+    database = _SQLITE.fullmatch(text)
+    if database and not lower.startswith("sqlite:///"):
+        return f"sqlite:///{database['path']}"
     return ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ray_yolo.core.errors import DatasetError
@@ -46,9 +47,15 @@ def are_placeholders(names: Sequence[str]) -> bool:
     """
     if tuple(names) == (SINGLE_CLASS,):
         return True
-    numbers = [_PLACEHOLDER.fullmatch(normalized(name)) for name in names]
-    counted = [int(match[2]) if match else None for match in numbers]
-    return counted in (list(range(len(names))), list(range(1, len(names) + 1)))
+    numbers = []
+    for name in names:
+        match = _PLACEHOLDER.fullmatch(normalized(name))
+        if match is None:
+            return False
+        numbers.append(int(match[2]))
+    from_zero = list(range(len(names)))
+    from_one = list(range(1, len(names) + 1))
+    return numbers in (from_zero, from_one)
 
 
 def match_classes(data: Sequence[str], weights: Sequence[str], *, data_file: str, weights_file: str,
@@ -76,19 +83,23 @@ def match_classes(data: Sequence[str], weights: Sequence[str], *, data_file: str
     if tuple(data) == tuple(weights):
         return ClassMatch(same_number)
     matched = _matches(data, weights)
-    if len(data) == len(weights) and tuple(matched) == same_number:
+    found = tuple(number for number in matched if number is not None)
+    is_as_long = len(data) == len(weights)
+    if is_as_long and found == same_number:
         return ClassMatch(same_number)
-    if all(number is not None for number in matched):
-        rows = tuple(number for number in matched if number is not None)
-        return ClassMatch(rows, _matched_note(data, weights, rows, data_file, weights_file))
-    unnamed = [file for file, names in ((weights_file, weights), (data_file, data)) if are_placeholders(names)]
-    if unnamed and len(data) == len(weights) and not any(number is not None for number in matched):
-        return ClassMatch(same_number, _unnamed_note(unnamed, data, weights, weights_file))
-    if allow_names and len(data) == len(weights):
+    if len(found) == len(data):
+        return ClassMatch(found, _matched_note(data, weights, found, data_file, weights_file))
+    has_unnamed_side = are_placeholders(data) or are_placeholders(weights)
+    if is_as_long and has_unnamed_side and not found:
+        return ClassMatch(same_number, _unnamed_note(data, weights, data_file, weights_file))
+    if is_as_long and allow_names:
         rows = _filled(matched)
-        pairs = ", ".join(f"{name} = {weights[row]}" for name, row, number in zip(data, rows, matched, strict=True)
-                          if number is None)
-        return ClassMatch(rows, f"classes of {data_file} that {weights_file} names otherwise: {pairs} (--allow-names)")
+        pairs = []
+        for number, name in enumerate(data):
+            if matched[number] is None:
+                pairs.append(f"{name} = {weights[rows[number]]}")
+        note = f"classes of {data_file} that {weights_file} names otherwise: {', '.join(pairs)} (--allow-names)"
+        return ClassMatch(rows, note)
     raise DatasetError(_difference(data, weights, matched, data_file, weights_file))
 
 
@@ -97,16 +108,24 @@ def _matches(data: Sequence[str], weights: Sequence[str]) -> list[int | None]:
 
     Equal names go first, so that `cat` and `Cat` can be two classes.
     """
-    numbers: list[int | None] = [None] * len(data)
-    for spell in (str, normalized):
-        taken = {number for number in numbers if number is not None}
-        open_data = [spell(name) if number is None else None for name, number in zip(data, numbers, strict=True)]
-        open_weights = [None if number in taken else spell(name) for number, name in enumerate(weights)]
-        times_in_data, times_in_weights = Counter(open_data), Counter(open_weights)
-        for position, name in enumerate(open_data):
-            if name is not None and times_in_data[name] == times_in_weights[name] == 1:
-                numbers[position] = open_weights.index(name)
-    return numbers
+    equal = _unique_pairs(dict(enumerate(data)), dict(enumerate(weights)))
+    other_data = {number: normalized(name) for number, name in enumerate(data) if number not in equal}
+    taken = set(equal.values())
+    other_weights = {number: normalized(name) for number, name in enumerate(weights) if number not in taken}
+    pairs = equal | _unique_pairs(other_data, other_weights)
+    return [pairs.get(number) for number in range(len(data))]
+
+
+def _unique_pairs(data: Mapping[int, str], weights: Mapping[int, str]) -> dict[int, int]:
+    """Number in the data set -> number in the weights, for each name that occurs exactly once in both."""
+    times_in_data = Counter(data.values())
+    times_in_weights = Counter(weights.values())
+    number_in_weights = {name: number for number, name in weights.items()}
+    pairs = {}
+    for number, name in data.items():
+        if times_in_data[name] == times_in_weights[name] == 1:
+            pairs[number] = number_in_weights[name]
+    return pairs
 
 
 def _filled(matched: Sequence[int | None]) -> tuple[int, ...]:
@@ -115,13 +134,13 @@ def _filled(matched: Sequence[int | None]) -> tuple[int, ...]:
     return tuple(next(unused) if number is None else number for number in matched)
 
 
-def _unnamed_note(unnamed: Sequence[str], data: Sequence[str], weights: Sequence[str], weights_file: str) -> str:
+def _unnamed_note(data: Sequence[str], weights: Sequence[str], data_file: str, weights_file: str) -> str:
     """The note on classes that one file does not name; '' if no file names them."""
-    if len(unnamed) == 2:
+    if are_placeholders(data) and are_placeholders(weights):
         return ""
-    names = data if unnamed[0] == weights_file else weights
+    unnamed, names = (weights_file, data) if are_placeholders(weights) else (data_file, weights)
     listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-    return f"{unnamed[0]} has no class names: its classes are taken by number ({listed})"
+    return f"{unnamed} has no class names: its classes are taken by number ({listed})"
 
 
 def _matched_note(data: Sequence[str], weights: Sequence[str], rows: Sequence[int], data_file: str, weights_file: str
@@ -130,8 +149,10 @@ def _matched_note(data: Sequence[str], weights: Sequence[str], rows: Sequence[in
     text = f"classes of {data_file} are matched with those of {weights_file} by name"
     if len(data) < len(weights):
         text += f"; other classes of the weights are left out: {len(weights) - len(data)}"
-    moved = [f"{name} {number} = {row}" for number, (name, row) in enumerate(zip(data, rows, strict=True))
-             if number != row]
+    moved = []
+    for number, row in enumerate(rows):
+        if number != row:
+            moved.append(f"{data[number]} {number} = {row}")
     return f"{text} ({', '.join(moved)})" if moved else text
 
 
@@ -142,13 +163,11 @@ def _difference(data: Sequence[str], weights: Sequence[str], matched: Sequence[i
         what = f"has {len(data)} classes, but {weights_file} has {len(weights)}"
     else:
         what = f"names other classes than {weights_file}"
-    width = max(len(data_file), *map(len, data))
-    rows = [("", data_file, weights_file)]
-    for number in range(max(len(data), len(weights))):
-        left = data[number] if number < len(data) else "-"
-        right = weights[number] if number < len(weights) else "-"
-        rows.append((str(number), left, right))
-    table = "\n".join(f"{number:>7}  {left:<{width}}  {right}" for number, left, right in rows)
+    width = max(len(data_file), *(len(name) for name in data))
+    lines = [f"{'':>7}  {data_file:<{width}}  {weights_file}"]
+    for number, (left, right) in enumerate(zip_longest(data, weights, fillvalue="-")):
+        lines.append(f"{number:>7}  {left:<{width}}  {right}")
+    table = "\n".join(lines)
     unknown = [name for name, number in zip(data, matched, strict=True) if number is None]
     remedy = f"the weights do not name {', '.join(unknown)}; correct `names` of the data set, or give other weights"
     if len(data) == len(weights):

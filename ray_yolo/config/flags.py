@@ -6,6 +6,7 @@ A flag's help is the field's docstring; its value remains text until the model p
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -98,10 +99,16 @@ class Command(NamedTuple, Generic[Model]):
     @property
     def flags(self) -> dict[str, str]:
         """Flag -> the config path that it sets, or the flag itself if it sets none."""
-        set_by = {flag: path for path in self.paths for flag in flag_name(path)}
+        meanings: dict[str, str] = {}
+        for path in self.paths:
+            for flag in flag_name(path):
+                meanings[flag] = path
+        for flag, (path, _) in self.switches.items():
+            meanings[flag] = path
         options = (*OPTIONS, "--recipe") if has_recipe(self.model) else OPTIONS
-        return set_by | {flag: path for flag, (path, _) in self.switches.items()} | {
-            flag: flag for flag in (*self.unsupported, *options)}
+        for flag in (*self.unsupported, *options):
+            meanings[flag] = flag
+        return meanings
 
 
 class Parsed(NamedTuple, Generic[Model]):
@@ -136,36 +143,46 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
     if unknown:
         raise InputError(_explain_unknown(unknown, command))
-    given: dict[str, SourcedValue] = {}
-    assignments = dict(map(_read_assignment, options.set))
+    assignments = dict(_read_assignment(text) for text in options.set)
+    given: dict[str, SourcedValue] = {}  # a later source overrides an earlier one
     for flag in FILES:
-        if path := getattr(options, flag.strip("-")):
-            given |= _allowed(read_config_file(path), flag, config_fields(command.model))
-    given |= options.given | assignments
-    if name := getattr(options, "recipe", None):
-        model = given.get("model", SourcedValue(Recipe.model_fields["model"].default, DEFAULT))
-        facts = facts_of(str(model.value))
-        given = named_recipe(name, has_anchors=facts is None or facts.has_anchors) | given
+        path = getattr(options, flag.strip("-"))
+        if path:
+            settings = read_config_file(path)
+            _check_allowed(settings, flag, config_fields(command.model))
+            given |= settings
+    given |= options.given
+    given |= assignments
+    if has_recipe(command.model) and options.recipe:
+        given = _named_settings(options.recipe, given) | given  # it comes first, but depends on the model
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
 
 
-def _allowed(
-    given: Mapping[str, SourcedValue], flag: str, fields: Mapping[str, ConfigField]
-) -> Mapping[str, SourcedValue]:
-    """The settings of a file. Files are shared, so none may run code, and --hyp may set the recipe only.
+def _named_settings(name: str, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """The settings of `--recipe`, which differ between models with and without anchors."""
+    default = SourcedValue(Recipe.model_fields["model"].default, DEFAULT)
+    facts = facts_of(str(given.get("model", default).value))
+    has_anchors = facts is None or facts.has_anchors  # None: a YAML file, which is not read here
+    return named_recipe(name, has_anchors=has_anchors)
+
+
+def _check_allowed(given: Mapping[str, SourcedValue], flag: str, fields: Mapping[str, ConfigField]) -> None:
+    """Check the settings of a file. Files are shared, so none may run code, and --hyp may set the recipe only.
 
     Raises:
         ConfigError: naming the line of a setting that this kind of file must not have.
     """
     for path, item in given.items():
-        spelled = flag_name(path)[0] if flag_name(path) else f"--set {path}"
-        if path in CODE and item.value not in (None, ""):  # '' is what a dry run prints
+        flags = flag_name(path)
+        spelled = flags[0] if flags else f"--set {path}"
+        runs_code = path in CODE and item.value not in (None, "")  # '' is what a dry run prints
+        if runs_code:
             raise ConfigError(f"{item.origin}: {path} runs code, which a file must not do; give it as {spelled}")
-        if flag == "--hyp" and path in fields and fields[path].keys[0] in ("placement", "sweep"):
+        section = fields[path].keys[0] if path in fields else ""  # an unknown path is refused later
+        if flag == "--hyp" and section in ("placement", "sweep"):
             raise ConfigError(f"{item.origin}: {path} is not a setting of the recipe, which is all that --hyp takes; "
                               f"give it as {spelled}, or in a --config file")
-    return given
 
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
@@ -174,16 +191,20 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
                      usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     fields = config_fields(command.model)
-    paths = sorted(command.paths, key=lambda path: not fields[path].info.is_required())  # required ones first
-    flagged = {path: fields[path] for path in paths}
+    required = [path for path in command.paths if fields[path].info.is_required()]
+    optional = [path for path in command.paths if path not in required]
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for path, field in flagged.items():
+    for path in (*required, *optional):
+        field = fields[path]
         title = field.keys[0] if field.keys[0] in TRANSPARENT else "settings"
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         _add_field(groups[title], path, field)
     _add_other_flags(parser.add_argument_group("other flags of YOLOv5"), command)
-    nested = [f"{path:<30}{_help(field)}" for path, field in fields.items() if "." in path and path not in flagged]
+    nested = []
+    for path, field in fields.items():
+        if "." in path and path not in command.paths:
+            nested.append(f"{path:<30}{_help(field)}")
     if nested:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
     _add_options(parser.add_argument_group("options of every command"), trains=has_recipe(command.model))
@@ -253,30 +274,45 @@ class _UnsupportedFlag(argparse.Action):
 
 
 def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) -> None:
-    kinds = [_METAVARS_BY_TYPE[kind] for kind in field.types if kind in _METAVARS_BY_TYPE]
-    shape: dict[str, Any] = {"metavar": METAVARS.get(path) or "|".join([*kinds, *field.choices]) or "VALUE"}
+    add = functools.partial(group.add_argument, *flag_name(path), dest=path, action=_Note, help=_help(field))
     if field.types == (bool,):
-        shape = {"nargs": 0, "const": "true"}
-    elif path in ALONE:
-        shape |= {"nargs": "?", "const": ALONE[path]}
+        add(nargs=0, const="true")
+        return
+    metavar = METAVARS.get(path) or _metavar(field)
+    if path in ALONE:
+        add(metavar=metavar, nargs="?", const=ALONE[path])
     elif path in SEVERAL:
-        shape |= {"nargs": "+"}
-    group.add_argument(*flag_name(path), dest=path, action=_Note, help=_help(field), **shape)
+        add(metavar=metavar, nargs="+")
+    else:
+        add(metavar=metavar)
+
+
+def _metavar(field: ConfigField) -> str:
+    """The placeholder of a value by the field's type: 'N', 'X|auto', 'none|ram|disk'."""
+    kinds = [_METAVARS_BY_TYPE[kind] for kind in field.types if kind in _METAVARS_BY_TYPE]
+    return "|".join([*kinds, *field.choices]) or "VALUE"
 
 
 def _help(field: ConfigField) -> str:
     """A field's docstring, and its default unless that is empty or false."""
     text = (field.info.description or "").replace("%", "%%")  # argparse formats it
-    default = "" if field.info.is_required() else str(field.info.default)
-    return text if default in ("", "None", "()", "False") else f"{text} [{default}]"
+    if field.info.is_required():
+        return text
+    default = str(field.info.default)
+    if default in ("", "None", "()", "False"):
+        return text
+    return f"{text} [{default}]"
 
 
 def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
     for flag, (path, value) in command.switches.items():
         group.add_argument(flag, dest=path, action=_Note, nargs=0, const=value, help=f"same as --set {path}={value}")
-    gpus = "gpus_per_worker" in config_fields(command.model)
-    group.add_argument("--device", action=_Device, const=gpus, help="cpu: same as --gpus-per-worker 0; Ray chooses "
-                       "GPUs itself" if gpus else "cpu only: this command uses no GPU")
+    can_use_gpus = "gpus_per_worker" in config_fields(command.model)
+    if can_use_gpus:
+        text = "cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself"
+    else:
+        text = "cpu only: this command uses no GPU"
+    group.add_argument("--device", action=_Device, const=can_use_gpus, help=text)
     for flag, answer in command.unsupported.items():
         group.add_argument(flag, action=_UnsupportedFlag, nargs="?", metavar="X", help=answer)
 
@@ -285,19 +321,28 @@ def _read_assignment(text: str) -> tuple[str, SourcedValue]:
     key, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"--set {text}: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02")
-    return canonical(key), SourcedValue(None if value == "null" else value, f"--set {key}")
+    path = canonical(key)
+    return path, SourcedValue(None if value == "null" else value, f"--set {key}")
 
 
 def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
     """The message for unknown words: about the first flag among them, else about the first word."""
-    word = next((word for word in words if word.startswith("-")), words[0])
-    flag = word.partition("=")[0]
-    if not flag.startswith("-"):
-        advice = f"values follow their flags, see {command.prog} --help"
-        return f"unexpected {short(word)}; {f'write --set {shlex.quote(word)}' if '=' in word else advice}"
+    flags = [word for word in words if word.startswith("-")]
+    if not flags:
+        word = words[0]
+        if "=" in word:
+            return f"unexpected {short(word)}; write --set {shlex.quote(word)}"
+        return f"unexpected {short(word)}; values follow their flags, see {command.prog} --help"
+    flag = flags[0].partition("=")[0]
     path = canonical(flag.strip("-").replace("-", "_"))
-    if path in config_fields(command.model) and path not in command.paths:
+    fields = config_fields(command.model)
+    if path in fields and path not in command.paths:
         return f"{flag} is not a flag; write --set {path}=VALUE"
-    settings = {f"--{path.rpartition('.')[2].replace('_', '-')}": f"--set {path}=VALUE"
-                for path in config_fields(command.model) if "." in path}
-    return f"unknown flag {flag}{did_you_mean(flag, settings | {name: name for name in command.flags})}"
+    spellings: dict[str, str] = {}
+    for setting in fields:
+        section, _, name = setting.rpartition(".")
+        if section:  # a setting of a section has no flag, but users try its name as one
+            spellings[f"--{name.replace('_', '-')}"] = f"--set {setting}=VALUE"
+    for name in command.flags:  # last: a flag is nearer than a setting of its name
+        spellings[name] = name
+    return f"unknown flag {flag}{did_you_mean(flag, spellings)}"

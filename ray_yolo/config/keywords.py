@@ -78,9 +78,10 @@ def read_keywords(command: Command[Any], settings: Mapping[str, Any]) -> dict[st
             if value:
                 path, setting = switch
                 values[path] = setting
-        elif hint := _hint(keyword, command, fields):
-            raise InputError(f"{keyword}=: {hint}")
         else:
+            hint = _hint(keyword, command, fields)
+            if hint:
+                raise InputError(f"{keyword}=: {hint}")
             values[name] = value  # an unknown name, which the configuration refuses
     return values
 

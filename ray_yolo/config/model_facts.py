@@ -94,9 +94,11 @@ def read_model_file(path: str | Path) -> dict[str, Any]:
         InputError: if the file cannot be read as YAML.
     """
     table = dict(load_yaml(path).data)
-    if isinstance(scales := table.get("scales"), dict) and scales:
-        letters = [letter for letter in _SCALE.findall(Path(path).stem) if letter in scales]
-        table.setdefault("scale", letters[0] if letters else next(iter(scales)))
+    scales = table.get("scales")
+    if isinstance(scales, dict) and scales and "scale" not in table:
+        in_name = [letter for letter in _SCALE.findall(Path(path).stem) if letter in scales]
+        first = next(iter(scales))
+        table["scale"] = in_name[0] if in_name else first
     return table
 
 
@@ -106,9 +108,14 @@ def family_of_table(table: Mapping[str, Any]) -> str:
         return "yolov5"
     if table.get("end2end"):
         return "yolo26"
-    rows = [row for part in ("backbone", "head") if isinstance(table.get(part), list) for row in table[part]]
-    light = any(isinstance(row, list) and len(row) > 2 and row[2] in ("C3k2", "A2C2f") for row in rows)
-    return "yolo11" if light else "yolov8"
+    for part in ("backbone", "head"):
+        rows = table.get(part)
+        if not isinstance(rows, list):  # refused later, with its line
+            continue
+        for row in rows:
+            if isinstance(row, list) and len(row) > 2 and row[2] in ("C3k2", "A2C2f"):  # [from, repeats, block, ...]
+                return "yolo11"
+    return "yolov8"
 
 
 def check_model_name(model: str) -> None:
@@ -119,22 +126,26 @@ def check_model_name(model: str) -> None:
     """
     if model.endswith((".yaml", ".yml")) or model in MODELS or plugin_of(model):
         return
-    known = [*MODELS, *(name for each in plugins() for name in each.models)]
-    stem = model.rpartition("/")[2].partition(".")[0]
+    known = list(MODELS)
+    for plugin in plugins():
+        known += plugin.models
     if model.endswith((".pt", ".safetensors")):
+        stem = model.rpartition("/")[2].partition(".")[0]
         name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
         raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
-    if suffix := next((each for each in _EXPORTED if model.endswith(each)), ""):
-        raise ConfigError(f"model: {model} is an exported model ({suffix[1:]}), which is not read here; give the .pt "
-                          "file that it was made from")
+    for suffix in _EXPORTED:
+        if model.endswith(suffix):
+            raise ConfigError(f"model: {model} is an exported model ({suffix[1:]}), which is not read here; give the "
+                              ".pt file that it was made from")
     detector, dash, task = model.rpartition("-")
-    if dash and task in _OTHER_TASKS:
-        near = f"; {_OTHER_TASKS[task]} is not supported, only detection"
-        near += f": {detector}" if detector in known else ""
+    if dash and task in _OTHER_TASKS:  # yolov8n-seg
+        hint = f"; {_OTHER_TASKS[task]} is not supported, only detection"
+        if detector in known:
+            hint += f": {detector}"
     else:
-        near = did_you_mean(model, {name: name for name in known})
-    listed = " Known: " if near.endswith("?") else "; known: "
-    raise ConfigError(f"model: {model!r} is unknown{near}{listed}{', '.join(known)}, or a YAML file")
+        hint = did_you_mean(model, {name: name for name in known})
+    listed = " Known: " if hint.endswith("?") else "; known: "
+    raise ConfigError(f"model: {model!r} is unknown{hint}{listed}{', '.join(known)}, or a YAML file")
 
 
 def plugin_of(model: str) -> Plugin | None:
@@ -164,7 +175,10 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def _load(entry: EntryPoint) -> Plugin:
-    package, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.value, "")
+    if entry.dist:
+        package, version = entry.dist.name, entry.dist.version
+    else:
+        package, version = entry.value, ""
     try:
         plugin = entry.load()
     except Exception as error:  # the code of others
@@ -175,7 +189,8 @@ def _load(entry: EntryPoint) -> Plugin:
     if not isinstance(plugin, Plugin):
         raise ConfigError(f"the package {package}: its entry point {GROUP}.{entry.name} is no "
                           "ray_yolo.config.model_facts.Plugin")
-    if taken := plugin.models.keys() & MODELS.keys():
+    taken = plugin.models.keys() & MODELS.keys()
+    if taken:
         raise ConfigError(f"the package {package} offers {min(taken)!r}, which is a model of ray_yolo; uninstall it")
     return plugin._replace(package=package, version=version)
 

@@ -30,8 +30,9 @@ from ray_yolo.config.settings import canonical
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 
-CHANGEABLE = tuple(path for section, model in SECTIONS.items() for name in model.model_fields
-                   if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
+_FIXED = ("optimizer.name", "optimizer.nominal_batch")
+_PATHS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
+CHANGEABLE = tuple(path for path in _PATHS if path not in _FIXED)
 """Config paths of the settings that may change during training."""
 
 _EPOCH = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -69,13 +70,15 @@ def _checked(name: str, value: object) -> tuple[str, Any]:
     """Config path and validated value of a setting."""
     path = canonical(name)
     if path not in CHANGEABLE:
-        raise ValueError(f"{name} cannot change during training"
-                         f"{did_you_mean(name, {path.rpartition('.')[2]: path for path in CHANGEABLE})}")
+        last_words = {path.rpartition(".")[2]: path for path in CHANGEABLE}
+        raise ValueError(f"{name} cannot change during training{did_you_mean(name, last_words)}")
     section, _, field = path.partition(".")
     try:
-        return path, getattr(SECTIONS[section].model_validate({field: value}), field)
+        checked = SECTIONS[section].model_validate({field: value})
     except ValidationError as error:
-        raise ValueError(f"{name}={value}: {error.errors(include_url=False)[0]['msg']}") from None
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{name}={value}: {first['msg']}") from None
+    return path, getattr(checked, field)
 
 
 MAX_LAYERS = 1000
@@ -202,28 +205,31 @@ class Recipe(ConfigModel):
     @field_validator("imgsz")
     @classmethod
     def _on_the_grid(cls, value: int) -> int:
-        if reason := off_grid(value, GRID):
+        reason = off_grid(value, GRID)
+        if reason:
             raise ValueError(reason)
         return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         facts = facts_of(self.model)
-        if facts and (reason := off_grid(self.imgsz, facts.grid)):
+        reason = off_grid(self.imgsz, facts.grid) if facts else None
+        if facts and reason:
             raise ValueError(f"imgsz {self.imgsz} {reason} (largest stride of {self.model}: {facts.grid})")
         if self.exact and self.sync_bn:
             raise ValueError("exact and sync_bn exclude each other: the rounding of synchronised statistics depends on "
                              "the worker count; drop one of them")
         if self.exact and self.precision == "fp16":
             raise ValueError("exact needs fp32 or bf16: the loss scale of fp16 depends on earlier steps")
-        if self.microbatch and self.batch_size and self.batch_size != AUTO_BATCH and self.batch_size % self.microbatch:
-            raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
-                             f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
+        batch = 0 if self.batch_size in (None, AUTO_BATCH) else self.batch_size  # 0: known at the start only
+        if batch and self.microbatch and batch % self.microbatch:
+            raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {batch}; "
+                             f"legal: {', '.join(map(str, divisors(batch)))}")
         for one, other in (("quad", "rect"), ("quad", "sync_bn"), ("rect", "image_weights")):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other} exclude each other; drop one of them")
-        for size in (self.batch_size, self.microbatch):
-            if self.quad and size and size != AUTO_BATCH and size % QUAD:
+        for size in (batch, self.microbatch):
+            if self.quad and size and size % QUAD:
                 raise ValueError(f"quad merges groups of {QUAD} images: batch_size and microbatch must be multiples of "
                                  f"{QUAD}, not {size}")
         if self.changes and self.changes[-1].epoch >= self.epochs:
@@ -235,7 +241,9 @@ class Recipe(ConfigModel):
         """The settings of an epoch (from 0) as a recipe without changes."""
         tree = self.model_dump(exclude={"changes"})
         for change in self.changes:
-            for path, value in change.settings.items() if change.epoch <= epoch else ():
+            if change.epoch > epoch:
+                continue
+            for path, value in change.settings.items():
                 section, name = path.split(".")
                 tree[section][name] = value
         return Recipe.model_validate(tree)
@@ -287,7 +295,9 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False,
         micro = batch
     elif micro is None:
         micro = default_microbatch(batch, num_workers, recipe.optimizer.nominal_batch, QUAD if recipe.quad else 1)
-    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu or bf16 else "fp32")
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bf16" if gpu or bf16 else "fp32"
     resolved = recipe.model_copy(update={"batch_size": batch, "microbatch": micro, "precision": precision,
                                          "threads": recipe.threads or int(recipe.exact)})
     check_workers(resolved, num_workers)

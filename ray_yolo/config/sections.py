@@ -161,9 +161,14 @@ class ObjectiveConfig(ConfigModel):
     def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
         """The weighted sum of an epoch's metrics; None if one with a weight is missing or not finite."""
         values = {objective_field(name): value for name, value in (metrics or {}).items()}
-        terms = [weight * (math.nan if (value := values.get(name)) is None else value)
-                 for name, weight in self if weight]
-        total = sum(terms)
+        total = 0.0
+        for name, weight in self:
+            if not weight:  # the metric may be missing then
+                continue
+            value = values.get(name)
+            if value is None:
+                return None
+            total += weight * value
         return total if math.isfinite(total) else None
 
 

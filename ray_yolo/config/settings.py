@@ -5,7 +5,6 @@ Input is text; the configuration model parses it once, for files and flags alike
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import types
@@ -61,8 +60,9 @@ class ConfigField(NamedTuple):
     @property
     def _alternatives(self) -> tuple[Any, ...]:
         annotation = self.info.annotation
-        union = get_origin(annotation) in (Union, types.UnionType)
-        return tuple(kind for kind in (get_args(annotation) if union else (annotation,)) if kind is not type(None))
+        is_union = get_origin(annotation) in (Union, types.UnionType)
+        kinds = get_args(annotation) if is_union else (annotation,)
+        return tuple(kind for kind in kinds if kind is not type(None))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -72,18 +72,31 @@ class ConfigField(NamedTuple):
     @property
     def expected(self) -> str:
         """Legal values in words: 'a whole number >= 1', 'one of SGD, Adam, AdamW', 'a number or auto'."""
-        words = [_words(kind) for kind in self.types]
-        if "" in words:
-            return " ".join((self.info.description or "").split()).rstrip(".")
-        words = [f"{word} {_bounds(get_args(kind)[1:])}" if get_origin(kind) is Annotated else word
-                 for word, kind in zip(words, self._alternatives, strict=True)]
-        return f"{' or '.join(words)} {_bounds(self.info.metadata)}".strip()
+        alternatives = []
+        for kind, alternative in zip(self.types, self._alternatives, strict=True):
+            words = _words(kind)
+            if not words:
+                return self.description.rstrip(".")
+            if get_origin(alternative) is Annotated:  # with bounds of its own
+                words += f" {_bounds(get_args(alternative)[1:])}"
+            alternatives.append(words)
+        return f"{' or '.join(alternatives)} {_bounds(self.info.metadata)}".strip()
+
+    @property
+    def description(self) -> str:
+        """The docstring of the field on one line."""
+        return " ".join((self.info.description or "").split())
 
 
 def _bounds(limits: Iterable[Any]) -> str:
-    each = (one for limit in limits for one in getattr(limit, "metadata", [limit]))  # of an Annotated's Field
-    return " and ".join(f"{sign} {getattr(limit, name)}" for limit in each for name, sign in _SIGNS.items()
-                        if hasattr(limit, name))
+    """Bounds in words: '>= 1 and <= 100'; '' without any."""
+    bounds = []
+    for limit in limits:
+        for single in getattr(limit, "metadata", [limit]):  # pydantic's Field keeps several limits in its metadata
+            for name, sign in _SIGNS.items():
+                if hasattr(single, name):
+                    bounds.append(f"{sign} {getattr(single, name)}")
+    return " and ".join(bounds)
 
 
 def _words(kind: Any) -> str:
@@ -96,7 +109,11 @@ def _words(kind: Any) -> str:
 
 def config_fields(model: type[BaseModel]) -> dict[str, ConfigField]:
     """Every leaf of a model's tree by its dotted path without the sections in TRANSPARENT."""
-    return {".".join(key for key in field.keys if key not in TRANSPARENT): field for field in _leaves_fields(model, ())}
+    fields = {}
+    for field in _leaves_fields(model, ()):
+        path = ".".join(key for key in field.keys if key not in TRANSPARENT)
+        fields[path] = field
+    return fields
 
 
 def _leaves_fields(model: type[BaseModel], above: tuple[str, ...]) -> Iterable[ConfigField]:
@@ -117,11 +134,18 @@ def canonical(key: str) -> str:
 
 def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
     """The message for an unknown key, with the nearest field."""
-    if inside := [path for path in fields if path.startswith(f"{key}.")]:
+    inside = [path for path in fields if path.startswith(f"{key}.")]
+    if inside:
         return f"{key!r} is a section; give one of its fields: {', '.join(inside)}"
-    last_words = {path.rpartition(".")[2]: path for path in reversed(fields)}
-    word = key.rpartition(".")[2] if key.rpartition(".")[2] in last_words else key
-    return f"unknown setting {key!r}{did_you_mean(word, last_words | {path: path for path in fields})}"
+    spellings = {_last_word(path): path for path in reversed(fields)}  # of two equal last words the first path
+    word = _last_word(key) if _last_word(key) in spellings else key
+    for path in fields:
+        spellings[path] = path
+    return f"unknown setting {key!r}{did_you_mean(word, spellings)}"
+
+
+def _last_word(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 class SourcedValue(NamedTuple):
@@ -154,8 +178,11 @@ def read_config_file(path: str) -> dict[str, SourcedValue]:
 
 def sourced_by_keyword(settings: Mapping[str, Any]) -> dict[str, SourcedValue]:
     """Keyword arguments by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
-    return {canonical(name := ".".join(keys)): SourcedValue(value, f"{name}=")
-            for keys, value in leaves(settings)}
+    values = {}
+    for keys, value in leaves(settings):
+        name = ".".join(keys)
+        values[canonical(name)] = SourcedValue(value, f"{name}=")
+    return values
 
 
 def leaves(section: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], object]]:
@@ -174,16 +201,21 @@ def resolve_config(model: type[Model], given: Mapping[str, SourcedValue]) -> tup
         ConfigError: one line for each illegal value, with its origin.
     """
     fields = config_fields(model)
-    known = {path: item for path, item in given.items() if path in fields}
-    problems = [f"{item.origin}: {explain_unknown(path, fields)}" for path, item in given.items()
-                if path not in fields and not _has_no_effect(path, item, fields)]
+    known: dict[str, SourcedValue] = {}
+    problems: list[str] = []
+    for path, item in given.items():
+        if path in fields:
+            known[path] = item
+        elif not _has_no_effect(path, item, fields):
+            problems.append(f"{item.origin}: {explain_unknown(path, fields)}")
     try:
         config = model.model_validate(_tree(known, fields))
     except ValidationError as error:
         problems += _messages(error, known, fields)
     if problems:
         raise ConfigError("\n".join(problems))
-    return config, {path: known[path].origin if path in known else DEFAULT for path in fields}
+    origins = {path: known[path].origin if path in known else DEFAULT for path in fields}
+    return config, origins
 
 
 def _has_no_effect(path: str, item: SourcedValue, fields: Mapping[str, ConfigField]) -> bool:
@@ -195,15 +227,17 @@ def _has_no_effect(path: str, item: SourcedValue, fields: Mapping[str, ConfigFie
 
 
 def _tree(given: Mapping[str, SourcedValue], fields: Mapping[str, ConfigField]) -> dict[str, Any]:
+    """Values by path as the nested mapping that the model validates."""
     tree: dict[str, Any] = {}
     for path, item in given.items():
         *sections, last = fields[path].keys
         branch = tree
         for section in sections:
             branch = branch.setdefault(section, {})
-        # Validators distinguish `freeze: 10` from a list by its type.
-        number = fields[path].types != (str,) and isinstance(item.value, str) and _WHOLE.fullmatch(item.value)
-        branch[last] = int(number[0]) if number else item.value
+        branch[last] = item.value
+        is_text_field = fields[path].types == (str,)
+        if not is_text_field and isinstance(item.value, str) and _WHOLE.fullmatch(item.value):
+            branch[last] = int(item.value)  # validators distinguish `freeze: 10` from a list by its type
     return tree
 
 
@@ -215,29 +249,35 @@ def _messages(
     lines: dict[str, str] = {}
     for detail in error.errors(include_url=False):
         keys = tuple(map(str, detail["loc"]))
-        path = next((by_keys[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in by_keys), None)
-        if path is None:
-            lines[detail["msg"]] = _rule_message(detail, given)
-        else:
+        while keys and keys not in by_keys:  # below a field, pydantic names the alternative, or the item of a list
+            keys = keys[:-1]
+        if keys:
+            path = by_keys[keys]
             lines[path] = _field_message(detail, path, given, fields[path])
+        else:
+            lines[detail["msg"]] = _rule_message(detail, given)
     return list(lines.values())
 
 
 def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, SourcedValue], field: ConfigField) -> str:
+    """The message of a value that its field refuses."""
     if detail["type"] == "missing":
-        return f"{path} is required: {' '.join((field.info.description or '').split())}"
+        return f"{path} is required: {field.description}"
     value, origin = given[path]
-    named = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size already names batch_size
-    where = origin if named else f"{origin}: {path}"
+    names_field = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size already names batch_size
+    where = origin if names_field else f"{origin}: {path}"
     if detail["type"] == "value_error":
-        return f"{where}: got {short(value)}: {detail['ctx']['error']}"
-    return f"{where}: got {'nothing' if value is None else short(value)}; expected {field.expected}"
+        reason = detail["ctx"]["error"]
+        return f"{where}: got {short(value)}: {reason}"
+    got = "nothing" if value is None else short(value)
+    return f"{where}: got {got}; expected {field.expected}"
 
 
 def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> str:
     """The message of a rule between fields, with the origins of the fields it names."""
-    words = set(re.findall(r"\w+", text := str(detail["ctx"]["error"])))
-    origins = dict.fromkeys(item.origin for path, item in given.items() if path in words)
+    text = str(detail["ctx"]["error"])
+    words = set(re.findall(r"\w+", text))
+    origins = dict.fromkeys(item.origin for path, item in given.items() if path in words)  # each once, in order
     return f"{', '.join(origins)}: {text}" if origins else text
 
 
@@ -245,10 +285,24 @@ def describe(config: Model, origins: Mapping[str, str], decided: Model | None = 
     """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. Required fields
     come first. The values are those of `decided`, which has all open settings resolved. Passwords in URLs are
     masked."""
-    lines, requested, resolved = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
-    needed = {name for name, info in type(config).model_fields.items() if info.is_required()}
-    for path, field in sorted(config_fields(type(config)).items(), key=lambda item: item[0] not in needed):
-        before, value = (functools.reduce(dict.__getitem__, field.keys, tree) for tree in (requested, resolved))
-        origin = origins[path] if value == before else f"{origins[path]}; decided at the start"
-        lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origin}")
+    fields = config_fields(type(config))
+    required = {path for path, info in type(config).model_fields.items() if info.is_required()}
+    requested = config.model_dump(mode="json")
+    resolved = (decided or config).model_dump(mode="json")
+    lines = []
+    for path in sorted(fields, key=lambda path: path not in required):  # stable: the others keep their order
+        before = _value_at(requested, fields[path].keys)
+        value = _value_at(resolved, fields[path].keys)
+        setting = redact(to_yaml({path: value}).rstrip())
+        origin = origins[path]
+        if value != before:
+            origin += "; decided at the start"
+        lines.append(f"{setting:<40}  # {origin}")
     return "\n".join(lines)
+
+
+def _value_at(tree: Any, keys: Iterable[str]) -> Any:
+    """The value of a nested mapping at some keys."""
+    for key in keys:
+        tree = tree[key]
+    return tree

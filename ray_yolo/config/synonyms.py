@@ -69,18 +69,27 @@ def did_you_mean(word: str, spellings: Mapping[str, str]) -> str:
     by_plain: dict[str, str] = {}
     for spelling, meaning in spellings.items():
         by_plain.setdefault(_plain(spelling), meaning)
-    meant = [_MEANS.get(plain_word, ""), *_INSTEAD.get(plain_word, ())]
-    for path in filter(None, meant):
+    meant = list(_INSTEAD.get(plain_word, ()))
+    if plain_word in _MEANS:
+        meant.insert(0, _MEANS[plain_word])
+    for path in meant:
         last = _plain(path.rpartition(".")[2])
         for name in (_plain(path), last):
             if name in by_plain:
                 return f"; did you mean {by_plain[name]}?"
-    allowed = 1 if len(plain_word) <= 4 else 2 if len(plain_word) <= 8 else 3
-    distances = {name: edit_distance(plain_word, name, allowed) for name in by_plain if name}
-    nearest = min(distances, key=distances.__getitem__, default="")  # of equally near ones the first
-    if nearest and distances[nearest] <= allowed:
-        return f"; did you mean {by_plain[nearest]}?"
-    return ""
+    near, least = "", _allowed_errors(plain_word) + 1
+    for name in by_plain:
+        distance = edit_distance(plain_word, name, least)
+        if name and distance < least:  # of equally near ones the first
+            near, least = name, distance
+    return f"; did you mean {by_plain[near]}?" if near else ""
+
+
+def _allowed_errors(word: str) -> int:
+    """How many typing errors a word may have; in a short word, a few turn it into any other."""
+    if len(word) <= 4:
+        return 1
+    return 2 if len(word) <= 8 else 3
 
 
 def _plain(word: str) -> str:
@@ -90,15 +99,26 @@ def _plain(word: str) -> str:
 
 def edit_distance(one: str, other: str, limit: int) -> int:
     """Insertions, deletions, substitutions and swaps of neighbours that turn one word into another, where each letter
-    is edited once (Damerau 1964); `limit` + 1 if there are more than `limit`."""
+    is edited once (Damerau 1964); `limit` + 1 if there are more than `limit`.
+
+    A table of distances between beginnings: row r, column c is that of the first r letters of `one` to the first c of
+    `other`. Only the last three rows are kept.
+    """
     if abs(len(one) - len(other)) > limit:
         return limit + 1
-    before, last = list[int](), list(range(len(other) + 1))
-    for row, letter in enumerate(one, 1):
-        current = [row]
-        for column, counterpart in enumerate(other, 1):
-            cost = min(last[column] + 1, current[-1] + 1, last[column - 1] + (letter != counterpart))
-            swapped = row > 1 and column > 1 and letter == other[column - 2] and one[row - 2] == counterpart
-            current.append(min(cost, before[column - 2] + 1) if swapped else cost)
-        before, last = last, current
-    return min(last[-1], limit + 1)
+    two_above: list[int] = []
+    above = list(range(len(other) + 1))  # from the empty word: insert every letter
+    for r in range(1, len(one) + 1):
+        row = [r]  # to the empty word: delete every letter
+        for c in range(1, len(other) + 1):
+            is_same = one[r - 1] == other[c - 1]
+            deleted = above[c] + 1
+            inserted = row[c - 1] + 1
+            substituted = above[c - 1] + (0 if is_same else 1)
+            distance = min(deleted, inserted, substituted)
+            if r > 1 and c > 1 and one[r - 1] == other[c - 2] and one[r - 2] == other[c - 1]:
+                swapped = two_above[c - 2] + 1
+                distance = min(distance, swapped)
+            row.append(distance)
+        two_above, above = above, row
+    return min(above[-1], limit + 1)

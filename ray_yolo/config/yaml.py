@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NamedTuple, NoReturn
@@ -70,8 +70,10 @@ def read_scalar(text: str) -> str | int | float | bool | None:
         return _BOOL[text]
     if _INT.fullmatch(text):
         return int(text)
-    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
-        return number
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if math.isfinite(number):  # 1e999 remains text
+            return number
     return text
 
 
@@ -134,6 +136,7 @@ class _Reader:
         self.events = yaml.parse(text, Loader=_PARSER)
 
     def document(self) -> dict[Any, Any]:
+        """The mapping of the file; empty if the file has no content."""
         next(self.events)  # start of the stream
         if isinstance(next(self.events), yaml.StreamEndEvent):
             return {}
@@ -142,43 +145,61 @@ class _Reader:
         if value is not None and not isinstance(value, dict):
             self.refuse(root, "the file must consist of `key: value` lines")
         next(self.events)  # end of the document
-        if not isinstance(after := next(self.events), yaml.StreamEndEvent):
+        after = next(self.events)
+        if not isinstance(after, yaml.StreamEndEvent):
             self.refuse(after, "a second document starts here; a file has one")
         return value or {}
 
     def value(self, event: yaml.Event, at: KeyPath) -> Any:
+        """The value that starts with an event, read to its end."""
         if isinstance(event, yaml.AliasEvent):
             self.refuse(event, f"alias *{event.anchor}: write the value out instead")
-        if tag := getattr(event, "tag", None):
+        tag = getattr(event, "tag", None)
+        if tag:
             self.refuse(event, f"tag {short(tag)}: tags are not supported; remove it (quote text values)")
         if len(at) > MAX_DEPTH:
             self.refuse(event, f"nested deeper than {MAX_DEPTH} levels")
         if len(self.lines) > MAX_VALUES:
             self.refuse(event, f"more than {MAX_VALUES} values")
         if isinstance(event, yaml.ScalarEvent):
-            return event.value if event.style else self.read_scalar(event.value)
-        return self.sequence(at) if isinstance(event, yaml.SequenceStartEvent) else self.mapping(at)
+            is_quoted = bool(event.style)
+            return event.value if is_quoted else self.read_scalar(event.value)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self.sequence(at)
+        return self.mapping(at)
 
     def sequence(self, at: KeyPath) -> list[Any]:
+        """The items up to the end of the sequence."""
         items: list[Any] = []
-        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+        for event in self.events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
             path = (*at, len(items))
             self.lines[path] = _line(event)
             items.append(self.value(event, path))
         return items
 
     def mapping(self, at: KeyPath) -> dict[Any, Any]:
+        """The keys and values up to the end of the mapping."""
         values: dict[Any, Any] = {}
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            key = self.value(event, (*at, "")) if isinstance(event, yaml.ScalarEvent | yaml.AliasEvent) else None
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                self.refuse(event, "a key must be text or a whole number; quote it if it is text")
+        for event in self.events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            key = self.key(event, at)
             path = (*at, key)
             if key in values:
                 self.refuse(event, f"key {short(key)} is given twice, first in line {self.lines[path]}")
             self.lines[path] = _line(event)
             values[key] = self.value(next(self.events), path)
         return values
+
+    def key(self, event: yaml.Event, at: KeyPath) -> str | int:
+        """The key of a mapping; only text and whole numbers are keys."""
+        if isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):  # `value` refuses an alias
+            key = self.value(event, (*at, ""))
+            if isinstance(key, str | int) and not isinstance(key, bool):  # True is an int in Python
+                return key
+        self.refuse(event, "a key must be text or a whole number; quote it if it is text")
 
     def refuse(self, event: yaml.Event, what: str) -> NoReturn:
         raise InputError(f"{self.path}:{_line(event)}: {what}")
@@ -196,8 +217,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(
-    "tag:yaml.org,2002:str", text, style=None if text.isprintable() and isinstance(read_scalar(text), str) else '"'))
-for _kind in (list, tuple):
-    _Dumper.add_representer(
-        _kind, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True))
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    is_safe_unquoted = text.isprintable() and isinstance(read_scalar(text), str)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_safe_unquoted else '"')
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: Sequence[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(tuple, _represent_list)

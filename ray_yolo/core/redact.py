@@ -42,7 +42,8 @@ def printable(text: str) -> str:
 def without_secrets(error: Exception) -> Exception:
     """The error itself, or one of the same type whose message has no secrets."""
     text = str(error)
-    if (redacted := redact(text)) == text:
+    redacted = redact(text)
+    if redacted == text:
         return error
     try:
         return type(error)(redacted).with_traceback(error.__traceback__)
@@ -52,7 +53,9 @@ def without_secrets(error: Exception) -> Exception:
 
 def redact(text: str) -> str:
     """The text with `***` in place of the user part of URLs, the values of named secrets and known keys."""
-    text = _BEARER.sub(rf"\1{MASK}", _BARE_KEY.sub(MASK, _URL_USER.sub(f"{MASK}@", text)))
+    text = _URL_USER.sub(f"{MASK}@", text)
+    text = _BARE_KEY.sub(MASK, text)
+    text = _BEARER.sub(rf"\1{MASK}", text)
     return _NAMED_VALUE.sub(rf"\1{MASK}", text)
 
 

@@ -75,17 +75,19 @@ class Paths(Sequence[str]):
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        folders: dict[str, int] = {}
-        numbers, lengths, names = array("i"), array("q", [0]), bytearray()
+        folders: dict[str, int] = {}  # each folder once, with its number
+        numbers = array("i")  # the folder of each path
+        ends = array("q", [0])  # where each name ends in `names`, in bytes; a name begins where the last one ends
+        names = bytearray()  # of all files, one after the other
         for path in paths:
             folder, separator, name = path.rpartition("/")
-            numbers.append(folders.setdefault(folder + separator, len(folders)))
+            number = folders.setdefault(folder + separator, len(folders))
+            numbers.append(number)
             names += name.encode("utf-8", "surrogateescape")
-            lengths.append(len(names))
+            ends.append(len(names))
         self._folders = tuple(folders)
-        self._numbers = np.frombuffer(numbers, np.int32) if numbers else np.zeros(0, np.int32)
-        ends = np.frombuffer(lengths, np.int64)
-        self._ends = ends.astype(np.uint32) if len(names) < 1 << 32 else ends
+        self._numbers = np.asarray(numbers, np.int32)
+        self._ends = np.asarray(ends, np.uint32 if len(names) < 2**32 else np.int64)
         self._names = np.frombuffer(bytes(names), np.uint8)
 
     def moved(self, folder: str, target: str) -> Paths:

@@ -95,15 +95,20 @@ def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:
 
 def cores() -> int:
     """Cores that this process may use at once, at least 1: the smaller of its affinity and its cgroup quota."""
-    quotas = [quota for folder in _cgroups("cpu") for quota in _quotas(folder)]
-    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
+    limits: list[float] = [len(os.sched_getaffinity(0))]
+    for folder in _cgroups("cpu"):
+        limits += _quotas(folder)
+    return max(1, int(min(limits)))
 
 
 def available_memory() -> int:
     """Bytes that this process may still allocate: memory available on the machine or within its cgroups' limits."""
     fields = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
-    limits = [num_bytes for folder in _cgroups("memory") for num_bytes in _free_bytes(folder)]
-    return max(0, min([int(fields["MemAvailable"].split()[0]) * 1024, *limits]))
+    kilobytes, _ = fields["MemAvailable"].split()
+    limits = [int(kilobytes) * 1024]
+    for folder in _cgroups("memory"):
+        limits += _free_bytes(folder)
+    return max(0, min(limits))
 
 
 def undo_niceness() -> bool:
@@ -158,7 +163,8 @@ def _quotas(folder: Path) -> Iterator[float]:
         quota, period = (folder / "cpu.max").read_text().split()
         yield int(quota) / int(period)  # ValueError: "max"
     with suppress(OSError, ValueError):
-        if (quota_us := _number(folder / "cpu.cfs_quota_us")) > 0:
+        quota_us = _number(folder / "cpu.cfs_quota_us")
+        if quota_us > 0:  # -1: no limit
             yield quota_us / _number(folder / "cpu.cfs_period_us")
 
 

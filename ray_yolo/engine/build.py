@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ray_yolo.checkpoints.foreign import read_weights
-from ray_yolo.checkpoints.remote import RemoteCheckpoints, local_file
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
+from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.core.errors import ResourcesError

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from ray_yolo.checkpoints.remote import weights_file
+from ray_yolo.checkpoints.weights_file import weights_file
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.files import replacing

@@ -222,13 +222,17 @@ def measure_goodput(events: Sequence[Event]) -> Goodput:
     restarts = regroupings = repeated = 0
     idle = training = 0.0
     progress: Event | None = None  # the last event that shows progress, or the start before the first one
-    reached, is_interrupted = 0, False
+    reached = 0  # the last step that was done
+    is_interrupted = False  # by a start, until the next progress
     for event in events:
         if isinstance(event, DatasetEvent):
             progress = event
         elif isinstance(event, StartEvent):
             if reached or event.step:
-                restarts, regroupings = restarts + (not event.regrouped), regroupings + event.regrouped
+                if event.regrouped:
+                    regroupings += 1
+                else:
+                    restarts += 1
                 repeated += max(reached - event.step, 0)
                 is_interrupted = True
             else:
@@ -236,9 +240,14 @@ def measure_goodput(events: Sequence[Event]) -> Goodput:
             reached = event.step
         elif isinstance(event, (StepEvent, EpochEvent)):
             seconds = event.time - progress.time if progress else 0.0
-            idle, training = idle + is_interrupted * seconds, training + (not is_interrupted) * seconds
-            progress, is_interrupted, reached = event, False, max(reached, event.step)
-    return Goodput(restarts, regroupings, repeated, idle, training / (idle + training) if idle else 1.0)
+            if is_interrupted:
+                idle += seconds
+            else:
+                training += seconds
+            progress, is_interrupted = event, False
+            reached = max(reached, event.step)
+    goodput = training / (idle + training) if idle else 1.0
+    return Goodput(restarts, regroupings, repeated, idle, goodput)
 
 
 def plain(value: Any) -> Any:
@@ -299,7 +308,8 @@ def _find_end(file: int, size: int) -> tuple[int, int]:
         data = os.pread(file, size - start, start)
         end = data.rfind(b"\n") + 1
         for line in reversed(data[:end].splitlines()):
-            if parsed := _parse_line(line):
+            parsed = _parse_line(line)
+            if parsed:
                 return start + end, parsed["seq"]
         if start == 0:
             return end, -1
@@ -316,7 +326,8 @@ def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -
             data = file.read()
             lines = data[: data.rfind(b"\n") + 1]
         offset += len(lines)
-        yield [parsed for line in lines.splitlines() if (parsed := parse(line)) is not None]
+        parsed = [parse(line) for line in lines.splitlines()]
+        yield [each for each in parsed if each is not None]
 
 
 def _parse_line(line: bytes) -> Line | None:
@@ -324,4 +335,5 @@ def _parse_line(line: bytes) -> Line | None:
         parsed = json.loads(line)
     except ValueError:
         return None
-    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("seq"), int) and "type" in parsed else None
+    is_line = isinstance(parsed, dict) and isinstance(parsed.get("seq"), int) and "type" in parsed
+    return parsed if is_line else None

@@ -30,10 +30,12 @@ def usable_storage() -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in a path
-        place = str(error.filename or "") if isinstance(error, OSError) else ""
-        place = f"{place.partition(f'/{_PROBE}')[0]}: " if place else ""
-        raise StorageError(f"{place}{getattr(error, 'strerror', None) or error}; give a --project and --storage-path "
-                           "that runs can be written to") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        file = str(getattr(error, "filename", None) or "")
+        if file:
+            place = file.partition(f"/{_PROBE}")[0]  # of a probe, the folder
+            reason = f"{place}: {reason}"
+        raise StorageError(f"{reason}; give a --project and --storage-path that runs can be written to") from None
 
 
 def lasting_folder() -> Path:
@@ -69,9 +71,9 @@ def storage_probe(placement: Placement) -> Iterator[Path | str]:
     """
     with ExitStack() as stack:
         with usable_storage():
-            project = project_folder(placement)
-            if address := project_address(placement):
-                store_time(open_store(address), "")
+            project, address = project_folder(placement), project_address(placement)
+            if address:
+                store_time(open_store(address), "")  # writes a probe object
             place = next(path for path in (project, *project.parents) if path.exists())
             probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=_PROBE, dir=place))
             lock_file(probe)
@@ -101,10 +103,11 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
         raise InputError(f"exist_ok: {address}/{placement.name}: results in a bucket cannot be moved aside; choose "
                          "another --name, or remove them there")
     elif folder.exists() and any(folder.iterdir()):
-        inside = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
-        if path := next(filter(os.path.exists, inside), None):
-            raise InputError(f"name: {folder} holds {os.path.relpath(path, folder)}, so it is not moved aside for new "
-                             "results; choose another --name or --project")
+        for path in (*sources, folder / "run.json"):
+            is_inside = str(path).startswith(f"{folder}{os.sep}")
+            if is_inside and os.path.exists(path):
+                raise InputError(f"name: {folder} holds {os.path.relpath(path, folder)}, so it is not moved aside for "
+                                 "new results; choose another --name or --project")
         _logger.warning("%s: its earlier content is in %s now", folder, move_aside(folder))
     folder.mkdir(parents=True, exist_ok=True)
     if address:
@@ -121,11 +124,14 @@ def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Pa
     """Create the next of stem, stem2, stem3, ... exclusively, also in a bucket, so that no two commands share it."""
     project.mkdir(parents=True, exist_ok=True)
     names = [entry.name for entry in store.list()] if store else [path.name for path in project.iterdir()]
-    matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)/?", name) for name in names)
-    number = max((int(match[1] or 1) for match in matches if match), default=0)
+    number = 0  # the highest one in use
+    for name in names:
+        match = re.fullmatch(rf"{re.escape(stem)}(\d*)/?", name)
+        if match:
+            number = max(number, int(match[1] or 1))  # the first has no number
     while True:
         number += 1
-        folder = project / f"{stem}{number if number > 1 else ''}"
+        folder = project / (stem if number == 1 else f"{stem}{number}")
         if store and not _claim(store, folder.name):
             continue
         if store and folder.exists():  # removed from the bucket
@@ -137,8 +143,10 @@ def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Pa
 
 def move_aside(folder: Path) -> Path:
     """Rename a folder to NAME.oldN. Returns its new path."""
-    aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
-    return folder.rename(aside)
+    number = 1
+    while folder.with_name(f"{folder.name}.old{number}").exists():
+        number += 1
+    return folder.rename(folder.with_name(f"{folder.name}.old{number}"))
 
 
 def lock_file(file: IO[Any]) -> bool:

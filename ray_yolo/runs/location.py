@@ -1,5 +1,15 @@
 """Where a run is stored: the functions whose result differs between runs in a bucket and runs in a folder.
 
+Five modules deal with the place of a run. Each imports only modules below it in this table:
+
+| module | question |
+|---|---|
+| `run_dir` | which run does a command continue or create, and who holds it? |
+| `location` | is it shown, published and read by its folder or by its address? |
+| `remote_run` | what is stored at its address, and how is the working copy kept equal to it? |
+| `folders` | which folder do the settings name, which new name is free, and is a folder locked? |
+| `working_copy` | which folder of this machine belongs to an address, and which address to a folder? |
+
 The code for buckets is imported only for a run in one: it needs torch, whose import takes seconds.
 """
 

@@ -91,7 +91,8 @@ def read_record(folder: Path) -> Record | None:
     try:
         tree = json.loads(file.read_bytes())
         if tree.get("format", FORMAT) <= FORMAT:
-            return (SweepRecord if "space" in tree else RunRecord).model_validate(tree)
+            kind = SweepRecord if "space" in tree else RunRecord
+            return kind.model_validate(tree)
     except FileNotFoundError:
         return None
     except (ValueError, AttributeError, TypeError):  # pydantic's ValidationError is a ValueError
@@ -101,7 +102,8 @@ def read_record(folder: Path) -> Record | None:
 
 def log_file(folder: Path) -> Path:
     """The log in a run folder: the ledger of a sweep, or the events of a training."""
-    return folder / (LEDGER_FILE if isinstance(read_record(folder), SweepRecord) else EVENTS_FILE)
+    is_sweep = isinstance(read_record(folder), SweepRecord)
+    return folder / (LEDGER_FILE if is_sweep else EVENTS_FILE)
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -4,7 +4,7 @@
     log/000002-000000.jsonl        the event log, or a sweep's ledger, in segments ATTEMPT-NUMBER that never change.
                                    Each attempt starts with a copy of all earlier lines. Only the last attempt's
                                    segments count, so that writes of a process that lost its lease are not read
-    checkpoints/ states/ weights/  see checkpoints/remote.py
+    checkpoints/ states/ weights/  see checkpoints/remote_checkpoints.py
     run.json, results.csv, ...     as in a run folder
     trials/trial3/...              the trials of a sweep, each one a run
 
@@ -26,7 +26,7 @@ from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ray_yolo.checkpoints.remote import RemoteCheckpoints
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.core.errors import InputError, RayYoloError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of
@@ -63,11 +63,16 @@ def acquire_run(folder: Path) -> RemoteRun | str | None:
     Raises:
         OSError: if storage cannot be read or written.
     """
-    if not (address := address_of(folder)):
+    address = address_of(folder)
+    if not address:
         return None
     store = open_store(address)
-    held = lease.acquire(store, LEASE, holder_id(folder), lambda owner: _logger.warning(
-        "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
+
+    def warn(owner: str) -> None:
+        _logger.warning("%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES,
+                        owner)
+
+    held = lease.acquire(store, LEASE, holder_id(folder), warn)
     if isinstance(held, str):
         return held
     run = RemoteRun(store, folder, address, held)
@@ -90,7 +95,8 @@ class RemoteRun:
         self.checkpoints = RemoteCheckpoints(store, held.attempt)  # of the run, for this attempt
         self._store, self._folder, self._lease = store, folder, held
         self._flushing = threading.Lock()
-        self._offset = self._segments = 0  # of the log: bytes and segments that are stored
+        self._offset = 0  # bytes of the log that are stored
+        self._segments = 0  # segments of this attempt that are stored
         self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of files by key
         self.finished = False  # the run has ended; `sync_files` stores this
         self.is_lost = False  # another process has the lease: the training must stop
@@ -109,12 +115,14 @@ class RemoteRun:
     def download(self) -> None:
         """Fill the working copy. If no other process has trained the run since, local files stay; `sync_files` stores
         them."""
-        stored, log = read_log(self._store), log_file(self._folder)
-        local = read_or_empty(log)
-        is_newest = bool(local) and local.startswith(stored)
-        if not is_newest and stored:
+        log = log_file(self._folder)
+        stored, local = read_log(self._store), read_or_empty(log)
+        is_newest = bool(local) and local.startswith(stored)  # the local log continues the stored one
+        if stored and not is_newest:
             atomic_write(log, stored)
-        keys = [key for key in _file_keys(self._store) if not (is_newest and (self._folder / key).exists())]
+        keys = list(_file_keys(self._store))
+        if is_newest:
+            keys = [key for key in keys if not (self._folder / key).exists()]
         _fetch_all(self._store, keys, self._folder)
         if is_newest:
             self.checkpoints.upload_pending(self._folder)
@@ -134,19 +142,26 @@ class RemoteRun:
         """
         with self._flushing:
             new = read_or_empty(log_file(self._folder))[self._offset:]
-            segment = new[:new.rfind(b"\n") + 1]
+            segment = new[:new.rfind(b"\n") + 1]  # whole lines
             while segment:
                 key = f"log/{self.attempt:06d}-{self._segments:06d}.jsonl"
-                created = self._store.put_if(key, segment) is not None
-                stored = segment if created else self._store.get(key).data  # by a call whose reply was lost
-                if not segment.startswith(stored):
-                    raise TrainingError(f"{self.address}/{key} was written by another process; this one stores "
-                                        "nothing more")
-                if not self._segments:
-                    names = [entry.name for entry in self._store.list("log/")]
-                    in_parallel(self._store.delete, [f"log/{name}" for name in names if name < f"{self.attempt:06d}"])
-                self._offset, self._segments = self._offset + len(stored), self._segments + 1
+                stored = segment
+                if self._store.put_if(key, segment) is None:  # it exists: by a call whose reply was lost
+                    stored = self._store.get(key).data  # perhaps of fewer lines than now
+                    if not segment.startswith(stored):
+                        raise TrainingError(f"{self.address}/{key} was written by another process; this one stores "
+                                            "nothing more")
+                if self._segments == 0:  # it begins with all earlier lines
+                    self._remove_earlier_segments()
+                self._offset += len(stored)
+                self._segments += 1
                 segment = segment[len(stored):]
+
+    def _remove_earlier_segments(self) -> None:
+        """Remove the segments of earlier attempts, whose names are smaller than any of this attempt."""
+        names = [entry.name for entry in self._store.list("log/")]
+        earlier = [f"log/{name}" for name in names if name < f"{self.attempt:06d}"]
+        in_parallel(self._store.delete, earlier)
 
     def put_files(self) -> None:
         """Store the files that are new or changed; weights/last.pt and best.pt only after the end of training. Before,
@@ -161,8 +176,10 @@ class RemoteRun:
                                 "more")
         paths = list(ordinary_files(self._folder))
         if self.finished:
-            paths += [path for kind in ("last", "best") for end in ("json", "pt")  # last.json names both states
-                      if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
+            for name in ("last.json", "last.pt", "best.json", "best.pt"):  # a manifest describes both states
+                path = self._folder / "weights" / name
+                if path.exists():
+                    paths.append(path)
         in_parallel(self._put_file, paths)
 
     def _put_file(self, path: Path) -> None:
@@ -170,9 +187,10 @@ class RemoteRun:
         key = path.relative_to(self._folder).as_posix()
         with suppress(FileNotFoundError):  # a temporary file
             status = path.stat()
-            if self._stored.get(key) != (status.st_mtime_ns, status.st_size):
+            version = status.st_mtime_ns, status.st_size
+            if self._stored.get(key) != version:
                 self._store.put(key, path)
-                self._stored[key] = status.st_mtime_ns, status.st_size
+                self._stored[key] = version
 
     def sync_files(self) -> None:
         """Store everything new, or nothing if another process has the lease (`is_lost`).
@@ -254,7 +272,8 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
     Raises:
         InputError: if there is no run at the address, or storage refuses.
     """
-    store, folder = open_store(address), working_copy_folder(address) / address.rstrip("/").rpartition("/")[2]
+    store = open_store(address)
+    folder = working_copy_folder(address) / address.rstrip("/").rpartition("/")[2]
     try:
         log = read_log(store)
         if not log:
@@ -262,11 +281,14 @@ def download_copy(address: str, *, whole: bool = True) -> Path:
                              "s3://bucket/runs/train/exp")
         shutil.rmtree(folder, ignore_errors=True)
         create_working_copy(folder, address)
-        keys = [*({RECORD_FILE, FINISHED} & {entry.name for entry in store.list()})]
+        keys = [entry.name for entry in store.list() if entry.name in (RECORD_FILE, FINISHED)]
         if whole:
+            keys += _file_keys(store)
             weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
-            files = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
-            keys += [*_file_keys(store), *files]
+            for key in weights:
+                stem = key.rpartition(".")[0]
+                if f"{stem}.pt" in weights:  # else the manifest is a pointer to a state
+                    keys.append(key)
             RemoteCheckpoints(store, 0).download_all(folder)
         _fetch_all(store, keys, folder)
         log_file(folder).write_bytes(log)
@@ -292,7 +314,7 @@ def put_results(folder: Path, address: str) -> None:
 
 def read_log(store: Store) -> bytes:
     """The log of a run: the segments of its last attempt."""
-    names = [entry.name for entry in store.list("log/")]
+    names = [entry.name for entry in store.list("log/")]  # ATTEMPT-NUMBER, in order
     newest = [name for name in names if name[:7] == names[-1][:7]]
     return b"".join(in_parallel(lambda name: store.get(f"log/{name}").data, newest))
 
@@ -309,10 +331,15 @@ def _fetch_all(store: Store, keys: Iterable[str], folder: Path) -> None:
 def _file_keys(store: Store, prefix: str = "") -> Iterator[str]:
     """The keys of a run's ordinary files."""
     for entry in store.list(prefix):
-        if entry.name.endswith("/") and (prefix or entry.name[:-1] not in _SPECIAL_FOLDERS):
-            yield from _file_keys(store, f"{prefix}{entry.name}")
-        elif not entry.name.endswith("/") and (prefix or entry.name not in _SPECIAL_FILES):
-            yield f"{prefix}{entry.name}"
+        name = entry.name
+        is_folder = name.endswith("/")
+        is_special = name.removesuffix("/") in (_SPECIAL_FOLDERS if is_folder else _SPECIAL_FILES)
+        if is_special and not prefix:  # special at the top only
+            continue
+        if is_folder:
+            yield from _file_keys(store, f"{prefix}{name}")
+        else:
+            yield f"{prefix}{name}"
 
 
 def ordinary_files(folder: Path) -> Iterator[Path]:
@@ -323,8 +350,10 @@ def ordinary_files(folder: Path) -> Iterator[Path]:
 def _files_of(folder: Path, excluded: Sequence[str] = ()) -> Iterator[Path]:
     """The ordinary files of a folder, without hidden ones and without some of its subfolders."""
     for path in sorted(folder.iterdir()):
-        if path.name[0] != "." and path.is_dir() and not path.is_symlink():
+        if path.name.startswith("."):
+            continue
+        if path.is_dir() and not path.is_symlink():
             if path.name not in excluded:
                 yield from _files_of(path)
-        elif path.name[0] != "." and path.is_file() and path.name not in _SPECIAL_FILES:
+        elif path.is_file() and path.name not in _SPECIAL_FILES:
             yield path

@@ -20,7 +20,6 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import IO
@@ -45,7 +44,14 @@ from ray_yolo.runs.folders import (
 from ray_yolo.runs.location import location
 from ray_yolo.runs.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
-from ray_yolo.runs.working_copy import address_of, create_working_copy, project_address, refresh, working_copy_of_run
+from ray_yolo.runs.working_copy import (
+    FINISHED,
+    address_of,
+    create_working_copy,
+    project_address,
+    refresh,
+    working_copy_of_run,
+)
 from ray_yolo.storage.store import is_address, open_store
 
 _logger = logging.getLogger(__name__)
@@ -94,7 +100,7 @@ class Run:
 
     def finish(self) -> None:
         """Mark the run as ended."""
-        atomic_write(self.folder / "finished", b"")
+        atomic_write(self.folder / FINISHED, b"")
         if self.remote:
             self.remote.finished = True
 
@@ -121,8 +127,8 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     Raises:
         InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
     """
-    project = project_folder(placement)
-    if address := project_address(placement):
+    project, address = project_folder(placement), project_address(placement)
+    if address:
         if placement.exist_ok:
             raise InputError("exist_ok: a run in a bucket cannot be moved aside; choose another --name, or remove it "
                              "there")
@@ -131,20 +137,30 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
         return _resumed(recipe, placement)
     with storage_probe(placement):
         pass
-    has_moved = partial(_has_moved, recipe, labels)
+    digest = recipe_digest(recipe)
+
+    def is_same(record: Record) -> bool:
+        return record.digest == digest
+
+    def has_moved(record: Record) -> bool:
+        return _has_moved(recipe, labels, record)
+
     if placement.name:
-        return _named(project / placement.name, recipe, has_moved, placement.exist_ok, extends)
-    same = next(_unfinished(project, sweeps=extends is not None,
-                            matches=lambda record: record.digest == recipe_digest(recipe)), None)
-    return same if same or labels is None else next(_unfinished(project, sweeps=False, matches=has_moved), None)
+        return _named(project / placement.name, lambda record: is_same(record) or has_moved(record),
+                      placement.exist_ok, extends)
+    same = next(_unfinished(project, is_same, sweeps=extends is not None), None)
+    if same or labels is None:
+        return same
+    return next(_unfinished(project, has_moved, sweeps=False), None)
 
 
 def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: Record) -> bool:
     """Whether a training has this recipe except for the path of its data set, and the same labels."""
     if labels is None or not isinstance(record, RunRecord):
         return False
-    return (record.digest == recipe_digest(recipe.model_copy(update={"data": record.asked.data}))
-            and labels() == record.labels)
+    recipe_there = recipe.model_copy(update={"data": record.asked.data})
+    is_same_otherwise = record.digest == recipe_digest(recipe_there)
+    return is_same_otherwise and labels() == record.labels  # in this order: reading the labels takes time
 
 
 @usable_storage()
@@ -154,10 +170,10 @@ def begin_run(placement: Placement, record: Record) -> Run:
     Raises:
         InputError: if another process has taken the name since `find_run`, or storage cannot be written to.
     """
-    project = project_folder(placement)
+    project, address = project_folder(placement), project_address(placement)
     folder = project / placement.name if placement.name else exclusive_folder(project, "exp")
     folder.mkdir(parents=True, exist_ok=True)
-    if address := project_address(placement):
+    if address:
         create_working_copy(folder, f"{address}/{folder.name}")
     run = _open(folder) if placement.name else _try_open(folder)
     if run is None or (run.record and not placement.name):  # another machine has just created this expN
@@ -187,10 +203,14 @@ def begin_run(placement: Placement, record: Record) -> Run:
 @usable_storage()
 def download_run(placement: Placement) -> None:
     """Download the log and the files of a named run in a bucket to this machine, unless a process trains it."""
-    if address := project_address(placement):
-        folder = project_folder(placement) / placement.name
-        refresh(folder.parent, address, is_held, folder.name)
-        if (folder / RECORD_FILE).exists() and (run := _try_open(folder)):
+    address = project_address(placement)
+    if not address:
+        return
+    folder = project_folder(placement) / placement.name
+    refresh(folder.parent, address, is_held, folder.name)
+    if (folder / RECORD_FILE).exists():
+        run = _try_open(folder)  # which downloads the files
+        if run:
             run.release()
 
 
@@ -199,35 +219,52 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
     resume = placement.resume
     if resume == "auto":
         project = project_folder(placement)
-        if run := next(_unfinished(project, sweeps=False), None):
-            return _checked_settings(recipe, run)
-        raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
-    path = Path(resume).absolute()
+        newest = next(_unfinished(project, sweeps=False), None)
+        if newest is None:
+            raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
+        return _checked_settings(recipe, newest)
     if is_address(resume):
-        create_working_copy(path := working_copy_of_run(resume.rstrip("/"), placement.project), resume.rstrip("/"))
-    holder = next((p for p in (path, *path.parents) if (p / RECORD_FILE).is_file()), path)
-    if address := address_of(holder):
-        refresh(holder.parent, address.rpartition("/")[0], is_held, holder.name)
-    if not (holder / RECORD_FILE).is_file():
+        address = resume.rstrip("/")
+        path = working_copy_of_run(address, placement.project)
+        create_working_copy(path, address)
+    else:
+        path = Path(resume).absolute()
+    folder = _run_around(path) or path  # a working copy has no record before it is refreshed
+    address = address_of(folder)
+    if address:
+        project_there = address.rpartition("/")[0]
+        refresh(folder.parent, project_there, is_held, folder.name)
+    if not (folder / RECORD_FILE).is_file():
         raise InputError(f"resume: {resume} is neither a run folder nor inside one (a run folder holds run.json)")
-    if (holder / "finished").exists():
-        raise InputError(f"resume: {location(holder)} is finished; start a new run with {_weights_flag(holder)}")
-    run = _open(holder)
+    if (folder / FINISHED).exists():
+        raise InputError(f"resume: {location(folder)} is finished; start a new run with {_weights_flag(folder)}")
+    run = _open(folder)
     if isinstance(run.record, SweepRecord):
         run.release()
-        raise InputError(f"resume: {holder} is a sweep; to continue it, run its python -m ray_yolo.tune command again "
+        raise InputError(f"resume: {folder} is a sweep; to continue it, run its python -m ray_yolo.tune command again "
                          f"(--space {shlex.quote(run.record.space)})")
     return _checked_settings(recipe, run)
+
+
+def _run_around(path: Path) -> Path | None:
+    """The run folder that a path is, or is inside of; None if there is none."""
+    for folder in (path, *path.parents):
+        if (folder / RECORD_FILE).is_file():
+            return folder
+    return None
 
 
 def _checked_settings(recipe: Recipe, run: Run) -> Run:
     """Return the run. Refuses a setting that differs from its start; only the path of the data set may change."""
     if not isinstance(run.record, RunRecord):
         return run
-    asked, resolved = run.record.asked, run.record.recipe
-    paths = sorted(".".join(keys) for keys, _ in leaves(recipe.model_dump(exclude={"data"}, exclude_unset=True)))
-    values = [(path, *map(attrgetter(path), (recipe, asked, resolved))) for path in paths]
-    other = [f"{path}={old} (not {new})" for path, new, old, decided in values if new not in (old, decided)]
+    given = recipe.model_dump(exclude={"data"}, exclude_unset=True)
+    other = []
+    for path in sorted(".".join(keys) for keys, _ in leaves(given)):
+        value_of = attrgetter(path)
+        new, asked, resolved = value_of(recipe), value_of(run.record.asked), value_of(run.record.recipe)
+        if new not in (asked, resolved):  # what was decided at the start may be given explicitly now
+            other.append(f"{path}={asked} (not {new})")
     if other:
         run.release()
         raise InputError(f"resume: {run.location} was started with {', '.join(other)}, and a run keeps its recipe; "
@@ -235,29 +272,39 @@ def _checked_settings(recipe: Recipe, run: Run) -> Run:
     return run
 
 
-def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], exist_ok: bool,
+def _named(folder: Path, matches: Callable[[Record], bool], exist_ok: bool,
            extends: Callable[[Path], bool] | None) -> Run | None:
     """The run with a name if it can continue; None if it does not exist yet, or may be moved aside."""
-    if not (folder / "run.json").exists():
+    if not (folder / RECORD_FILE).exists():
         return None
     run = _open(folder)
-    other = run.is_sweep != (extends is not None)
-    finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
     try:
-        if (run.record and not finished and not other
-                and (run.record.digest == recipe_digest(recipe) or has_moved(run.record))):
-            return run
+        reason = _reason_against(run, matches, extends)
     except InputError:
         run.release()
         raise
+    if not reason:
+        return run
     run.release()
     if exist_ok:
         return None
-    kind = "a sweep" if run.is_sweep else "a training"
-    state = kind if other else "finished" if finished else "a run of another recipe or data set"
     restart = "" if run.remote else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
-    raise InputError(f"name: {location(folder)} is {state}; choose another --name, {restart}or continue from its "
+    raise InputError(f"name: {location(folder)} is {reason}; choose another --name, {restart}or continue from its "
                      f"weights with {_weights_flag(folder)}")
+
+
+def _reason_against(run: Run, matches: Callable[[Record], bool], extends: Callable[[Path], bool] | None) -> str:
+    """What the run is instead of one that the command continues; '' if the command continues it."""
+    searches = extends is not None
+    if run.is_sweep != searches:
+        return "a sweep" if run.is_sweep else "a training"
+    if (run.folder / FINISHED).exists():
+        has_more_to_do = extends is not None and extends(run.folder)
+        if not has_more_to_do:
+            return "finished"
+    if run.record is None or not matches(run.record):
+        return "a run of another recipe or data set"
+    return ""
 
 
 def _weights_flag(folder: Path) -> str:
@@ -265,14 +312,15 @@ def _weights_flag(folder: Path) -> str:
     return f"--weights {shlex.quote(f'{location(folder)}/weights/last.pt')}"
 
 
-def _unfinished(project: Path, *, sweeps: bool, matches: Callable[[Record], bool] = lambda record: True
+def _unfinished(project: Path, matches: Callable[[Record], bool] = lambda record: True, *, sweeps: bool
                 ) -> Iterator[Run]:
     """The matching unfinished sweeps or trainings, each locked, by the time of their records, newest first.
 
     A run that is in use or cannot be opened is skipped with a warning.
     """
-    unfinished = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
-    for folder in sorted(unfinished, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
+    folders = [record.parent for record in project.glob(f"*/{RECORD_FILE}")]
+    unfinished = [folder for folder in folders if not (folder / FINISHED).exists()]
+    for folder in sorted(unfinished, key=lambda folder: (folder / RECORD_FILE).stat().st_mtime_ns, reverse=True):
         try:
             record = read_record(folder)
             if record is None or isinstance(record, SweepRecord) != sweeps or not matches(record):
@@ -281,7 +329,7 @@ def _unfinished(project: Path, *, sweeps: bool, matches: Callable[[Record], bool
         except (InputError, PermissionError) as error:
             _logger.warning("%s (until then this run is skipped)", error)
             continue
-        if run is not None:
+        if run:
             yield run
         else:
             _logger.warning("%s has the same settings but another process trains it; this command takes another run "
@@ -295,9 +343,10 @@ def _try_open(folder: Path) -> Run | None:
         if not lock_file(lock):
             return None
         remote = acquire_run(folder)
+        holder = remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n"
         lock.seek(0)
         lock.truncate()
-        lock.write(remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n")
+        lock.write(holder)  # for messages of other processes
         lock.flush()
         if isinstance(remote, str):
             return None

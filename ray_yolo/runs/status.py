@@ -93,14 +93,18 @@ def describe_run(run_dir: Path) -> list[str]:
     now, active = time.time(), is_active(run_dir)
     startup = read_startup(run_dir) if active else None
     lines = [f"{location(run_dir)}: {describe_state(run_dir, events, active, startup)}"]
-    lines += [startup.waits_for] if startup and startup.waits_for else []
-    lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
+    if startup and startup.waits_for:
+        lines.append(startup.waits_for)
+    if last_of(events, StepEvent, EpochEvent):
+        lines.append(_progress(events, now))
     cost = measure_goodput(events)
-    lines += [cost.line] if cost.restarts or cost.regroupings else []
+    if cost.restarts or cost.regroupings:
+        lines.append(cost.line)
     if active and not startup:
         lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
-    return lines + [_warning(event) for event in warnings[-_WARNINGS_SHOWN:]]
+    lines += [_warning(event) for event in warnings[-_WARNINGS_SHOWN:]]
+    return lines
 
 
 def describe_state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
@@ -108,8 +112,10 @@ def describe_state(run_dir: Path, events: Sequence[Event], active: bool, startup
     if startup:
         return f"starting: {startup.phase}, {startup.seconds:.0f} s"
     last = last_of(events, StartEvent, EndEvent, RunEvent)
+    if active and isinstance(last, StartEvent):
+        return "training"
     if active:
-        return "training" if isinstance(last, StartEvent) else "ending" if isinstance(last, EndEvent) else "starting"
+        return "ending" if isinstance(last, EndEvent) else "starting"
     if (run_dir / "finished").exists():
         return "finished"
     if isinstance(last, EndEvent) and last.status != "done":
@@ -120,9 +126,11 @@ def describe_state(run_dir: Path, events: Sequence[Event], active: bool, startup
 def _progress(events: Sequence[Event], now: float) -> str:
     """A line on the newest step."""
     start = last_of(events, StartEvent)
-    last = next(event for event in reversed(events) if isinstance(event, (StepEvent, EpochEvent)))
+    epochs = start.epochs if start else 0
+    last = last_of(events, StepEvent, EpochEvent)
+    assert isinstance(last, (StepEvent, EpochEvent)), "the caller has seen one"
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
-    return f"epoch {last.epoch + 1} of {start.epochs if start else 0}, step {last.step}{rate}, {_ago(now - last.time)}"
+    return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
 
 
 def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
@@ -134,15 +142,16 @@ def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
     if not members:
         return ["no worker trains now"]
     width = max(len(member.node) for member in members)
-    return [f"worker  {'node':<{width}}  process  phase       step  for",
-            *(f"{each.worker:>6}  {each.node:<{width}}  {each.pid:>7}  {each.phase:<10} {each.step:>5}  "
-              f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, members)}" for each in members)]
-
-
-def _held_up(member: WorkerStatus, members: Sequence[WorkerStatus]) -> str:
-    """How many workers wait for one that has made no progress for long."""
-    waiting = sum(other.waits for other in members)
-    return f"  ({waiting} wait for it)" if waiting and member.seconds > _FRESH_SECONDS else ""
+    num_waiting = sum(member.waits for member in members)
+    lines = [f"worker  {'node':<{width}}  process  phase       step  for"]
+    for member in members:
+        line = (f"{member.worker:>6}  {member.node:<{width}}  {member.pid:>7}  {member.phase:<10} {member.step:>5}  "
+                f"{member.seconds:.0f} s")
+        holds_up_others = num_waiting and not member.waits and member.seconds > _FRESH_SECONDS
+        if holds_up_others:
+            line += f"  ({num_waiting} wait for it)"
+        lines.append(line)
+    return lines
 
 
 def _warning(event: WarningEvent) -> str:
@@ -151,5 +160,8 @@ def _warning(event: WarningEvent) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} minutes ago" if seconds < 7200 else (
-        f"{seconds / 3600:.0f} hours ago")
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes ago"
+    return f"{seconds / 3600:.0f} hours ago"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ray_yolo.checkpoints.local import newest_first
-from ray_yolo.checkpoints.state_file import MANIFEST, manifest_of, read_state, tensors, verify_manifest
+from ray_yolo.checkpoints.state_file import manifest_of, read_state, tensors, verify_manifest
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -34,11 +33,15 @@ def check_files(run_dir: Path) -> list[CheckResult]:
         return [CheckResult(run_dir.name, verify_manifest(run_dir, manifest_of(run_dir)))]
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: {_NO_RUN}")
-    pairs = [(folder / "state.pt", folder / MANIFEST) for folder in newest_first(run_dir)]
-    pairs += [(path, path.with_suffix(".json")) for path in sorted((run_dir / "weights").glob("*.pt"))]
-    if not pairs:
+    files = [folder / "state.pt" for folder in newest_first(run_dir)]
+    files += sorted((run_dir / "weights").glob("*.pt"))
+    if not files:
         raise InputError(f"{run_dir}: {_NO_RUN}")
-    return [CheckResult(str(state.relative_to(run_dir)), verify_manifest(state, manifest)) for state, manifest in pairs]
+    results = []
+    for file in files:
+        problem = verify_manifest(file, manifest_of(file))
+        results.append(CheckResult(str(file.relative_to(run_dir)), problem))
+    return results
 
 
 def compare_runs(one: Path, other: Path) -> list[CheckResult]:
@@ -60,10 +63,10 @@ def compare_runs(one: Path, other: Path) -> list[CheckResult]:
                          "them with the same --save-steps")
     results = []
     for step in common:
-        same = first[step] == second[step]
-        results.append(CheckResult(f"step {step}", None if same else _difference(one, other, step)))
-        if not same:
-            break
+        if first[step] != second[step]:
+            results.append(CheckResult(f"step {step}", _difference(one, other, step)))
+            break  # later checkpoints differ as a consequence
+        results.append(CheckResult(f"step {step}", None))
     return results
 
 
@@ -79,20 +82,28 @@ def _difference(one: Path, other: Path, step: int) -> str:
     if not all(state.exists() for state in states):
         return "different tensors (the files are gone: --keep-checkpoints keeps more of them)"
     first, second = (dict(tensors(read_state(state))) for state in states)
-    return next(_unequal(first, second), "different tensors by the logs, but equal ones in the files")
-
-
-def _unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> Iterator[str]:
     for name in sorted(first.keys() | second.keys()):
         if name not in first or name not in second:
-            yield f"{name} is in one of them only"
-        elif first[name].shape != second[name].shape:
-            yield f"{name} has shapes {tuple(first[name].shape)} and {tuple(second[name].shape)}"
-        elif not torch.equal(first[name], second[name]):
-            count = int((first[name] != second[name]).sum())
-            yield f"{name} differs in {count} of {first[name].numel()} numbers"
+            return f"{name} is in one of them only"
+        difference = _unequal(first[name], second[name])
+        if difference:
+            return f"{name} {difference}"
+    return "different tensors by the logs, but equal ones in the files"
+
+
+def _unequal(one: torch.Tensor, other: torch.Tensor) -> str:
+    """How two tensors differ, in words; '' if they are equal."""
+    if one.shape != other.shape:
+        return f"has shapes {tuple(one.shape)} and {tuple(other.shape)}"
+    if torch.equal(one, other):
+        return ""
+    count = int((one != other).sum())
+    return f"differs in {count} of {one.numel()} numbers"
 
 
 def _steps(digests: dict[int, str]) -> str:
-    return f"steps {', '.join(map(str, sorted(digests)[:5]))}{', ...' if len(digests) > 5 else ''}" if digests else (
-        "no checkpoint yet")
+    """The first steps of a run in words."""
+    if not digests:
+        return "no checkpoint yet"
+    first = ", ".join(str(step) for step in sorted(digests)[:5])
+    return f"steps {first}, ..." if len(digests) > 5 else f"steps {first}"

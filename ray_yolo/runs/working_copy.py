@@ -23,7 +23,7 @@ from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.runs.record import RECORD_FILE
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import LEASE, check_conditions
-from ray_yolo.storage.store import in_parallel, is_address, open_store
+from ray_yolo.storage.store import Store, in_parallel, is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
 
@@ -68,30 +68,41 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
     """
     store = open_store(address)
     check_conditions(store, address)
-    names = [only] if only else [entry.name[:-1] for entry in store.list() if entry.name.endswith("/")]
-    listings = in_parallel(lambda name: store.list(f"{name}/"), names)
-    runs = {}
-    for name, listing in zip(names, listings, strict=True):
-        if listing:
-            runs[name] = {entry.name: entry.modified for entry in listing}
+    runs = _list_runs(store, only)
     recorded = [name for name, files in runs.items() if RECORD_FILE in files and not is_held(project / name)]
     records = in_parallel(lambda name: store.get(f"{name}/{RECORD_FILE}").data, recorded)
     for name, record in zip(recorded, records, strict=True):
         folder, files = project / name, runs[name]
-        if is_held(folder):  # since then
+        if is_held(folder):  # since the first look
             continue
         if folder.exists() and read_or_empty(folder / RECORD_FILE) != record:
             shutil.rmtree(folder)  # of an earlier run with this name
         create_working_copy(folder, f"{address}/{name}")
         (folder / RECORD_FILE).write_bytes(record)
-        os.utime(folder / RECORD_FILE, (files[RECORD_FILE], files[RECORD_FILE]))
+        modified = files[RECORD_FILE]
+        os.utime(folder / RECORD_FILE, (modified, modified))  # the newest run is found by this time
         if FINISHED in files:
             (folder / FINISHED).touch()
         else:
             (folder / FINISHED).unlink(missing_ok=True)
-    for folder in [project / only] if only else list(project.glob("*")):
-        if folder.name not in runs and (folder / ADDRESS_FILE).exists() and not is_held(folder):
+    copies = [project / only] if only else list(project.glob("*"))
+    for folder in copies:
+        is_gone = folder.name not in runs and (folder / ADDRESS_FILE).exists()
+        if is_gone and not is_held(folder):
             shutil.rmtree(folder)
+
+
+def _list_runs(store: Store, only: str) -> dict[str, dict[str, float]]:
+    """Name of each folder of a project -> its files with the times of their last change, in Unix seconds."""
+    names = [only]
+    if not only:
+        names = [entry.name.removesuffix("/") for entry in store.list() if entry.name.endswith("/")]
+    listings = in_parallel(lambda name: store.list(f"{name}/"), names)
+    runs = {}
+    for name, listing in zip(names, listings, strict=True):
+        if listing:
+            runs[name] = {entry.name: entry.modified for entry in listing}
+    return runs
 
 
 def create_working_copy(folder: Path, address: str) -> None:
@@ -102,17 +113,24 @@ def create_working_copy(folder: Path, address: str) -> None:
 
 def address_of(folder: Path) -> str:
     """The address of a working copy, or of a trial in the working copy of its sweep; '' for any other folder."""
-    if own := read_or_empty(folder / ADDRESS_FILE).decode():
+    own = read_or_empty(folder / ADDRESS_FILE).decode()
+    if own:
         return own
     sweep = read_or_empty(folder.parent.parent / ADDRESS_FILE).decode()
-    return sweep and f"{sweep}/{folder.parent.name}/{folder.name}"
+    return f"{sweep}/{folder.parent.name}/{folder.name}" if sweep else ""
 
 
 def is_leased(folder: Path) -> bool:
     """Whether a process on any machine trains the run of this working copy; False for any other folder."""
     address = address_of(folder)
-    entry = lease.read_terms(open_store(address), LEASE) if address else None
-    return entry is not None and bool(entry[0].holder) and time.time() - entry[1].modified < lease.EXPIRES
+    if not address:
+        return False
+    entry = lease.read_terms(open_store(address), LEASE)
+    if entry is None:
+        return False
+    terms, stored = entry
+    is_released = not terms.holder
+    return not is_released and time.time() - stored.modified < lease.EXPIRES
 
 
 def holder_id(folder: Path) -> str:

@@ -23,7 +23,7 @@ import torch
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from ray_yolo.config.placement import NodeResources, Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
@@ -39,6 +39,7 @@ from ray_yolo.runtime.ray_internals import (
     local_head,
     other_jobs,
 )
+from ray_yolo.runtime.resources import NodeResources
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages reduce page faults. glibc
 # reads these variables when a process starts, so they take effect in Ray's workers. Measured gain on CPU:

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.config.placement import share_out
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import printable
 from ray_yolo.core.system import keep_freed_memory
@@ -40,6 +39,7 @@ from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
+from ray_yolo.runtime.resources import share_out
 
 _PARTS_PER_WORKER = 32  # lists of files; many, so that a worker with long videos does not delay the others
 

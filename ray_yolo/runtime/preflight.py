@@ -23,10 +23,10 @@ import torch
 
 from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import class_names, read_weights
-from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.model_facts import off_grid, plugin_of
-from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
+from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, DatasetError
@@ -44,6 +44,7 @@ from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.runs.folders import storage_probe
 from ray_yolo.runs.record import RunRecord, TransferRecord
 from ray_yolo.runs.run_dir import Run
+from ray_yolo.runtime.resources import workers_here, workers_on
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 from ray_yolo.sinks.mlflow_client import tracking_uri
 

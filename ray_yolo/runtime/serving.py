@@ -45,7 +45,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ray_yolo.checkpoints.remote import local_file
+from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.commands import ServeConfig
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import ConfigError

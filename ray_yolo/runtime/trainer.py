@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from ray_yolo.checkpoints.local import check_weights, slim_weights
-from ray_yolo.config.placement import Images, NodeResources, Placement, RunConfig, share_out
+from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
@@ -46,6 +46,7 @@ from ray_yolo.runtime.preflight import (
     spec_of,
     with_workers,
 )
+from ray_yolo.runtime.resources import Images, NodeResources, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions

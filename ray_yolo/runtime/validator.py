@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ray_yolo.checkpoints.remote import absolute_weights, local_file
+from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.placement import share_out
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
@@ -44,6 +43,7 @@ from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
+from ray_yolo.runtime.resources import share_out
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_errors import explain
 from ray_yolo.sinks.mlflow_plan import plan_validation

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import (
     AUTO_BATCH,
     QUAD,
@@ -260,6 +261,22 @@ def settings_line(recipe: Recipe) -> str:
     batches = accumulate_batches(recipe)
     return f"batch {batch}, microbatch {micro}, accumulation {batches} ({batch * batches} images per step), " + (
         f"{precision}, {rate}")
+
+
+def workers_line(placement: Placement, gpus: float | None) -> str:
+    """The workers of a training on Ray in one line, as far as they are known before the cluster is.
+
+    Args:
+        gpus: of each worker; None: 1 if the cluster has any.
+    """
+    low, high, cpus = placement.min_workers, placement.max_workers, placement.cpus_per_worker
+    number = f"{low} to {high}" if low < high else str(low)
+    kind = "of an elastic pool" if placement.is_elastic else "of Ray Train"
+    each = ["its share of a node's CPUs" if cpus == "auto" else f"{cpus:g} CPU",
+            "1 GPU if the cluster has any" if gpus is None else f"{gpus:g} GPU"]
+    if placement.accelerator_type:
+        each.append(placement.accelerator_type)
+    return f"Ray: {number} workers {kind}, placed by {placement.placement_strategy}; each has {', '.join(each)}"
 
 
 def placement_line(asked: Recipe, decided: Recipe) -> str:

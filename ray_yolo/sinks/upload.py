@@ -6,12 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray_yolo.checkpoints.remote import LEASE
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
 from ray_yolo.runs.remote_run import RemoteRun, ordinary_files
 from ray_yolo.sinks.base import Sink
-from ray_yolo.storage.lease import read_terms
+from ray_yolo.storage.lease import LEASE, read_terms
 from ray_yolo.storage.store import Store, open_store
 
 _FLUSH_SECONDS = 60.0

@@ -91,19 +91,27 @@ def acquire(store: Store, key: str, holder: str, on_wait: Callable[[str], None] 
     Raises:
         OSError: if storage fails.
     """
-    owner, start = f"{os.uname().nodename} {os.getpid()}", time.monotonic()
+    owner = f"{os.uname().nodename} {os.getpid()}"
+    start = time.monotonic()
     first: tuple[Any, float] | None = None  # the first version read, and its age then
     while True:
         lease = read_terms(store, key)
-        terms, version = (lease[0], lease[1].version) if lease else (Terms(0, "", ""), None)
-        if lease and terms.holder not in ("", holder):
+        if lease is None:
+            terms, version = Terms(0, "", ""), None
+        else:
+            terms, version = lease[0], lease[1].version
+        if lease and terms.holder not in ("", holder):  # another process's
             if first is None:
-                first = version, store_time(store, key.rpartition("/")[0] + "/") - lease[1].modified
-                if on_wait and first[1] < EXPIRES:
+                folder = key.rpartition("/")[0] + "/"
+                age = store_time(store, folder) - lease[1].modified
+                first = version, age
+                if on_wait and age < EXPIRES:
                     on_wait(terms.owner)
+            first_version, first_age = first
             waited = time.monotonic() - start
-            if first[1] + waited < EXPIRES:
-                if version != first[0] or not on_wait:
+            if first_age + waited < EXPIRES:
+                was_renewed = version != first_version
+                if was_renewed or not on_wait:
                     return terms.owner
                 time.sleep(_POLL_SECONDS)
                 continue
@@ -111,7 +119,7 @@ def acquire(store: Store, key: str, holder: str, on_wait: Callable[[str], None] 
         version = _replace(store, key, terms, version)
         if version is not None:
             return Lease(store, key, terms, version)
-        first, start = None, time.monotonic()
+        first, start = None, time.monotonic()  # another process was faster: read the lease again
 
 
 def read_terms(store: Store, key: str) -> tuple[Terms, StoredObject] | None:

@@ -231,13 +231,14 @@ def _file_entry(name: str, file: Path | os.DirEntry[str]) -> Entry:
 
 def _reason(error: Exception, address: str) -> str:
     """An error of obstore on one line, without secrets, with the environment variables that are missing or refused."""
-    scheme, address = address.partition("://")[0], redact(address)
-    text = redact(str(error).splitlines()[0].partition(": <")[0])  # the rest is a server's XML
+    first_line = str(error).splitlines()[0]
+    text = redact(first_line.partition(": <")[0])  # the rest is a server's XML
+    credentials = _CREDENTIALS[address.partition("://")[0]]
     if any(part in text for part in _NO_CREDENTIALS):
-        return (f"there are no credentials for {address}; set {_CREDENTIALS[scheme]}, or give this machine a role that "
+        return (f"there are no credentials for {redact(address)}; set {credentials}, or give this machine a role that "
                 "may use the bucket")
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return f"{text}; check {_CREDENTIALS[scheme]}, and what they permit at {address}"
+        return f"{text}; check {credentials}, and what they permit at {redact(address)}"
     return text
 
 

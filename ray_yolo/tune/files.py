@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.checkpoints.remote import RemoteCheckpoints, local_file
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
+from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES, canonical, config_fields, read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml

@@ -35,7 +35,7 @@ def identity_of(recipe: Recipe, space: Space, train: AnnotationIndex, val: Annot
     for name in sorted(models):
         if Path(name).is_file():  # other names are those of built-in models
             identity[f"model {name}"] = _file_digest(Path(name))
-    from ray_yolo.checkpoints.remote import local_file  # here: it needs torch, and readers of a ledger do not
+    from ray_yolo.checkpoints.weights_file import local_file  # here: it needs torch, and readers of a ledger do not
 
     for name in sorted(weights - {""}):
         identity[f"weights {name}"] = _file_digest(local_file(name))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ray_yolo.checkpoints.remote import RemoteCheckpoints
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.sections import OptimizerConfig

@@ -17,11 +17,12 @@ import ray
 import ray.exceptions
 import ray.util
 
-from ray_yolo.config.placement import NodeResources, Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.runtime import cluster, ray_internals
 from ray_yolo.runtime.node_checks import least_room_for_images
+from ray_yolo.runtime.resources import NodeResources
 
 
 @pytest.fixture
@@ -242,3 +243,10 @@ def test_a_wait_for_reserved_resources_names_them_and_the_jobs_that_hold_some(
         "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; other jobs on this "
         "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1): 5 CPU, 2 GPU; python notes.py (on 10.0.0.2): "
         "no placement group" if waits else "")
+
+
+def test_the_gpus_of_a_worker_are_planned_without_a_call_to_ray() -> None:
+    given = {"num_workers": 2, "gpus_per_worker": 0.5}
+    assert cluster.planned_gpus(Placement.model_validate(given)) == 0.5
+    elsewhere = Placement(num_workers=2, address="10.0.0.1:6379")
+    assert cluster.planned_gpus(elsewhere) is None  # that cluster decides

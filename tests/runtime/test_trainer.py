@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.placement import NodeResources, RunConfig
+from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import (
     FORMAT,
@@ -46,6 +46,7 @@ from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import cluster, map_on_workers, node_checks, trainer
 from ray_yolo.runtime.preflight import first_record, read_dataset, spec_of, with_workers
+from ray_yolo.runtime.resources import NodeResources
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.runtime.workers import torch_trainer, worker

@@ -3,6 +3,7 @@ import shlex
 
 import pytest
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import DatasetEvent, Event, ResourcesEvent, ShardEvent, SplitCounts, WarningEvent
 from ray_yolo.sinks.report import (
@@ -12,6 +13,7 @@ from ray_yolo.sinks.report import (
     dataset_table,
     settings_line,
     train_header,
+    workers_line,
 )
 from tests.support import run_log
 
@@ -260,3 +262,17 @@ class TestClosingMessage:
     def test_a_run_without_an_epoch_has_a_message(self, tmp_path):
         output = closing_message(tmp_path, run_log.numbered([*BEGIN, run_log.end(0, "failed")]))
         assert output.startswith("failed: 0 epochs in 0:00:00; the same command continues")
+
+
+def test_a_dry_run_describes_the_workers() -> None:
+    for given, gpus, line in (
+        ({"num_workers": 2, "cpus_per_worker": 1.5, "accelerator_type": "A100"}, 1.0,
+         "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
+        ({"num_workers": (2, 4), "placement_strategy": "SPREAD"}, 0.0,
+         "Ray: 2 to 4 workers of an elastic pool, placed by SPREAD; each has its share of a node's CPUs, 0 GPU"),
+        ({"num_workers": (2, 4), "placement_strategy": "STRICT_SPREAD"}, 0.0,
+         "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its share of a node's CPUs, 0 GPU"),
+        ({"num_workers": 1, "cpus_per_worker": 2.0}, None,
+         "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
+    ):
+        assert workers_line(Placement.model_validate(given), gpus) == line

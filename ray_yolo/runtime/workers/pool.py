@@ -36,25 +36,6 @@ _END_SECONDS = 15.0  # for the other workers, after the first has finished
 Work = Callable[[dict[str, Any], int], Any]
 
 
-def uses_pool(placement: Placement) -> bool:
-    """Whether a training uses the pool: it is elastic, and no strict placement strategy binds its workers together."""
-    return isinstance(placement.num_workers, tuple) and not placement.placement_strategy.startswith("STRICT")
-
-
-def workers_line(placement: Placement) -> str:
-    """The workers of a training in one line, as far as they are known before the cluster is."""
-    if placement.num_workers == 0:
-        return "this process, without Ray"
-    low, high, cpus = placement.min_workers, placement.max_workers, placement.cpus_per_worker
-    gpus = cluster.planned_gpus(placement)
-    each = ", ".join((f"{cpus:g} CPU" if cpus != "auto" else "its share of a node's CPUs",
-                      "1 GPU if the cluster has any" if gpus is None else f"{gpus:g} GPU",
-                      *filter(None, [placement.accelerator_type])))
-    number = f"{low} to {high}" if low < high else str(low)
-    kind = "of an elastic pool" if uses_pool(placement) else "of Ray Train"
-    return f"Ray: {number} workers {kind}, placed by {placement.placement_strategy}; each has {each}"
-
-
 class WorkerPool:
     """The bundles of a training's or a sweep's workers. A context that frees all bundles and ends their workers.
 

@@ -18,7 +18,6 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
-from ray_yolo.runtime.workers.pool import uses_pool
 from ray_yolo.runtime.workers.pool_jobs import PoolShare, pool_of, train_on_queue
 from ray_yolo.runtime.workers.watchdog import start_queue, watchdog
 
@@ -43,7 +42,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         RayYoloError: by the failure policy.
         ResourcesError: if no worker can be placed.
     """
-    on_pool = share is not None or uses_pool(placement)
+    on_pool = share is not None or placement.is_elastic
     if on_pool:
         has_coordinator = True
     else:

@@ -17,33 +17,9 @@ from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.runtime import cluster, ray_internals
 from ray_yolo.runtime.workers import pool
-from ray_yolo.runtime.workers.pool import WorkerPool, uses_pool, workers_line
+from ray_yolo.runtime.workers.pool import WorkerPool
 
 LOST = ray.exceptions.WorkerCrashedError()
-
-
-def test_a_range_of_workers_uses_the_pool() -> None:
-    for num_workers, strategy, expected in [
-        (2, "PACK", False), (1, "PACK", False), ((2, 4), "SPREAD", True), ((1, 2), "PACK", True),
-        ((2, 4), "STRICT_SPREAD", False),
-    ]:
-        placement = Placement(num_workers=num_workers, placement_strategy=strategy)
-        assert uses_pool(placement) is expected, (num_workers, strategy)
-
-
-@pytest.mark.parametrize(("given", "line"), [
-    ({"num_workers": 0}, "this process, without Ray"),
-    ({"num_workers": 2, "cpus_per_worker": 1.5, "gpus_per_worker": 1.0, "accelerator_type": "A100"},
-     "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
-    ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "SPREAD"},
-     "Ray: 2 to 4 workers of an elastic pool, placed by SPREAD; each has its share of a node's CPUs, 0 GPU"),
-    ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "STRICT_SPREAD"},
-     "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its share of a node's CPUs, 0 GPU"),
-    ({"num_workers": 1, "cpus_per_worker": 2.0, "address": "10.0.0.1:6379"},
-     "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
-])
-def test_a_dry_run_describes_the_workers(given: dict[str, Any], line: str) -> None:
-    assert workers_line(Placement.model_validate(given)) == line
 
 
 def work(config: dict[str, Any], number: int) -> Any:

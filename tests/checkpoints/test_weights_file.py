@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import RemoteCheckpoints, absolute_weights, local_file
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
+from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value

@@ -11,9 +11,7 @@ is that of the last attempt. Anything that a superseded attempt (a zombie) still
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +23,8 @@ from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints.state_file import MANIFEST, io_error, mismatch, verify_manifest
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing
-from ray_yolo.core.redact import redact
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.storage.lease import LEASE, read_terms
-from ray_yolo.storage.store import Store, in_parallel, is_address, open_store
-
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors", ".onnx", ".xml")
+from ray_yolo.storage.store import Store, in_parallel
 
 
 class _Name(NamedTuple):
@@ -49,7 +43,8 @@ class RemoteCheckpoints:
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt
-        self._manifests: dict[tuple[_Name, str], dict[str, Any]] = {}  # by name and tag: a step may be saved twice
+        # By name and tag: a step may be saved twice.
+        self._manifests: dict[tuple[_Name, str], dict[str, Any]] = {}
 
     def put(self, folder: Path, keep: int) -> None:
         """Upload a saved checkpoint. Of older ones the `keep` newest remain, and those that `weights/` shows.
@@ -59,24 +54,33 @@ class RemoteCheckpoints:
             TrainingError: if another attempt has started.
         """
         manifest = json.loads((folder / MANIFEST).read_bytes())
+        own = _Name(self._attempt, manifest["step"])
         listed = self._listed()  # the only names that this save removes: a later one may be of the next attempt
-        stored = self._read_all(listed, [*listed][:1])
+        weights = self._merged_weights(listed, manifest)
+        data = json.dumps(manifest | {"weights": weights}, indent=1).encode()
+
+        self._store.put(state_key(manifest), folder / "state.pt")
+        self._check_attempt()  # as late as possible: from the next line on, the checkpoint exists
+        self._store.put(own.key, data)
+        with suppress(OSError):  # the next upload repeats it
+            for kind, step in weights.items():
+                if step == own.step:
+                    self._store.put(f"weights/{kind}.json", data)
+            names = sorted({*listed, own}, reverse=True)
+            shown = {_newest_of_step(names, step) for step in weights.values()}
+            self._remove(listed, [name for name in names[keep:] if name not in shown])
+
+    def _merged_weights(self, listed: Mapping[_Name, str], manifest: Mapping[str, Any]) -> dict[str, int]:
+        """The step of each file of `weights/` up to a manifest's step: of this save, or of the newest stored one, whose
+        weights this worker may not have."""
+        newest = list(listed)[:1]
+        stored = self._read_all(listed, newest)
+        earlier = stored[0]["weights"] if stored else {}
         weights: dict[str, int] = {}
-        earlier = stored[0]["weights"] if stored else {}  # this worker may not have them
         for kind, step in (*earlier.items(), *manifest["weights"].items()):
             if step <= manifest["step"]:
                 weights[kind] = max(step, weights.get(kind, step))
-        data = json.dumps(manifest | {"weights": weights}, indent=1).encode()
-        self._store.put(state_key(manifest), folder / "state.pt")
-        self._check_attempt()
-        self._store.put(_Name(self._attempt, manifest["step"]).key, data)
-        with suppress(OSError):  # the next upload repeats it
-            for kind, step in weights.items():
-                if step == manifest["step"]:
-                    self._store.put(f"weights/{kind}.json", data)
-            names = sorted({*listed, _Name(self._attempt, manifest["step"])}, reverse=True)
-            shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
-            self._remove(listed, [name for name in names[keep:] if name not in shown])
+        return weights
 
     def put_file(self, path: Path) -> None:
         """Upload a file of the run's folder."""
@@ -95,8 +99,9 @@ class RemoteCheckpoints:
         try:
             names = [name for name in self._listed() if step in (None, name.step)]
             for name in names:
-                folder, data = run_dir / "checkpoints" / f"step-{name.step}", self._store.get(name.key).data
-                problem = _download_state(self._store, data, folder / "state.pt", folder / MANIFEST)
+                folder = run_dir / "checkpoints" / f"step-{name.step}"
+                data = self._store.get(name.key).data
+                problem = download_state(self._store, data, folder / "state.pt", folder / MANIFEST)
                 if problem is None:
                     self._forget(run_dir, but=folder)
                     return problems
@@ -104,7 +109,9 @@ class RemoteCheckpoints:
                 if step is None:
                     self._store.put(f"checkpoints/damaged-{name.attempt:06d}-step-{name.step}.json", data)
                     self._store.delete(name.key)
-            remains = [] if names else [*self._store.list("weights/"), *self._store.list("checkpoints/")]
+            remains = []  # of checkpoints that are gone
+            if not names:
+                remains = [*self._store.list("weights/"), *self._store.list("checkpoints/")]
         except OSError as error:
             raise io_error(run_dir, error) from error
         if remains and step is None:
@@ -123,31 +130,32 @@ class RemoteCheckpoints:
             OSError: if storage fails.
         """
         listed = self._listed()
-        self._remove(listed, [name for name in listed if name.attempt == self._attempt and name.step > newer_than])
+        newer = [name for name in listed if name.attempt == self._attempt and name.step > newer_than]
+        self._remove(listed, newer)
 
     def download_weights(self, run_dir: Path) -> None:
         """Download the newest checkpoint and the current weights/last.pt and best.pt into a folder without them."""
         self.download(run_dir)
         names = list(self._listed())
         for kind, step in checkpoint.steps_of_weights(run_dir).items():
-            name = next((name for name in names if name.step == step), None)
+            name = _newest_of_step(names, step)
             if kind in ("last", "best") and name:
                 weights = run_dir / "weights" / f"{kind}.pt"
                 data = self._store.get(name.key).data
-                _download_state(self._store, data, weights, weights.with_suffix(".json"))
+                download_state(self._store, data, weights, weights.with_suffix(".json"))
 
     def download_all(self, run_dir: Path) -> None:
         """Download every checkpoint, intact or not."""
         for name in reversed(self._listed()):
             folder = run_dir / "checkpoints" / f"step-{name.step}"
-            _download_state(self._store, self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
+            download_state(self._store, self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
     def upload_pending(self, run_dir: Path) -> None:
         """Upload the newest checkpoint of a folder if an earlier attempt could not."""
         local, _ = checkpoint.newest_verified(run_dir)
         listed = self._listed()
         stored = max((name.step for name in listed), default=-1)
-        if local and int(local.name[5:]) > stored:
+        if local and int(local.name.removeprefix("step-")) > stored:
             self.put(local, keep=len(listed) + 1)
 
     @property
@@ -169,7 +177,8 @@ class RemoteCheckpoints:
         """The names of all manifests, newest first, each with the tag of its object."""
         tags = {}
         for entry in self._store.list("checkpoints/"):
-            if match := re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name):
+            match = re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name)
+            if match:
                 tags[_Name(int(match[1]), int(match[2]))] = entry.tag
         return {name: tags[name] for name in sorted(tags, reverse=True)}
 
@@ -197,13 +206,13 @@ class RemoteCheckpoints:
         """
         if not removed:
             return
-        states = {state_key(manifest) for manifest in self._read_all(listed, removed)}
+        unused_states = {state_key(manifest) for manifest in self._read_all(listed, removed)}
         now = self._listed()
         kept = [name for name in now if name not in removed]
-        states -= {state_key(manifest) for manifest in self._read_all(now, kept)}
-        self._check_attempt()
+        unused_states -= {state_key(manifest) for manifest in self._read_all(now, kept)}
+        self._check_attempt()  # again: reading took time
         in_parallel(self._store.delete, [name.key for name in removed])  # references before what they name
-        in_parallel(self._store.delete, sorted(states))
+        in_parallel(self._store.delete, sorted(unused_states))
         self._manifests = {version: manifest for version, manifest in self._manifests.items() if version[0] in kept}
 
     def _forget(self, run_dir: Path, but: Path | None = None) -> None:
@@ -212,92 +221,34 @@ class RemoteCheckpoints:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _newest_of_step(names: Iterable[_Name], step: int) -> _Name | None:
+    """The first of the names, newest first, with a step: several attempts may have saved it. None without any."""
+    for name in names:
+        if name.step == step:
+            return name
+    return None
+
+
 def state_key(manifest: dict[str, Any]) -> str:
     """The key of a manifest's state, below the run."""
     return f"states/{manifest['sha256']}.pt"
 
 
-def is_weights(name: str) -> bool:
-    """Whether a name means trained weights: a weights file, or the folder or address of a run."""
-    is_model_file = name.endswith((".yaml", ".yml"))
-    return name.endswith(WEIGHTS_SUFFIXES) or os.path.isdir(name) or (is_address(name) and not is_model_file)
-
-
-def weights_file(weights: str) -> str:
-    """The weights file of a path or an address: of a run's folder, its best weights, or its last ones without these.
-
-    Raises:
-        CheckpointError: for a folder without weights.
-    """
-    if is_address(weights):
-        return weights if weights.endswith(WEIGHTS_SUFFIXES) else f"{weights.rstrip('/')}/weights/best.pt"
-    if not os.path.isdir(weights):
-        return weights
-    for name in ("best.pt", "last.pt"):
-        path = os.path.join(weights, "weights", name)
-        if os.path.isfile(path):
-            return path
-    raise CheckpointError(f"{weights}: is a folder without weights/best.pt; give the folder of a run, or a .pt file")
-
-
-def absolute_weights(weights: str) -> str:
-    """The weights file of a path or an address (see `weights_file`), as an absolute path or an address."""
-    file = weights_file(weights)
-    return file if is_address(file) else str(Path(file).absolute())
-
-
-def local_file(weights: str) -> Path:
-    """The weights file of a path (see `weights_file`); of an address, its copy on this machine.
-
-    Raises:
-        CheckpointError: if there is no such object, it does not match its manifest, or storage fails.
-    """
-    weights = weights_file(weights)
-    if not is_address(weights):
-        return Path(weights).absolute()
-    folder, _, name = weights.rpartition("/")
-    run, _, last = folder.rpartition("/")  # during training, weights/ has pointers to the run's states
-    address, prefix = (run, f"{last}/") if last == "weights" else (folder, "")
-    store = open_store(address, "weights")
-    path = cache_folder() / "weights" / hashlib.sha256(weights.encode()).hexdigest()[:16] / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _cached(store, f"{prefix}{name}", path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{redact(weights)}: there is no such object") from None
-    except (OSError, CheckpointError) as error:
-        raise CheckpointError(f"{redact(weights)}: {error}") from error
-
-
-def _cached(store: Store, key: str, path: Path) -> Path:
-    """The copy of an object, downloaded if it is missing or outdated; without a manifest every time."""
-    manifest = path.with_suffix(".json")
-    try:
-        data = store.get(f"{key.removesuffix(path.suffix)}.json").data
-    except FileNotFoundError:
-        with replacing(path, durable=False) as temporary:
-            store.fetch(key, temporary)
-            manifest.unlink(missing_ok=True)
-        return path
-    if problem := _download_state(store, data, path, manifest, key):
-        raise CheckpointError(f"{problem} (see the .json beside it)")
-    return path
-
-
-def _download_state(store: Store, data: bytes, state: Path, manifest: Path, key: str = "") -> str | None:
+def download_state(store: Store, data: bytes, state: Path, manifest: Path, key: str = "") -> str | None:
     """Download the state that a stored manifest (`data`) names, unless it is present. Returns why it is unusable. The
     object at `key` is preferred to the run's states if it exists."""
     try:
         expected = json.loads(data)
         name = state_key(expected)
-        with suppress(OSError, ValueError, KeyError):
-            if state_key(json.loads(manifest.read_bytes())) == name and verify_manifest(state, manifest) is None:
+        with suppress(OSError, ValueError, KeyError):  # no local manifest, or a damaged one
+            is_of_same_state = state_key(json.loads(manifest.read_bytes())) == name
+            if is_of_same_state and verify_manifest(state, manifest) is None:
                 return None
         state.parent.mkdir(parents=True, exist_ok=True)
         with replacing(state, durable=False) as temporary:
             try:
                 fetched = store.fetch(key or name, temporary)
-            except FileNotFoundError:
+            except FileNotFoundError:  # during training, `key` is a pointer only
                 fetched = store.fetch(name, temporary)
             manifest.unlink(missing_ok=True)
         atomic_write(manifest, data)

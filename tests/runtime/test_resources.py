@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ray_yolo.config.placement import Images, NodeResources, Placement, most_cpus, share_out, workers_here, workers_on
+from ray_yolo.config.placement import Placement
+from ray_yolo.runtime.resources import Images, NodeResources, most_cpus, share_out, workers_here, workers_on
 
 GB = 10**9
 FITS, TOO_LARGE = Images(2 * GB, 2 * GB), Images(2 * GB + 1, 2 * GB)

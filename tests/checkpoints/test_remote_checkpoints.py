@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import RemoteCheckpoints
+from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Event

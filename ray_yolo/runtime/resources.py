@@ -1,0 +1,180 @@
+"""The resources of each worker: its CPUs, loader processes and image cache, from what the nodes have free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import ResourcesEvent
+from ray_yolo.core.formatting import format_count
+
+FED_FROM_FILES, FED_FROM_MEMORY = 10, 40
+"""CPUs of arithmetic that one loader process keeps busy: time to train a sample / time to load it, measured with
+yolov5n, the fastest model (tests/benchmarks/README.md)."""
+MAX_LOADERS, MAX_GPU_LOADERS = 8, 16
+_EPSILON = 1e-9  # three shares of a third of a GPU are one GPU, whatever the rounding
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    """Free resources of a node."""
+
+    cpus: float
+    gpus: float = 0.0
+    cpus_per_gpu: float = 0.0
+    """All CPUs of the node for each of its GPUs; 0: the free ones for each free GPU."""
+    is_shared: bool = False
+    """Whether other jobs use the node, too."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Memory that a dataset's decoded images need."""
+
+    num_bytes: int  # of both splits, decoded at the network's size
+    room: int  # bytes available for them on a node
+
+
+def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources], threads: int = 0,
+              images: Images | None = None) -> tuple[Placement, ResourcesEvent]:
+    """The placement with all open settings resolved, and the resources of each worker for the run's log.
+
+    `cpus_per_worker` becomes the most that all workers can have at once, at least 1. Their share of GPUs, half of a
+    shared node without GPUs, and `threads` limit it. `workers` becomes the number of loader processes that keep the
+    rest busy, and `cache` becomes `ram` if the images fit.
+
+    Args:
+        gpus: of each worker.
+        nodes: candidates for workers.
+        threads: of arithmetic, if the recipe fixes them; else 0.
+        images: None if the command caches none.
+    """
+    cache = placement.cache
+    if cache == "auto":
+        cache = "ram" if images and images.num_bytes <= images.room else "none"
+    feeds = FED_FROM_FILES if cache == "none" else FED_FROM_MEMORY
+
+    cpus = placement.cpus_per_worker
+    if cpus == "auto":
+        most = most_cpus(nodes, placement.max_workers, gpus, placement.placement_strategy)
+        if threads and not gpus:  # more CPUs than the threads and their loader processes would idle
+            most = min(most, threads + math.ceil(threads / feeds))
+        cpus = float(most)
+
+    loaders = placement.workers
+    if loaders < 0:
+        loaders = loader_processes(int(cpus), gpus, threads, feeds)
+
+    reasons = []
+    if placement.cpus_per_worker == "auto":
+        reasons.append(_free_cpus(nodes, placement.max_workers, gpus, cpus))
+    if placement.cache == "auto" and images:
+        reasons.append(f"{images.num_bytes / 1e9:.2g} GB of decoded images, {images.room / 1e9:.2g} GB of memory "
+                       "available")
+
+    chosen = placement.model_copy(update={"cache": cache, "cpus_per_worker": cpus, "workers": loaders})
+    resources = ResourcesEvent(cpus=cpus, threads=threads or chosen.threads, cache=cache, loader_processes=loaders,
+                               reasons=tuple(reasons))
+    return chosen, resources
+
+
+def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[int, str]:
+    """Worker count of `auto` without a requested cluster, and the reason: one for each of several GPUs, else 0."""
+    each = 1.0 if gpus_per_worker == "auto" else gpus_per_worker
+    number = _times(gpus, each) if each else 0
+    if number > 1:
+        return number, f"{gpus} GPUs here"
+    return 0, "in this process: no cluster was requested, and there is at most one GPU"
+
+
+def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tuple[int, str]:
+    """Worker count of `auto` on a cluster, and the reason: one per free GPU, else one per node with `cpus` free CPUs.
+
+    At least 1, which waits for resources.
+    """
+    if gpus:
+        number = sum(_times(node.gpus, gpus) for node in nodes)
+        return max(1, number), f"free GPUs: {sum(node.gpus for node in nodes):g}"
+    number = sum(node.cpus >= cpus for node in nodes)
+    return max(1, number), f"nodes with free CPUs: {number}"
+
+
+def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strategy: str) -> int:
+    """The most whole CPUs, at least 1, that all workers can have at the same time with `gpus` GPUs each.
+
+    A worker with GPUs gets at most the same share of a node's CPUs as of its GPUs. Workers without get at most half of
+    the CPUs that are free on a shared node.
+    """
+    if gpus:
+        candidates = [node for node in nodes if node.gpus >= gpus]
+        limit = min((_cpus_beside(node, gpus) for node in candidates), default=1.0)  # all workers are equal
+    else:
+        candidates = [_without_half(node) if node.is_shared else node for node in nodes]
+        limit = max((node.cpus for node in candidates), default=1.0)
+    for cpus in range(int(limit), 1, -1):
+        if _num_placed(candidates, cpus, gpus, strategy) >= workers:
+            return cpus
+    return 1  # also if not all workers fit: the cluster is asked elsewhere
+
+
+def _cpus_beside(node: NodeResources, gpus: float) -> float:
+    """The CPUs of a node that belong to some of its GPUs."""
+    cpus_per_gpu = node.cpus_per_gpu or node.cpus / node.gpus
+    return gpus * cpus_per_gpu
+
+
+def _without_half(node: NodeResources) -> NodeResources:
+    """A node with half of its free CPUs: other jobs keep the other half."""
+    return replace(node, cpus=node.cpus / 2)
+
+
+def _num_placed(nodes: Sequence[NodeResources], cpus: int, gpus: float, strategy: str) -> int:
+    """How many workers of this size a placement strategy of Ray can place at once."""
+    rooms = []  # workers that fit on each node
+    for node in nodes:
+        room = _times(node.cpus, cpus)
+        if gpus:
+            room = min(room, _times(node.gpus, gpus))
+        rooms.append(room)
+    if strategy == "STRICT_PACK":  # all workers on one node
+        return max(rooms, default=0)
+    if strategy == "STRICT_SPREAD":  # each worker on a node of its own
+        return sum(room > 0 for room in rooms)
+    return sum(rooms)
+
+
+def _times(amount: float, each: float) -> int:
+    """How many times `each` fits into an amount."""
+    return math.floor(amount / each + _EPSILON)
+
+
+def loader_processes(cpus: int, gpus: float, threads: int, feeds: int) -> int:
+    """Loader processes of a worker: with a GPU all but one of its CPUs, else the fewest that keep its CPUs busy.
+
+    Let s be the arithmetic time of a sample and s / feeds its loading time. In sequence, c CPUs take s / c + s / feeds.
+    With a loader process they take s / (c - 1), which is less if c (c - 1) > feeds.
+
+    Args:
+        threads: of arithmetic, if fixed; else 0.
+        feeds: CPUs that one loader process keeps busy.
+    """
+    if gpus:
+        return max(0, min(MAX_GPU_LOADERS, cpus - 1))
+    if threads:
+        return max(0, min(MAX_LOADERS, cpus - threads, math.ceil(threads / feeds)))
+    if cpus * (cpus - 1) <= feeds:  # a CPU is worth more as a thread than as a loader process
+        return 0
+    return min(MAX_LOADERS, math.ceil(cpus / feeds))
+
+
+def _free_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, each: float) -> str:
+    """The reason for the CPUs of each worker, in words."""
+    cpus = sum(node.cpus for node in nodes)
+    text = f"{cpus:g} CPUs free for {format_count(workers, 'worker')}"
+    is_shared = any(node.is_shared for node in nodes)
+    if is_shared and not gpus and workers * each <= cpus / 2:  # more only if each has a single CPU
+        return f"{text}, half of them left to other jobs"
+    return text
