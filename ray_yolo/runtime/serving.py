@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -62,8 +62,9 @@ NAME = "ray_yolo"  # of the application: "default" may be another one
 VARIABLE = "RAY_YOLO_"
 MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
 READ_SECONDS = 60.0  # for a client to send its picture
-DRAIN_SECONDS = 20.0  # for accepted requests to be answered after a signal; a scheduler kills after 30 s
+DRAIN_SECONDS = 16.0  # for accepted requests to be answered after a signal; a scheduler kills after 30 s
 NOTICE_SECONDS = 2.0  # in which the last responses leave, and a load balancer sees that /health has changed
+REFUSAL_SECONDS = 4.0  # more, if requests that nothing has answered must be refused: there may be hundreds
 
 _logger = logging.getLogger("ray.serve")
 
@@ -128,7 +129,7 @@ def _drain() -> None:
     print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
     try:
         ingress = serve.get_app_handle(NAME)
-        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=DRAIN_SECONDS + NOTICE_SECONDS + 1)
+        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1)
     except (RayError, RayServeException, TimeoutError) as error:
         print(f"warning: accepted requests may be lost: {type(error).__name__}: {error}", file=sys.stderr)
         return
@@ -192,6 +193,7 @@ class Ingress:
         self._most_bytes = max(MOST_HELD, self._config.max_bytes)
         self._requests = self._bytes = 0  # being read or waiting for a replica
         self._is_draining = False
+        self._gives_up = asyncio.Event()  # the time to answer accepted requests is over
         self._suspects = asyncio.Lock()
         self._deadly: deque[bytes] = deque(maxlen=1000)  # digests of pictures that have crashed two replicas
 
@@ -218,8 +220,10 @@ class Ingress:
         end = time.monotonic() + limit_seconds
         while self._requests and time.monotonic() < end:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(NOTICE_SECONDS)
-        return self._requests
+        unanswered = self._requests
+        self._gives_up.set()
+        await asyncio.sleep(NOTICE_SECONDS + (REFUSAL_SECONDS if unanswered else 0.0))
+        return unanswered
 
     def _refuse_if_draining(self) -> None:
         if self._is_draining:
@@ -234,9 +238,22 @@ class Ingress:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already")
         self._requests, self._bytes = self._requests + 1, self._bytes + size
         try:
-            return await self._ask(await self._read(request))
+            return await self._unless_given_up(self._ask(await self._read(request)))
         finally:
             self._requests, self._bytes = self._requests - 1, self._bytes - size
+
+    async def _unless_given_up(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """The answer, or a refusal that clients may try again if the server stops before it is there."""
+        asked = asyncio.ensure_future(answer)
+        given_up = asyncio.ensure_future(self._gives_up.wait())
+        try:
+            await asyncio.wait((asked, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+        finally:  # also if the client has gone
+            asked.cancel()
+            given_up.cancel()
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "this server is about to stop")
 
     def _check_size(self, size: int) -> None:
         if size > self._config.max_bytes:

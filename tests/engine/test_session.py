@@ -945,6 +945,9 @@ def test_where_every_checkpoint_is_damaged_nothing_is_trained_until_the_user_mov
         train(Collectives(), spec, EVERY_STEP)
     assert {path.name for path in (spec.run_dir / "checkpoints").iterdir()} == {"step-1", "step-2", "step-3"}
     (spec.run_dir / "checkpoints").rename(spec.run_dir / "aside")
+    with pytest.raises(CheckpointError, match="has no checkpoint, although this run has saved some"):
+        train(Collectives(), spec, EVERY_STEP)  # `weights` still shows one: nothing starts at step 0 unasked
+    (spec.run_dir / "weights").rename(spec.run_dir / "weights-aside")
     again = train(Collectives(), spec, EVERY_STEP)
     assert steps(again) == steps(uninterrupted)
     assert_same(again["state"], uninterrupted["state"])
