@@ -129,7 +129,8 @@ def _drain() -> None:
     print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
     try:
         ingress = serve.get_app_handle(NAME)
-        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1)
+        limit = DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1
+        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=limit)
     except (RayError, RayServeException, TimeoutError) as error:
         print(f"warning: accepted requests may be lost: {type(error).__name__}: {error}", file=sys.stderr)
         return
