@@ -274,11 +274,12 @@ def test_a_folder_that_is_read_only_for_a_while_loses_nothing(uninterrupted: Tra
 
 
 STOPPED = """
-import sys
+import signal, sys
 from ray_yolo.cli import run
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.runtime.trainer import fit
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     sys.exit(run(lambda: fit(RunConfig.model_validate_json(sys.argv[1])) and 0))
 """
 
