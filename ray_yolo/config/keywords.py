@@ -118,7 +118,7 @@ def with_keywords(command: Command[Any], omit: Sequence[str] = ()) -> Callable[[
 
     def describe(function: Function) -> Function:
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nSettings::\n\n{_table(keywords)}\n"
-        function.__signature__ = _signature(function, keywords)  # type: ignore[attr-defined]
+        vars(function)["__signature__"] = _signature(function, keywords)  # read by `inspect.signature`
         return function
 
     return describe

@@ -115,8 +115,6 @@ class Paths(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (Paths, tuple, list)) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Paths({list(self[:3])}{'...' if len(self) > 3 else ''})"
 

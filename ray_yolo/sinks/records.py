@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import yaml
 
@@ -500,23 +500,47 @@ def _server_of(run: Path, uri: str | None) -> str | None:
     return None if own == "off" else own or uri
 
 
-def main() -> int:
-    """Make the records of the run in a folder while its driver trains it."""
+class ProcessContext(NamedTuple):
+    """What a process that makes records is given."""
+
+    folder: Path  # of the run or sweep: the current folder
+    uri: str | None  # of the MLflow server
+    start: Path  # the folder in which the command was started
+    driver: Driver
+    lock: IO[str]  # held
+
+
+def run_process(make_records: Callable[[ProcessContext], bool]) -> int:
+    """Make the records in the folder that the command line names, once no other process does. Returns the exit status.
+
+    Args:
+        make_records: follows the log to its end; returns whether all records hold.
+    """
     start, uri = Path.cwd(), os.environ.pop(URI_VARIABLE, "") or None
-    os.chdir(sys.argv[1])
-    folder = Path()
-    driver = Driver(folder)
-    while True:
-        with locked(folder) as lock:
-            if lock is not None:
-                settings = read_settings(folder, uri, start)
-                work = RunRecords(folder, build_records(folder, settings, driver.warn), driver.warn)
-                others = completer(folder, uri, start, lambda run, server: complete(run, server, start, _ignore))
-                holds = work_until_complete(work, driver, others)
-                if holds and not work.is_gone:
-                    note_complete(lock, work, uri)
-                return 0 if holds else INCOMPLETE
-        driver.wait(_TICK_SECONDS)  # the process of an earlier start is not done yet
+    try:
+        os.chdir(sys.argv[1])
+        folder = Path()
+        driver = Driver(folder)
+        while True:
+            with locked(folder) as lock:
+                if lock is not None:
+                    holds = make_records(ProcessContext(folder, uri, start, driver, lock))
+                    return 0 if holds else INCOMPLETE
+            driver.wait(_TICK_SECONDS)  # the process of an earlier start is not done yet
+    except FileNotFoundError:  # the folder was removed before this process could begin
+        return 0
+
+
+def _make_records(context: ProcessContext) -> bool:
+    """Make the records of a run while its driver trains it."""
+    folder, uri, start, driver = context.folder, context.uri, context.start, context.driver
+    settings = read_settings(folder, uri, start)
+    work = RunRecords(folder, build_records(folder, settings, driver.warn), driver.warn)
+    others = completer(folder, uri, start, lambda run, server: complete(run, server, start, _ignore))
+    holds = work_until_complete(work, driver, others)
+    if holds and not work.is_gone:
+        note_complete(context.lock, work, uri)
+    return holds
 
 
 def _ignore(text: str) -> None:
@@ -524,5 +548,4 @@ def _ignore(text: str) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(FileNotFoundError):  # the run was removed before this process could begin
-        sys.exit(main())
+    sys.exit(run_process(_make_records))

@@ -6,7 +6,6 @@ the trials are below it, then the records of each trial (`sinks/records`).
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from contextlib import suppress
@@ -28,8 +27,7 @@ from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
 from ray_yolo.sinks.records import (
     INCOMPLETE,
     LOCK_FILE,
-    URI_VARIABLE,
-    Driver,
+    ProcessContext,
     Record,
     RunRecords,
     build_records,
@@ -37,6 +35,7 @@ from ray_yolo.sinks.records import (
     locked,
     note_complete,
     read_settings,
+    run_process,
     wait_for_lock,
     work_until_complete,
 )
@@ -206,20 +205,11 @@ def synchronise_sweep(folder: Path, uri: str | None) -> int:
     return INCOMPLETE if records.pending else 0
 
 
-def main() -> int:
-    """Make the records of the sweep in a folder while its driver runs it."""
-    start, uri = Path.cwd(), os.environ.pop(URI_VARIABLE, "") or None
-    os.chdir(sys.argv[1])
-    folder = Path()
-    driver = Driver(folder)
-    while True:
-        with locked(folder) as lock:
-            if lock is not None:
-                work = SweepRecords(folder, uri, start, driver.warn)
-                return 0 if work_until_complete(work, driver, lambda: False) else INCOMPLETE
-        driver.wait(1.0)  # the process of an earlier start is not done yet
+def _make_records(context: ProcessContext) -> bool:
+    """Make the records of a sweep while its driver runs it."""
+    work = SweepRecords(context.folder, context.uri, context.start, context.driver.warn)
+    return work_until_complete(work, context.driver, lambda: False)
 
 
 if __name__ == "__main__":
-    with suppress(FileNotFoundError):  # the sweep was removed before this process could begin
-        sys.exit(main())
+    sys.exit(run_process(_make_records))

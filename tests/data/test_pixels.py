@@ -46,7 +46,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("integer", 0, 255_000, (0, 255_000)), ("integer", 40_000, 40_000, (0, 65535)),
 ])
 def test_black_and_white_by_hand(kind: str, low: float, high: float, expected: tuple[float, float]) -> None:
-    assert black_and_white(PixelValues(kind, low, high)) == expected  # type: ignore[arg-type]
+    assert black_and_white(PixelValues(kind, low, high)) == expected
 
 
 def test_levels_by_hand() -> None:
@@ -105,7 +105,7 @@ def test_every_container_gives_the_levels_of_its_picture(tmp_path: Path, case: s
     (tmp_path / "labels" / "a.txt").write_text(ROW)
     index = read_index(describe({"train": "images", "names": ["cat", "dog"]}, tmp_path / "data.yaml"), "train")
     for mode in ("none", "disk"):  # full size: 64
-        pixels = ImageStore(index, 64, mode, tmp_path / "cache").load(0)  # type: ignore[arg-type]
+        pixels = ImageStore(index, 64, mode, tmp_path / "cache").load(0)
         assert np.abs(pixels.astype(int) - expected).max() <= 1, mode
     note, = survey(index).notes
     assert note.startswith("1 image with ")

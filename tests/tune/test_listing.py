@@ -12,11 +12,10 @@ from ray_yolo.cli import list_runs
 from ray_yolo.core.errors import InputError
 from ray_yolo.tune.listing import Listed, format_table, list_project
 from tests.support import run_log
-from tests.tune.test_status import sweep, training  # noqa: F401 - fixtures
 
 
 @pytest.fixture
-def project(tmp_path: Path, sweep: Path) -> Path:  # noqa: F811
+def project(tmp_path: Path, sweep: Path) -> Path:
     """An interrupted training, a finished one, one that was only created, and an interrupted sweep."""
     project = tmp_path / "project"
     project.mkdir()

@@ -7,10 +7,9 @@ from pathlib import Path
 from ray_yolo.tune.ledger import read_ledger, rung_results
 from ray_yolo.tune.sweep_page import sweep_page
 from tests.support.pictures import smooth_picture, write_image
-from tests.tune.test_status import sweep, training  # noqa: F401 - fixtures
 
 
-def test_a_page_has_the_trials_and_the_pictures(sweep: Path) -> None:  # noqa: F811
+def test_a_page_has_the_trials_and_the_pictures(sweep: Path) -> None:
     write_image(sweep / "rungs.png", smooth_picture(20, 30))
     page = sweep_page(sweep)
     assert "2 trials, 1 trained to the end; best 0.2500 (trial 0)" in page
@@ -19,7 +18,7 @@ def test_a_page_has_the_trials_and_the_pictures(sweep: Path) -> None:  # noqa: F
     assert "Claim" not in page
 
 
-def test_results_of_rungs_are_those_of_the_first_seed(sweep: Path) -> None:  # noqa: F811
+def test_results_of_rungs_are_those_of_the_first_seed(sweep: Path) -> None:
     lines = read_ledger(sweep / "ledger.jsonl")
     assert rung_results(lines) == {0: {3: 0.25}}
     counted = lines[-1]
