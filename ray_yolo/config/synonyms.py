@@ -80,7 +80,8 @@ def did_you_mean(word: str, spellings: Mapping[str, str]) -> str:
     near, least = "", _allowed_errors(plain_word) + 1
     for name in by_plain:
         distance = edit_distance(plain_word, name, least)
-        if name and distance < least:  # of equally near ones the first
+        is_longer = len(name) > len(near) > 0  # of equally near ones the longest: a letter is left out more often
+        if name and (distance < least or (distance == least and is_longer)):
             near, least = name, distance
     return f"; did you mean {by_plain[near]}?" if near else ""
 

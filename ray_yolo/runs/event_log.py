@@ -326,8 +326,12 @@ def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -
             data = file.read()
             lines = data[: data.rfind(b"\n") + 1]
         offset += len(lines)
-        parsed = [parse(line) for line in lines.splitlines()]
-        yield [each for each in parsed if each is not None]
+        yield _parse_all(lines, parse)  # kept in no variable: a log may be large, and the consumer may not need it
+
+
+def _parse_all(lines: bytes, parse: Callable[[bytes], _T | None]) -> list[_T]:
+    parsed = [parse(line) for line in lines.splitlines()]
+    return [each for each in parsed if each is not None]
 
 
 def _parse_line(line: bytes) -> Line | None:

@@ -36,6 +36,7 @@ from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from tests.support import run_log
 from tests.support.jobs import make_config
+from tests.support.machines import wait_for
 from tests.support.object_storage import Relay, upload
 from tests.support.processes import kill, on_machine
 
@@ -154,7 +155,7 @@ def test_killed_and_continued_on_ray_workers(s3: dict[str, str], uninterrupted: 
 def test_storage_that_is_away_for_a_while_costs_a_warning(uninterrupted: TrainResult, tmp_path: Path, away: str,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
-    put, put_if, refused = FolderStore.put, FolderStore.put_if, list[str]()
+    put, put_if, refused, states = FolderStore.put, FolderStore.put_if, list[str](), list[str]()
 
     def is_away(key: str) -> bool:
         """From the first checkpoint to the second epoch's end."""
@@ -168,6 +169,10 @@ def test_storage_that_is_away_for_a_while_costs_a_warning(uninterrupted: TrainRe
         return False
 
     def try_put(self: FolderStore, key: str, data: Any) -> None:
+        if key.startswith("states/"):
+            states.append(key)
+        if away == "log" and len(states) == 2:  # the second checkpoint waits until the log was to be uploaded once
+            wait_for(lambda: refused, 60)
         if is_away(key):
             raise OSError("SlowDown")
         put(self, key, data)

@@ -27,8 +27,9 @@ class Deeds(NamedTuple):
     called: list[str]  # addresses
 
     def outside(self, *places: Path) -> list[Path]:
-        """What was changed elsewhere than in these folders."""
-        return [path for path in self.changed if not any(path.is_relative_to(place) for place in places)]
+        """What was changed elsewhere than in these folders. Python's compiled modules do not count."""
+        return [path for path in self.changed
+                if "__pycache__" not in path.parts and not any(path.is_relative_to(place) for place in places)]
 
 
 _recording: list[Deeds] = []

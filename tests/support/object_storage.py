@@ -113,6 +113,7 @@ class Relay:
     def __init__(self, url: str) -> None:
         self._port, self.delay = int(url.rpartition(":")[2]), 0.0
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
 
     def __enter__(self) -> Relay:
@@ -120,13 +121,16 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listening.close()
+        for each in (self._listening, *self._open):
+            each.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # closed
+        with suppress(OSError):  # closed, or the server has ended
             while True:
                 client, _ = self._listening.accept()
+                self._open.append(client)
                 server = socket.create_connection(("127.0.0.1", self._port))
+                self._open.append(server)
                 for ends in ((client, server), (server, client)):
                     Thread(target=self._forward, args=ends, daemon=True).start()
 
