@@ -114,13 +114,16 @@ class Relay:
         self._port, self.delay = int(url.rpartition(":")[2]), 0.0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
+        self._thread = Thread(target=self._accept, daemon=True)
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
 
     def __enter__(self) -> Relay:
-        Thread(target=self._accept, daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)  # ends a waiting accept(), which closing does not
+        self._thread.join()
         for each in (self._listening, *self._open):
             each.close()
 
