@@ -89,16 +89,17 @@ def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, li
     """
     files = [(folder / "state.pt", folder / MANIFEST) for folder in newest_first(run_dir)]
     files += [(state, state.with_suffix(".json")) for state in sorted((run_dir / "weights").glob("*.pt"))]
-    by_step: list[tuple[int, Path, Path]] = []
+    candidates: list[tuple[int, Path, Path]] = []
+    problems = []
     for state, manifest in files:
         try:
             content = json.loads(manifest.read_bytes())
-            if content["step"] < before and "whole" not in content:  # else reduced to what inference needs
-                by_step.append((content["step"], state, manifest))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # verification names a damaged manifest of a checkpoint
-    problems = []
-    for step, state, manifest in sorted(by_step, key=lambda entry: entry[0], reverse=True):
+            is_whole = "whole" not in content  # else reduced to what inference needs
+            if content["step"] < before and is_whole:
+                candidates.append((content["step"], state, manifest))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"{manifest.relative_to(run_dir)}: cannot be read ({error})")
+    for step, state, manifest in sorted(candidates, key=lambda each: each[0], reverse=True):
         folder = target / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         try:

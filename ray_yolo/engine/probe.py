@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import QUAD
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import Emit
 from ray_yolo.engine.build import TrainSpec, WorkerContext
@@ -35,7 +36,6 @@ from ray_yolo.models.criterion import Criterion, LossSums, image_numerators
 from ray_yolo.ops.schedule import Rates
 
 Phase = Literal["weights", "forward", "loss", "backward", "sum"]
-QUAD = 4  # samples in a picture under `quad`
 
 
 class NotFinite(NamedTuple):
