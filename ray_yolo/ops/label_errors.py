@@ -104,9 +104,9 @@ def _contradicted(image: int, detections: Floats, classes: Ints, boxes: Floats) 
 
 
 def _overlaps(a: Floats, b: Floats) -> Floats:
-    """(n, m) IoU; 0 for boxes without area."""
-    return np.nan_to_num(pairwise_iou(torch.tensor(a).double().view(-1, 4), torch.tensor(b).double().view(-1, 4)
-                                      ).numpy())
+    """(n, m) IoU; NaN of two boxes without area, which is below every limit."""
+    first, second = (torch.from_numpy(np.asarray(boxes, np.float64).reshape(-1, 4)) for boxes in (a, b))
+    return pairwise_iou(first, second).numpy()
 
 
 def _covered(boxes: Floats, regions: Floats) -> Floats:

@@ -113,20 +113,26 @@ class Agreement(NamedTuple):
 def compare_losses(logged: Mapping[int, StepEvent], replayed: Mapping[int, Sequence[float]]) -> Agreement:
     """Compare the replayed loss terms by step with the log's. JSON has no NaN: all values that are not finite are
     equal."""
-    compared = equal = 0
-    largest, first = 0.0, None
+    agreement = Agreement(0, 0)
     for number in sorted(logged.keys() & replayed.keys()):
         own = tuple(term if math.isfinite(term) else None for term in replayed[number])
         others = logged[number].loss
-        compared += 1
-        if own == others:
-            equal += 1
+        is_equal = own == others
+        agreement = agreement._replace(compared=agreement.compared + 1, equal=agreement.equal + is_equal)
+        if is_equal:
             continue
-        first = first or (number, others, own)
-        for term, other in zip(own, others, strict=True):
-            if term is not None and other is not None and term != other:
-                largest = max(largest, abs(term - other) / abs(other) if other else math.inf)
-    return Agreement(compared, equal, *(first or (None, (), ())), largest)
+        if agreement.first is None:
+            agreement = agreement._replace(first=number, logged=others, replayed=own)
+        largest = max(_difference(term, other) for term, other in zip(own, others, strict=True))
+        agreement = agreement._replace(largest=max(largest, agreement.largest))
+    return agreement
+
+
+def _difference(term: float | None, logged: float | None) -> float:
+    """The difference relative to the logged value; 0 if one of both is not finite."""
+    if term is None or logged is None or term == logged:
+        return 0.0
+    return abs(term - logged) / abs(logged) if logged else math.inf
 
 
 def _text(losses: Sequence[float | None]) -> str:

@@ -58,7 +58,7 @@ class ReplayResult:
     layers: tuple[LayerNorms, ...]  #: in the order of the model
 
 
-class Checked(NamedTuple):
+class RecordedRun(NamedTuple):
     """What a replay needs, read and checked."""
 
     config: ReplayConfig  # with the number of the step
@@ -67,7 +67,7 @@ class Checked(NamedTuple):
     record: RunRecord
 
 
-def check(config: ReplayConfig) -> Checked:
+def check(config: ReplayConfig) -> RecordedRun:
     """The configuration with its step, and the run. Starts nothing.
 
     Raises:
@@ -94,7 +94,7 @@ def check(config: ReplayConfig) -> Checked:
     assert step is not None, "the configuration is checked"
     if step > newest:
         raise InputError(f"--step {step}: the last step in the log of {config.run} is {newest}")
-    return Checked(config.model_copy(update={"step": step}), folder, events, record)
+    return RecordedRun(config.model_copy(update={"step": step}), folder, events, record)
 
 
 def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
@@ -155,10 +155,10 @@ def _replayed_spec(spec: TrainSpec) -> TrainSpec:
 def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, steps: int) -> WorkerContext:
     """The worker's context, with as many arithmetic threads as the run's workers had: they affect the last bits."""
     keep_freed_memory()
-    placement = config.placement.model_copy(update={"cache": "none"})
-    device = local_device(placement.gpus_per_worker)
+    uncached = config.placement.model_copy(update={"cache": "none"})
+    device = local_device(uncached.gpus_per_worker)
     nodes = [NodeResources(cores(), torch.cuda.device_count())]
-    placement, resources = share_out(placement, float(device.type == "cuda"), nodes, spec.recipe.threads)
+    placement, resources = share_out(uncached, float(device.type == "cuda"), nodes, spec.recipe.threads)
     threads = start.threads if start and start.threads else resources.threads
     loaders = 0 if steps <= FEW_STEPS and config.placement.workers < 0 else placement.loader_processes
     return WorkerContext(device=device, prepare_model=lambda model: model.to(device), threads=threads,

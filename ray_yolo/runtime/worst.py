@@ -38,7 +38,7 @@ def write_worst(evaluation: Evaluation, index: AnnotationIndex, most: int, imgsz
 
 def _table(losses: np.ndarray, terms: tuple[str, ...], images: list[int], labels: list[DoubtfulLabel],
            index: AnnotationIndex) -> str:
-    """Rows of kind, file, value (loss of an image, doubt of a label), classes, box in pixels, and the image's losses."""
+    """Rows of kind, file, value (an image's loss, a label's doubt), classes, box in pixels, and the image's losses."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("kind", "file", "value", "labelled", "detected", "x1", "y1", "x2", "y2",

@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit(make_config(folder, 0, epochs=EPOCHS), quiet=True).run_dir
 
 
-def replayed(run: Path, storage: Path, **fields: Any) -> ReplayResult:
+def replayed(run: Path | str, storage: Path | str, **fields: Any) -> ReplayResult:
     placement = {"storage_path": str(storage), "noplots": True, **fields.pop("placement", {})}
     config = ReplayConfig.model_validate({"run": str(run), "placement": placement, **fields})
     return replay_module.replay(config, quiet=True)
@@ -106,7 +106,7 @@ def test_pruned_checkpoints_mean_more_steps(run: Path, tmp_path: Path) -> None:
     assert newest.name == "step-9"
 
 
-def test_a_damaged_checkpoint_is_told_and_not_used(
+def test_a_damaged_checkpoint_is_reported_and_not_used(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
@@ -144,6 +144,20 @@ def test_a_step_of_a_run_on_two_workers_is_replayed_on_one(run: Path, tmp_path: 
     assert (result.before, result.agreement.compared, result.agreement.equal) == (6, 2, 2)
 
 
+def test_a_run_in_a_bucket_is_replayed_by_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another machine, which has no working copy. The results go to a bucket, too, if the storage path is one."""
+    bucket = f"file://{tmp_path}/bucket"
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+    fit(make_config(tmp_path, 0, {"storage_path": bucket}, epochs=EPOCHS), quiet=True)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "two"))
+    stored = contents(tmp_path / "bucket")
+    result = replayed(f"{bucket}/runs/train/exp", bucket, step=8)
+    assert (result.before, result.agreement.compared, result.agreement.equal) == (6, 2, 2)
+    new = contents(tmp_path / "bucket")
+    assert {name: new[name] for name in stored} == stored
+    assert "runs/replay/exp/replay.json" in new.keys() - stored.keys()
+
+
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which one weight becomes NaN after step 4, and which ends after ten skipped steps."""
@@ -167,7 +181,8 @@ def test_the_module_of_the_first_nan_is_named(
 ) -> None:
     assert command([str(poisoned), "--around", "nan", "--storage-path", str(tmp_path), "--noplots"]) == 0
     output = capsys.readouterr().out
-    assert "step 5 of" in output and "from its checkpoint at step 4" in output
+    assert output.startswith("step 5 of ")
+    assert ": trains 1 step again, from its checkpoint at step 4\n" in output
     assert "first not finite: before the step: model.2.m.0.cv1.conv, weight\n" in output
     assert "then: in the forward pass of microbatch 0: model.2.m.0.cv1.conv, output\n" in output
     assert "then: in the loss of microbatch 0: loss, box\n" in output
@@ -224,7 +239,7 @@ def test_a_gradient_that_explodes_is_found_in_the_backward_pass(run: Path, tmp_p
     assert result.agreement.first is None  # the loss of that step was finite, as in the log
 
 
-def test_why_losses_may_differ_is_told(
+def test_reasons_for_other_losses_are_reported(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
