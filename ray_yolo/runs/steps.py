@@ -104,7 +104,7 @@ class Agreement(NamedTuple):
         if not self.compared:
             return "none of these steps is in the log, so no loss can be compared"
         if self.first is None:
-            return f"the losses of all {format_count(self.compared, 'logged step')} are those of the log, bit for bit"
+            return f"all losses of {format_count(self.compared, 'logged step')} are those of the log, bit for bit"
         return (f"the losses of {self.equal} of {format_count(self.compared, 'logged step')} are those of the log; the "
                 f"first difference is at step {self.first} ({_text(self.replayed)}, in the log {_text(self.logged)}), "
                 f"the largest is {self.largest:.2g} of the logged value")

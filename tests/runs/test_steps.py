@@ -74,7 +74,7 @@ def test_the_start_of_a_step_is_that_of_its_last_training() -> None:
 def test_equal_losses_agree_and_all_that_is_not_finite_is_equal() -> None:
     agreement = compare_losses(steps(0.1, None), {1: [0.1, 0.0, 0.0], 2: [math.inf, 0.0, 0.0], 3: [7.0, 0.0, 0.0]})
     assert agreement == Agreement(2, 2)
-    assert "all 2 logged steps are those of the log, bit for bit" in agreement.line
+    assert "all losses of 2 logged steps are those of the log, bit for bit" in agreement.line
 
 
 def test_the_first_and_the_largest_difference_are_reported() -> None:
