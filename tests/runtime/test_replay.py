@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +18,10 @@ from ray_yolo.config.commands import ReplayConfig
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import StepEvent
+from ray_yolo.engine import session
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.evaluate import Evaluation, evaluate
 from ray_yolo.engine.session import Session, run_session
 from ray_yolo.models.detector import Detector
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events
@@ -68,6 +72,59 @@ def test_the_parts_of_the_images_add_up_to_the_loss_of_the_step(run: Path, tmp_p
         assert len(result.images) == count
         parts = torch.tensor([image.losses for image in result.images])
         torch.testing.assert_close(parts.sum(0), result.result.losses, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("recipe", "pictures"), [
+    ({"quad": True, "microbatch": 8}, 4),  # each of four samples
+    ({"multi_scale": True}, 16),
+    ({"changes": ["1: optimizer.lr0=0.003 loss.box=0.1"]}, 16),
+])
+def test_steps_of_every_kind_are_replayed_over_an_end_of_an_epoch(
+    tmp_path: Path, recipe: dict[str, Any], pictures: int
+) -> None:
+    config = make_config(tmp_path, 0, {"keep_checkpoints": 1, "nosave": True}, **{"epochs": 2, **recipe})
+    result = replayed(fit(config, quiet=True).run_dir, tmp_path, step=5)
+    assert (result.before, result.agreement.compared, result.agreement.equal) == (0, 5, 5)
+    assert len(result.images) == pictures
+    assert sum(len(image.samples) for image in result.images) == 16
+    parts = torch.tensor([image.losses for image in result.images])
+    torch.testing.assert_close(parts.sum(0), result.result.losses, rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture
+def validations(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The AP of the first class in each validation so far. It rises; that of the second class is 0."""
+    values: list[float] = []
+
+    def rising(*given: Any) -> Evaluation:
+        evaluation = evaluate(*given)
+        values.append((len(values) + 1) / 10)
+        ap = np.zeros_like(evaluation.metrics.ap)
+        ap[0] = values[-1]
+        return replace(evaluation, metrics=replace(evaluation.metrics, ap=ap))
+
+    monkeypatch.setattr(session, "evaluate", rising)
+    return values
+
+
+def test_validations_are_repeated_if_draws_depend_on_them(tmp_path: Path, validations: list[float]) -> None:
+    config = make_config(tmp_path, 0, {"nosave": True}, epochs=2, image_weights=True, noval=False)
+    run_dir = fit(config, quiet=True).run_dir
+    validations.clear()
+    result = replayed(run_dir, tmp_path, step=5)
+    assert (result.before, result.agreement.compared, result.agreement.equal) == (0, 5, 5)
+    assert validations == [0.1]
+
+
+def test_a_replay_without_validations_does_not_stop_early(tmp_path: Path, validations: list[float]) -> None:
+    config = make_config(tmp_path, 0, {"keep_checkpoints": 99}, epochs=3, patience=1, noval=False)
+    run_dir = fit(config, quiet=True).run_dir
+    for folder in list(newest_first(run_dir))[:2]:
+        shutil.rmtree(folder)
+    validations.clear()
+    result = replayed(run_dir, tmp_path, step=8)
+    assert (result.before, result.agreement.compared, result.agreement.equal) == (3, 5, 5)
+    assert validations == []
 
 
 def test_the_gradients_of_the_layers_are_those_that_are_clipped(run: Path, tmp_path: Path) -> None:
@@ -164,10 +221,10 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("poisoned")
     after_step = Session.after_step
 
-    def poison(session: Session, *args: Any) -> None:
-        if session.state.progress.step == 4:
-            session.components.model.model[2].m[0].cv1.conv.weight.data[0, 0] = float("nan")
-        after_step(session, *args)
+    def poison(worker: Session, *args: Any) -> None:
+        if worker.state.progress.step == 4:
+            worker.components.model.model[2].m[0].cv1.conv.weight.data[0, 0] = float("nan")
+        after_step(worker, *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "after_step", poison)
