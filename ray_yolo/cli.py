@@ -22,7 +22,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 import ray_yolo
-from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, ValConfig
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, ServeConfig, ValConfig
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
@@ -80,7 +80,7 @@ VAL = Command(
     paths=(
         "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "allow_names",
         "labels_with_confidence", "keep_difficult", "coco",
-        "save_txt", "save_conf", "save_json",
+        "save_txt", "save_conf", "save_json", "worst",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
         "project", "name", "exist_ok", "storage_path", "noplots", "mlflow_uri",
@@ -127,6 +127,17 @@ SERVE = Command(
     paths=tuple(config_fields(ServeConfig)),
 )
 
+REPLAY = Command(
+    prog="python -m ray_yolo.replay",
+    description="Train one step of a run again in this process, wherever and on however many workers it was trained.\n"
+                "Shows the step's pictures as the network saw them, the loss of each, the gradient of each layer, the\n"
+                "first tensor that is not finite, and whether the losses are those of the log. The run is not changed.",
+    model=ReplayConfig,
+    paths=("step", "around", "data", "gpus_per_worker", "workers", "project", "name", "exist_ok", "storage_path",
+           "noplots"),
+    argument="run",
+)
+
 TUNE = Command(
     prog="python -m ray_yolo.tune",
     description="Search for a better recipe. Every trial is a distributed training, and many trials run in parallel; "
@@ -155,7 +166,7 @@ EXAMPLES = (
 
 parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
 parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
-parse_serve = partial(parse, SERVE)
+parse_serve, parse_replay = partial(parse, SERVE), partial(parse, REPLAY)
 
 
 def train(argv: Sequence[str] | None = None) -> int:
@@ -316,6 +327,17 @@ def verify(argv: Sequence[str] | None = None) -> int:
     return 3 if any(finding.problem for finding in findings) else 0
 
 
+def replay(argv: Sequence[str] | None = None) -> int:
+    """Train one step of a run again, and show its pictures, losses and gradients, and where NaN appears."""
+    parsed = parse_replay(argv)
+    run = parsed.config.run
+    if not is_address(run):
+        _require_log(Path(run))
+    from ray_yolo.runtime import replay as replay_module
+
+    return _act(parsed, replay_module.replay, lambda config: replay_module.check(config).config)
+
+
 def status(argv: Sequence[str] | None = None) -> int:
     """Show what a run or sweep is doing, or whether a cluster's nodes can train."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.status", description=(
@@ -352,7 +374,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
 
 list_runs.__name__ = "list"  # the name of the command; in this module it is that of a builtin
-COMMANDS = (train, val, predict, export, serve, tune, sync, verify, status, list_runs, checks)
+COMMANDS = (train, val, predict, export, serve, tune, sync, verify, replay, status, list_runs, checks)
 
 
 def console() -> int:

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.cli import COMMANDS, EXPORT, PREDICT, SERVE, TRAIN, TUNE, VAL
+from ray_yolo.cli import COMMANDS, EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import parse
 from ray_yolo.core.system import SPINS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
-PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
+PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
+          "replay": REPLAY}
 OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
           "--record-durations", "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs

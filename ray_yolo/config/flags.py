@@ -95,6 +95,7 @@ class Command(NamedTuple, Generic[Model]):
     paths: Sequence[str]  # config paths with a flag of their own; --set reaches the others
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
+    argument: str = ""  # config path of the value that is given without a flag; '': none
 
     @property
     def flags(self) -> dict[str, str]:
@@ -187,10 +188,14 @@ def _check_allowed(given: Mapping[str, SourcedValue], flag: str, fields: Mapping
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     """The argparse parser of a command; it collects values as text in `given` of its namespace."""
+    shown = f"{command.argument.upper()} " if command.argument else ""
     parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
-                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
+                     usage=f"%(prog)s {shown}[--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     fields = config_fields(command.model)
+    if command.argument:
+        parser.add_argument(command.argument, action=_Note, metavar=command.argument.upper(),
+                            help=_help(fields[command.argument]))
     required = [path for path in command.paths if fields[path].info.is_required()]
     optional = [path for path in command.paths if path not in required]
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -246,7 +251,7 @@ class _Note(argparse.Action):
                                  "give one number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        namespace.given[self.dest] = SourcedValue(value, str(option_string))
+        namespace.given[self.dest] = SourcedValue(value, option_string or self.dest.upper())
 
 
 class _Device(argparse.Action):

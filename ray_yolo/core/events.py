@@ -156,6 +156,10 @@ class StartEvent(Event):
     """Names of the loss terms."""
     regrouped: bool = False
     """State comes from the memory of the remaining workers, not from a checkpoint."""
+    device: str = ""
+    """Name of the recording worker's GPU, or of its processor; '' in older logs."""
+    threads: int = 0
+    """Arithmetic threads of the recording worker; 0 in older logs."""
 
 
 class StepEvent(RowEvent):

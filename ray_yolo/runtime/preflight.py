@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -266,20 +267,20 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
 
 
-def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
-    """The training of a recorded run, checked against today's data set and worker count.
+def spec_of(record: RunRecord, folder: Path, num_workers: int, train: AnnotationIndex, val: AnnotationIndex
+            ) -> TrainSpec:
+    """The training of a run's record and folder, checked against today's data set and worker count.
 
     Raises:
         ConfigError: if the recipe cannot be divided among `num_workers` workers.
         DatasetError: if the data set has changed since the first start.
     """
-    record = run.training
     check_workers(record.recipe, num_workers)
     if train.digest != record.labels:
-        raise DatasetError(f"{record.recipe.data}: the training labels have changed since {run.folder} was started "
+        raise DatasetError(f"{record.recipe.data}: the training labels have changed since {folder} was started "
                            f"({record.labels} then, {train.digest} now); restore them, or start a new run "
                            "with --name")
-    return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=run.folder,
+    return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=folder,
                architecture=record.architecture, anchors=record.anchors, train=train, val=val,
                weight_classes=record.transfer.classes if record.transfer else None)
 
