@@ -33,6 +33,7 @@ from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.fork import fork_settings
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -71,6 +72,7 @@ TRAIN = Command(
         "--bbox_interval": _MLFLOW,
         "--artifact_alias": _MLFLOW,
     },
+    inherit=fork_settings,
 )
 
 VAL = Command(

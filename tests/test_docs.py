@@ -82,7 +82,8 @@ def test_commands_and_flags_of_a_page_are_ours(name: str) -> None:
     text = FOREIGN.sub("", PAGES[name].replace("\\\n", " "))
     for command, words in COMMAND.findall(text):
         if command in PARSED:
-            parse(PARSED[command], shlex.split(words, comments=True))
+            known_run = PARSED[command]._replace(inherit=lambda source, given: {})  # of --from
+            parse(known_run, shlex.split(words, comments=True))
         else:
             assert command in [each.__name__ for each in COMMANDS]
     ours = {flag for command in PARSED.values() for flag in command.flags} | {"--mlflow-uri"}
