@@ -136,8 +136,9 @@ def test_the_page_has_every_class_with_the_precisions_of_two_runs(
 
 def test_a_version_that_cannot_be_read_as_a_whole_is_refused(versions: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = versions
-    shutil.rmtree(new / "images" / "val")
-    with pytest.raises(InputError, match="val"):
+    for file in (new / "images" / "val").iterdir():  # the other split can be read
+        file.write_bytes(b"")
+    with pytest.raises(InputError, match="val: none of its images can be used"):
         cli.checks(["--data", str(new), "--against", str(old), "--storage-path", str(tmp_path)])
     with pytest.raises(InputError, match="no validation with results of classes"):
         cli.checks(["--data", str(old), "--against", str(old), "--runs", str(tmp_path), str(tmp_path)])
