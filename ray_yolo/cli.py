@@ -33,12 +33,15 @@ from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.fork import fork_settings
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 
+EXIT_DIFFERENT, EXIT_SKIP = 1, 125
+"""Of `verify --exit-code`, as `git bisect run` reads them: bad, and cannot be tested."""
 EXIT_FAILED = 3
 EXIT_UNREAD = 128 + signal.SIGPIPE
 EXIT_HUNG_UP = 128 + signal.SIGHUP
@@ -71,6 +74,7 @@ TRAIN = Command(
         "--bbox_interval": _MLFLOW,
         "--artifact_alias": _MLFLOW,
     },
+    inherit=fork_settings,
 )
 
 VAL = Command(
@@ -256,9 +260,26 @@ def checks(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", default="", metavar="YAML|DIR", help=(
         "data set to read: prints what each split holds, and files, images and labels that are not used or not as "
         "expected; writes images with their boxes, labels.jpg, into a new folder of runs/checks"))
+    parser.add_argument("--against", default="", metavar="YAML|DIR", help=(
+        "older version of the data set of --data: prints what was added, removed, moved, replaced and relabelled, and "
+        "writes every change as CSV"))
+    parser.add_argument("--runs", nargs=2, default=(), metavar=("RUN_A", "RUN_B"), help=(
+        "a run on --data and one on --against: adds the change of each class's average precision"))
     parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
     parser.add_argument("--storage-path", default="", metavar="DIR|ADDRESS", help="storage; '': the current folder")
     options = parser.parse_args(argv)
+    if options.against and not options.data:
+        parser.error("--against: needs --data, the new version")
+    if options.runs and not options.against:
+        parser.error("--runs: needs --data and --against, the versions that they were trained on")
+    if options.against:
+        from ray_yolo.runtime.dataset_changes import compare_datasets
+        from ray_yolo.runtime.dataset_check import PROJECT
+
+        placement = Placement(storage_path=options.storage_path, project=PROJECT)
+        runs = [_folder(run, whole=False) for run in options.runs]
+        print("\n".join(compare_datasets(options.data, options.against, runs, placement)))
+        return 0
     if options.data:
         return _check_data(options.data, options.storage_path)
     from ray_yolo.runtime.bug_report import describe as describe_all
@@ -303,28 +324,59 @@ def sync(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Check a run or sweep, and compare it with another one. Returns 3 if a check fails."""
+    """Check a run or sweep, and compare it with another one. Returns 3 if a check fails, or with --exit-code what
+    `git bisect run` expects."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
         "Check every checkpoint and weights file of a run against its manifest, or compute all decisions of a sweep "
         "again. With a second run, compare their weights bit by bit at every step that both have saved; with a second "
         "sweep, compare their ledgers line by line."))
     parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp, or a .pt file")
     parser.add_argument("other", nargs="?", help="the same of another run")
+    parser.add_argument("--exit-code", action="store_true", help=(
+        "for `git bisect run`: exit with 0 if both are equal, 1 if they differ, and 125 (skip) if that cannot be told"))
     options = parser.parse_args(argv)
-    from ray_yolo.runs.verification import check_files, compare_runs
+    if options.exit_code and not options.other:
+        parser.error("--exit-code: needs a second run to compare with")
+    try:
+        code, unclear = _verify(options.run_dir, options.other)
+    except Exception as error:
+        if not options.exit_code:
+            raise
+        print(redact(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return EXIT_SKIP
+    if not options.exit_code:
+        return 3 if code else 0
+    if code == EXIT_DIFFERENT or not unclear:
+        return code
+    print(redact(f"cannot be told: {unclear}"), file=sys.stderr)
+    return EXIT_SKIP
 
-    run_dir = _folder(options.run_dir)
+
+def _verify(run: str, other: str | None) -> tuple[int, str]:
+    """Print the checks of a run or sweep and its comparison with another one.
+
+    Returns:
+        0, EXIT_DIFFERENT if the comparison finds a difference, or EXIT_SKIP if only a check fails; and why equal
+        results do not show that both are equal, '' if they do.
+    """
+    from ray_yolo.runs.verification import check_files, compare_runs, unequal_end
+
+    run_dir, unclear = _folder(run), ""
+    other_dir = _folder(other) if other else None
     if (run_dir / LEDGER_FILE).is_file():
         from ray_yolo.tune.verification import check_sweep, compare_sweeps
 
-        findings = check_sweep(run_dir)
-        findings += compare_sweeps(run_dir, _folder(options.other)) if options.other else []
+        checks = check_sweep(run_dir)
+        comparisons = compare_sweeps(run_dir, other_dir) if other_dir else []
     else:
-        findings = check_files(run_dir)
-        findings += compare_runs(run_dir, _folder(options.other)) if options.other else []
-    for finding in findings:
+        checks = check_files(run_dir)
+        comparisons = compare_runs(run_dir, other_dir) if other_dir else []
+        unclear = unequal_end(run_dir, other_dir) if other_dir else ""
+    for finding in (*checks, *comparisons):
         print(f"{finding.what:<30} {finding.problem or 'ok'}")
-    return 3 if any(finding.problem for finding in findings) else 0
+    if any(finding.problem for finding in comparisons):
+        return EXIT_DIFFERENT, unclear
+    return EXIT_SKIP if any(finding.problem for finding in checks) else 0, unclear
 
 
 def replay(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import argparse
 import functools
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as short
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -96,6 +96,8 @@ class Command(NamedTuple, Generic[Model]):
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
     argument: str = ""  # config path of the value that is given without a flag; '': none
+    # Settings of `--from RUN[@EPOCH]`, which all others override; called with its value and the other settings
+    inherit: Callable[[str, Mapping[str, SourcedValue]], dict[str, SourcedValue]] | None = None
 
     @property
     def flags(self) -> dict[str, str]:
@@ -107,6 +109,8 @@ class Command(NamedTuple, Generic[Model]):
         for flag, (path, _) in self.switches.items():
             meanings[flag] = path
         options = (*OPTIONS, "--recipe") if has_recipe(self.model) else OPTIONS
+        if self.inherit:
+            options = (*options, "--from")
         for flag in (*self.unsupported, *options):
             meanings[flag] = flag
         return meanings
@@ -132,7 +136,8 @@ def flag_name(path: str) -> tuple[str, ...]:
 
 
 def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
-    """Configuration of a command line: defaults <- --recipe <- --config <- --hyp <- flags <- --set, validated once.
+    """Configuration of a command line: defaults <- --from <- --recipe <- --config <- --hyp <- flags <- --set, validated
+    once.
 
     Raises:
         InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
@@ -154,8 +159,10 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
             given |= settings
     given |= options.given
     given |= assignments
+    inherited = command.inherit(options.source, given) if command.inherit and options.source else {}
     if has_recipe(command.model) and options.recipe:
-        given = _named_settings(options.recipe, given) | given  # it comes first, but depends on the model
+        given = _named_settings(options.recipe, inherited | given) | given  # it comes first, but depends on the model
+    given = inherited | given
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
 
@@ -212,7 +219,12 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
             nested.append(f"{path:<30}{_help(field)}")
     if nested:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
-    _add_options(parser.add_argument_group("options of every command"), trains=has_recipe(command.model))
+    group = parser.add_argument_group("options of every command")
+    _add_options(group, trains=has_recipe(command.model))
+    if command.inherit:
+        group.add_argument("--from", dest="source", metavar="RUN[@EPOCH]", help=(
+            "fork a run: its recipe, which all other settings override, and its weights (of its best epoch, or at the "
+            "end of EPOCH, counted from 0 as in epochN.pt) as initial weights of a new schedule"))
     return parser
 
 

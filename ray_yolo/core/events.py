@@ -55,6 +55,19 @@ class RowEvent(Event):
     step: int
 
 
+class Lineage(Frozen):
+    """The run whose weights another run starts from."""
+
+    run: str
+    """Its folder."""
+    run_id: str
+    epoch: int | None
+    """The epoch that ends with these weights, counted from 0; None within an epoch."""
+    step: int
+    weights: str
+    """SHA-256 of the checkpoint's tensors, as in its `checkpoint` event; '' if the log has none."""
+
+
 class RunEvent(Event):
     """A new run, or a later command that resumes it with another command line."""
 
@@ -74,6 +87,8 @@ class RunEvent(Event):
     """The experiment and parent run that MLflow's environment variables named at the start; see `mlflow_plan`."""
     notes: tuple[str, ...] = ()
     """For the user at the start: what follows the placement, and what comes from the initial weights."""
+    forked_from: Lineage | None = None
+    """The run that the initial weights come from; None in older logs."""
 
 
 class SplitCounts(Frozen):

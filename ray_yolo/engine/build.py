@@ -42,7 +42,7 @@ from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
-from ray_yolo.models.families import Family, build_model, find_family, load_weights
+from ray_yolo.models.families import Family, GivenClasses, build_model, find_family, load_weights
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
@@ -66,7 +66,8 @@ class TrainSpec:
     train: AnnotationIndex
     val: AnnotationIndex
     run_dir: Path
-    weight_classes: tuple[int, ...] | None = None  # number in the initial weights of each class; None: the same
+    # For each class its number in the initial weights, None if it is new there; None: the same numbers
+    weight_classes: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -242,9 +243,17 @@ def build_network(spec: TrainSpec) -> Detector:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(spec.architecture or recipe.model, len(spec.names), spec.anchors)
-    if recipe.weights:
-        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=spec.anchors is not None,
-                     classes=spec.weight_classes)
+    if not recipe.weights:
+        return model
+    weights, rows = read_weights(local_file(recipe.weights)), spec.weight_classes
+    keep_anchors = spec.anchors is not None
+    if rows is None:
+        load_weights(model, weights.tensors, keep_anchors=keep_anchors)
+    elif recipe.match_classes:
+        given = GivenClasses(rows, len(weights.names))
+        load_weights(model, weights.tensors, keep_anchors=keep_anchors, given=given)
+    else:  # the same number of classes, none of them new
+        load_weights(model, weights.tensors, keep_anchors=keep_anchors, classes=cast(tuple[int, ...], rows))
     return model
 
 

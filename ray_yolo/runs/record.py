@@ -8,7 +8,7 @@ from typing import Any
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import Frozen
+from ray_yolo.core.events import Frozen, Lineage
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE
 
@@ -39,8 +39,9 @@ class TransferRecord(Frozen):
     """Tensors of the model."""
     left_out: tuple[str, ...]
     """Names of the others, which start with new values."""
-    classes: tuple[int, ...] | None = None
-    """For each class of the data set, its number in the file; None: the same numbers, or a new class layer."""
+    classes: tuple[int | None, ...] | None = None
+    """For each class of the data set, its number in the file, None for a new class; None in all: the same numbers, or
+    a new class layer."""
     note: str = ""
     """On the classes; '' if both name the same."""
 
@@ -76,6 +77,8 @@ class RunRecord(Frozen):
     origin: dict[str, Any] | None = None
     """For a trial that continues another trial's checkpoint: that trial, and the genes."""
     genes: dict[str, Any] | None = None
+    forked_from: Lineage | None = None
+    """The run that the initial weights come from; None in records of older versions."""
 
 
 Record = RunRecord | SweepRecord

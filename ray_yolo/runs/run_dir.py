@@ -87,14 +87,20 @@ class Run:
         """Whether another process has taken over the run, so that this one must stop."""
         return self.remote is not None and self.remote.is_lost
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint to continue from, in the folder or in its bucket."""
+        if next(newest_first(self.folder), None) is not None:
+            return True
+        with suppress(OSError):
+            return self.remote is not None and not self.remote.checkpoints.is_empty
+        return False
+
     def lost_checkpoints(self) -> str:
         """A warning that training starts again at step 0, although the log has a checkpoint; '': it does not."""
         saved = last_of(read_events(self.folder / EVENTS_FILE), CheckpointEvent)
-        if saved is None or next(newest_first(self.folder), None) is not None:
+        if saved is None or self.has_checkpoints:
             return ""
-        with suppress(OSError):
-            if self.remote and not self.remote.checkpoints.is_empty:
-                return ""
         return (f"this run has saved step {saved.step}, but none of its checkpoints is there any more: it starts again "
                 "at step 0 (press Ctrl-C to restore them from a copy first)")
 

@@ -161,10 +161,21 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent], cost: Goodput, parent_run
         "mlflow.source.name": run.command,
         "mlflow.source.git.commit": run.provenance.get("git_commit"),
         PARENT_TAG: parent_run_id,
+        **_lineage_tags(run),
         **{f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()},
         **{f"ray_yolo.{name}": f"{value:.6g}" for name, value in vars(cost).items()},
     }
     return {key: value for key, value in tags.items() if value}
+
+
+def _lineage_tags(run: RunEvent) -> dict[str, str]:
+    """The run that the initial weights come from, and its epoch, step and digest there."""
+    if run.forked_from is None:
+        return {}
+    origin = run.forked_from
+    return {"ray_yolo.forked_from": origin.run_id, "ray_yolo.forked_from.run": redact(origin.run),
+            "ray_yolo.forked_from.epoch": "" if origin.epoch is None else str(origin.epoch),
+            "ray_yolo.forked_from.step": str(origin.step), "ray_yolo.forked_from.weights": origin.weights}
 
 
 def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:

@@ -48,6 +48,7 @@ NOT_SEARCHED = {
     "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
     "strict": "it only checks the data set; choose --strict for all trials",
     "allow_names": "it only checks the classes of the weights; choose --allow-names for all trials",
+    "match_classes": "it only decides which classes of the weights are kept; choose --match-classes for all trials",
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
     "labels_with_confidence": _NOT_COMPARABLE, "keep_difficult": _NOT_COMPARABLE,
 }

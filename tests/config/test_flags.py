@@ -33,7 +33,8 @@ TRAIN_FLAGS = frozenset([
     "--changes",
     "--single-cls", "--classes", "--fraction", "--multi-scale", "--rect", "--quad", "--image-weights",
     "--noautoanchor", "--noval", "--notest",
-    "--strict", "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult", "--keep-repeats",
+    "--strict", "--allow-empty", "--allow-names", "--match-classes", "--from", "--labels-with-confidence",
+    "--keep-difficult", "--keep-repeats",
     "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
@@ -113,6 +114,7 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
         assert parser_knows == set(command.flags), command.prog
         others = {path for path in command.flags.values() if path not in fields}
         named = {"--recipe"} if has_recipe(command.model) else set()
+        named |= {"--from"} if command.inherit else set()
         assert others == {*OPTIONS, *command.unsupported, *named}, command.prog
 
 
