@@ -63,7 +63,10 @@ def _share(gene: Gene, value: GeneValue) -> float:
 def _value(gene: Gene, share: float) -> GeneValue:
     if gene.kind == "choice":
         return gene.values[round(share * (len(gene.values) - 1))]
-    value = gene.low * (gene.high / gene.low) ** share if gene.log else gene.low + (gene.high - gene.low) * share
+    if gene.log:
+        value = gene.low * (gene.high / gene.low) ** share
+    else:
+        value = gene.low + (gene.high - gene.low) * share
     return nearest(gene, float(f"{value:.5g}"))
 
 
