@@ -221,11 +221,14 @@ def draw(gene: Gene, chance: float) -> GeneValue:
         return gene.values[int(chance * len(gene.values))]
     if gene.kind == "int":
         return int(gene.low) + int(chance * (gene.high - gene.low + 1))
+    return _clip(float(f"{at_share(gene, chance):.{DECIMALS}g}"), gene)
+
+
+def at_share(gene: Gene, share: float) -> float:
+    """The value at a share of a range, from 0, the low end, to 1; of a `log` range by its logarithm."""
     if gene.log:
-        value = gene.low * (gene.high / gene.low) ** chance
-    else:
-        value = gene.low + (gene.high - gene.low) * chance
-    return _clip(float(f"{value:.{DECIMALS}g}"), gene)
+        return gene.low * (gene.high / gene.low) ** share
+    return gene.low + (gene.high - gene.low) * share
 
 
 def _clip(value: float, gene: Gene) -> float:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ray_yolo.tune.evolution import Gene, Genes, GeneValue, nearest
+from ray_yolo.tune.evolution import Gene, Genes, GeneValue, at_share, nearest
 
 REFIT = 10  # rows between two fits
 STEPS = 40  # of a fit
@@ -63,11 +63,7 @@ def _share(gene: Gene, value: GeneValue) -> float:
 def _value(gene: Gene, share: float) -> GeneValue:
     if gene.kind == "choice":
         return gene.values[round(share * (len(gene.values) - 1))]
-    if gene.log:
-        value = gene.low * (gene.high / gene.low) ** share
-    else:
-        value = gene.low + (gene.high - gene.low) * share
-    return nearest(gene, float(f"{value:.5g}"))
+    return nearest(gene, float(f"{at_share(gene, share):.5g}"))
 
 
 @dataclass(frozen=True)
