@@ -38,7 +38,7 @@ from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
-Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 
 EXIT_DIFFERENT, EXIT_SKIP = 1, 125
 """Of `verify --exit-code`, as `git bisect run` reads them: bad, and cannot be tested."""
@@ -509,8 +509,8 @@ def _has_no_reader(file_number: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
-         note: Callable[[Model], str] | None = None) -> int:
+def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config],
+         note: Callable[[Config], str] | None = None) -> int:
     """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
     from ray_yolo.data.index_cache import check_cache_folder
 

@@ -32,7 +32,7 @@ from ray_yolo.config.settings import (
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError, InputError
 
-Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 
 ALIASES = {
     "imgsz": ("--img", "--img-size"),
@@ -86,12 +86,12 @@ OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--version", "--help")
 """Flags of every command that are no fields."""
 
 
-class Command(NamedTuple, Generic[Model]):
+class Command(NamedTuple, Generic[Config]):
     """The flags of one command."""
 
     prog: str
     description: str
-    model: type[Model]
+    model: type[Config]
     paths: Sequence[str]  # config paths with a flag of their own; --set reaches the others
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
@@ -116,10 +116,10 @@ class Command(NamedTuple, Generic[Model]):
         return meanings
 
 
-class Parsed(NamedTuple, Generic[Model]):
+class Parsed(NamedTuple, Generic[Config]):
     """A parsed command line; `origins` holds the source of each value by config path."""
 
-    config: Model
+    config: Config
     origins: dict[str, str]
     dry_run: bool
 
@@ -135,7 +135,7 @@ def flag_name(path: str) -> tuple[str, ...]:
     return own + ALIASES.get(path, ())
 
 
-def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
+def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed[Config]:
     """Configuration of a command line: defaults <- --from <- --recipe <- --config <- --hyp <- flags <- --set, validated
     once.
 

@@ -81,10 +81,10 @@ class RunRecord(Frozen):
     """The run that the initial weights come from; None in records of older versions."""
 
 
-Record = RunRecord | SweepRecord
+FolderRecord = RunRecord | SweepRecord
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> FolderRecord | None:
     """The record of a run folder; None if it does not exist yet.
 
     Raises:
@@ -109,6 +109,6 @@ def log_file(folder: Path) -> Path:
     return folder / (LEDGER_FILE if is_sweep else EVENTS_FILE)
 
 
-def write_record(folder: Path, record: Record) -> None:
+def write_record(folder: Path, record: FolderRecord) -> None:
     """Write the record of a run folder, atomically."""
     atomic_write(folder / RECORD_FILE, json.dumps(record.model_dump(mode="json"), indent=1))

@@ -287,6 +287,18 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         forked_from=lineage_of(resolved.weights))
 
 
+def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
+    """`spec_of` of a run that is to be trained. Without a checkpoint it starts from its initial weights.
+
+    Raises:
+        CheckpointError: if those weights have changed since the first start.
+    """
+    record = run.training
+    if not run.has_checkpoints:
+        check_lineage(record.forked_from, record.recipe.weights)
+    return spec_of(record, run.folder, num_workers, train, val)
+
+
 def spec_of(record: RunRecord, folder: Path, num_workers: int, train: AnnotationIndex, val: AnnotationIndex
             ) -> TrainSpec:
     """The training of a run's record and folder, checked against today's data set and worker count.
@@ -296,8 +308,6 @@ def spec_of(record: RunRecord, folder: Path, num_workers: int, train: Annotation
         DatasetError: if the data set has changed since the first start.
     """
     check_workers(record.recipe, num_workers)
-    if not run.has_checkpoints:
-        check_lineage(record.forked_from, record.recipe.weights)
     if train.digest != record.labels:
         raise DatasetError(f"{record.recipe.data}: the training labels have changed since {folder} was started "
                            f"({record.labels} then, {train.digest} now); restore them, or start a new run "

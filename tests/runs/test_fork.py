@@ -20,7 +20,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.fork import check_lineage, lineage_of
 from ray_yolo.runs.record import RunRecord, read_record
 from ray_yolo.runs.run_dir import find_run
-from ray_yolo.runtime.preflight import read_dataset, spec_of
+from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks.mlflow_plan import plan_run
 from tests.support.jobs import make_config, make_dataset
@@ -157,7 +157,7 @@ def test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was(p
     (folder / "finished").unlink()
     started = find_run(config.recipe, config.placement)
     assert started is not None
-    spec = spec_of(started, 1, train, val)
+    spec = spec_of_run(started, 1, train, val)
     started.release()
     network, given = build_network(spec), read_weights(parent / "weights" / "epoch1.pt").tensors
     fresh = build_network(spec.__class__(**{**vars(spec), "recipe": spec.recipe.model_copy(update={"weights": ""})}))
