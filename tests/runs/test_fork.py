@@ -20,7 +20,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.fork import check_lineage, lineage_of
 from ray_yolo.runs.record import RunRecord, read_record
 from ray_yolo.runs.run_dir import find_run
-from ray_yolo.runtime.preflight import read_dataset
+from ray_yolo.runtime.preflight import read_dataset, spec_of_run
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks.mlflow_plan import plan_run
 from tests.support.jobs import make_config, make_dataset

@@ -309,7 +309,8 @@ def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "weights.pt"
     torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, weights)
-    monkeypatch.setattr("ray_yolo.runtime.trainer.spec_of_run", lambda *given: (weights.unlink(), spec_of_run(*given))[1])
+    monkeypatch.setattr("ray_yolo.runtime.trainer.spec_of_run",
+                        lambda *given: (weights.unlink(), spec_of_run(*given))[1])
     with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
         fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"
