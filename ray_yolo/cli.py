@@ -333,7 +333,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp, or a .pt file")
     parser.add_argument("other", nargs="?", help="the same of another run")
     parser.add_argument("--exit-code", action="store_true", help=(
-        "for `git bisect run`: exit with 0 if both are equal, 1 if they differ, and 125 (skip) if that cannot be told"))
+        "for `git bisect run`: exit with 0 if both are equal, 1 if they differ, 125 (skip) if it cannot be decided"))
     options = parser.parse_args(argv)
     if options.exit_code and not options.other:
         parser.error("--exit-code: needs a second run to compare with")
@@ -348,7 +348,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
         return 3 if code else 0
     if code == EXIT_DIFFERENT or not unclear:
         return code
-    print(redact(f"cannot be told: {unclear}"), file=sys.stderr)
+    print(redact(f"cannot be decided: {unclear}"), file=sys.stderr)
     return EXIT_SKIP
 
 

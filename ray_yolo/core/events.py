@@ -55,7 +55,7 @@ class RowEvent(Event):
     step: int
 
 
-class Lineage(Frozen):
+class ForkOrigin(Frozen):
     """The run whose weights another run starts from."""
 
     run: str
@@ -87,7 +87,7 @@ class RunEvent(Event):
     """The experiment and parent run that MLflow's environment variables named at the start; see `mlflow_plan`."""
     notes: tuple[str, ...] = ()
     """For the user at the start: what follows the placement, and what comes from the initial weights."""
-    forked_from: Lineage | None = None
+    forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in older logs."""
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.twins import find_twins
 
-Kind = Literal["added", "removed", "moved", "replaced", "relabelled"]
-KINDS: tuple[Kind, ...] = ("added", "removed", "moved", "replaced", "relabelled")
+ChangeKind = Literal["added", "removed", "moved", "replaced", "relabelled"]
+KINDS: tuple[ChangeKind, ...] = ("added", "removed", "moved", "replaced", "relabelled")
 
 _DECIMALS = 2  # of a pixel: the same box in two label formats differs in the last bits
 Label = tuple[str, bool, tuple[float, ...], bytes]  # class name, whether it is a crowd, box, outline
@@ -37,10 +37,10 @@ class Image(NamedTuple):
         return sum(count for label, count in self.labels.items() if not label[1])
 
 
-class Change(NamedTuple):
+class ImageChange(NamedTuple):
     """One difference. An image that was moved and relabelled has two of them."""
 
-    kind: Kind
+    kind: ChangeKind
     split: str  # in the new version; '' for a removed image, as the next one
     path: str
     old_split: str  # '' for an added image, as the next one
@@ -68,7 +68,7 @@ def label_digest(labels: Counter[Label]) -> str:
     return hashlib.sha256(repr(sorted(labels.elements())).encode()).hexdigest()[:16]
 
 
-def compare_versions(old: Sequence[Image], new: Sequence[Image]) -> list[Change]:
+def compare_versions(old: Sequence[Image], new: Sequence[Image]) -> list[ImageChange]:
     """The changes from the old to the new version, by split and path.
 
     Images are matched by split and relative path, then by relative path in another split, then by the content of their
@@ -146,11 +146,11 @@ def _has_same_content(pair: tuple[Image, Image]) -> bool:
         return False
 
 
-def _change(kind: Kind, old: Image | None, new: Image | None) -> Change:
+def _change(kind: ChangeKind, old: Image | None, new: Image | None) -> ImageChange:
     before = old.labels if old else Counter[Label]()
     after = new.labels if new else Counter[Label]()
     differing = (before - after) + (after - before)
-    return Change(kind, new.split if new else "", new.path if new else "", old.split if old else "",
+    return ImageChange(kind, new.split if new else "", new.path if new else "", old.split if old else "",
                   old.path if old else "", old.num_boxes if old else 0, new.num_boxes if new else 0,
                   label_digest(before) if old else "", label_digest(after) if new else "",
                   tuple(sorted({name for name, *_ in differing})))

@@ -35,7 +35,7 @@ from ray_yolo.engine.session import Session
 from ray_yolo.models.criterion import Criterion, LossSums, image_numerators
 from ray_yolo.ops.schedule import Rates
 
-Phase = Literal["weights", "forward", "loss", "backward", "sum"]
+StepPhase = Literal["weights", "forward", "loss", "backward", "sum"]
 
 
 class NotFinite(NamedTuple):
@@ -50,7 +50,7 @@ class NotFinite(NamedTuple):
     | sum: over microbatches | the layer | summed gradient of its weight or bias |
     """
 
-    phase: Phase
+    phase: StepPhase
     module: str
     tensor: str
     microbatch: int | None = None  # within the step
@@ -86,7 +86,7 @@ class StepProbe:
         self._handles: list[RemovableHandle] = []
         self._numerators = torch.zeros(0)  # of the images of the present microbatch
         self.microbatches: list[ObservedMicrobatch] = []
-        self.not_finite: dict[Phase, NotFinite] = {}
+        self.not_finite: dict[StepPhase, NotFinite] = {}
         """By phase, in the order in which they appeared: the first one is the cause of the others."""
         self.layers: list[LayerNorms] = []
 
@@ -160,7 +160,7 @@ class StepProbe:
                 tensor.register_hook(_without_result(partial(self._check, "backward", module,
                                                              "gradient of its output")))
 
-    def _check(self, phase: Phase, module: str, tensor: str, value: Tensor, *, in_microbatch: bool = True) -> None:
+    def _check(self, phase: StepPhase, module: str, tensor: str, value: Tensor, *, in_microbatch: bool = True) -> None:
         if phase in self.not_finite or not value.is_floating_point() or bool(value.isfinite().all()):
             return
         microbatch = len(self.microbatches) - 1 if in_microbatch and phase != "weights" else None

@@ -14,17 +14,17 @@ from ray_yolo.ops.boxes import pairwise_iou
 OVERLAP = 0.5  # IoU from which a detection and a label are of the same object
 LEAST_DOUBT = 0.5
 
-Kind = Literal["missing label", "denied label", "wrong class"]
-KINDS: tuple[Kind, ...] = ("missing label", "denied label", "wrong class")
+DoubtKind = Literal["missing label", "denied label", "wrong class"]
+KINDS: tuple[DoubtKind, ...] = ("missing label", "denied label", "wrong class")
 
-Floats = NDArray[np.floating]
-Ints = NDArray[np.integer]
+AnyFloats = NDArray[np.floating]
+AnyInts = NDArray[np.integer]
 
 
 class DoubtfulLabel(NamedTuple):
     """A label that is probably wrong or missing."""
 
-    kind: Kind
+    kind: DoubtKind
     image: int
     box: tuple[float, float, float, float]  # of the label; of the detection for a missing one
     labelled: int | None  # class of the label; None for a missing one
@@ -32,8 +32,8 @@ class DoubtfulLabel(NamedTuple):
     doubt: float  # 0..1
 
 
-def doubtful_labels(detections: Floats, images: Ints, classes: Ints, boxes: Floats, crowds: Floats, most: int
-                    ) -> list[DoubtfulLabel]:
+def doubtful_labels(detections: AnyFloats, images: AnyInts, classes: AnyInts, boxes: AnyFloats, crowds: AnyFloats,
+                    most: int) -> list[DoubtfulLabel]:
     """The labels that are most probably wrong, at most `most`, by what a detector says of them.
 
     A detection and a label belong together if their boxes overlap by an IoU of at least `OVERLAP`, of any class.
@@ -55,7 +55,7 @@ def doubtful_labels(detections: Floats, images: Ints, classes: Ints, boxes: Floa
         images, classes, boxes: (m,), (m,) and (m, 4) of the labels, xyxy in the unit of the detections.
         crowds: (k, 6 or more) rows [image, class, x1, y1, x2, y2, ...] of regions with many objects.
     """
-    found: dict[Kind, list[DoubtfulLabel]] = {kind: [] for kind in KINDS}
+    found: dict[DoubtKind, list[DoubtfulLabel]] = {kind: [] for kind in KINDS}
     by_image = detections[np.argsort(detections[:, 0], kind="stable")]
     for image in np.union1d(detections[:, 0], images).astype(np.int64).tolist():
         first, end = np.searchsorted(by_image[:, 0], [image, image + 1])
@@ -71,11 +71,11 @@ def doubtful_labels(detections: Floats, images: Ints, classes: Ints, boxes: Floa
     return in_turn[:most]
 
 
-def _missing(image: int, detections: Floats, boxes: Floats, crowds: Floats) -> list[DoubtfulLabel]:
+def _missing(image: int, detections: AnyFloats, boxes: AnyFloats, crowds: AnyFloats) -> list[DoubtfulLabel]:
     """Detections of an image, best first, that belong to no label."""
     alone = ~(_overlaps(detections[:, 1:5], boxes) >= OVERLAP).any(1)
     alone &= ~(_covered(detections[:, 1:5], crowds) >= OVERLAP).any(1)
-    kept: list[Floats] = []
+    kept: list[AnyFloats] = []
     doubts = []
     for row in detections[alone & (detections[:, 5] >= LEAST_DOUBT)]:
         box = row[1:5]
@@ -86,7 +86,7 @@ def _missing(image: int, detections: Floats, boxes: Floats, crowds: Floats) -> l
     return doubts
 
 
-def _contradicted(image: int, detections: Floats, classes: Ints, boxes: Floats) -> list[DoubtfulLabel]:
+def _contradicted(image: int, detections: AnyFloats, classes: AnyInts, boxes: AnyFloats) -> list[DoubtfulLabel]:
     """For each label of an image the kind with the highest doubt."""
     belongs = _overlaps(detections[:, 1:5], boxes) >= OVERLAP
     doubts = []
@@ -103,13 +103,13 @@ def _contradicted(image: int, detections: Floats, classes: Ints, boxes: Floats) 
     return doubts
 
 
-def _overlaps(a: Floats, b: Floats) -> Floats:
+def _overlaps(a: AnyFloats, b: AnyFloats) -> AnyFloats:
     """(n, m) IoU; NaN of two boxes without area, which is below every limit."""
     first, second = (torch.from_numpy(np.asarray(boxes, np.float64).reshape(-1, 4)) for boxes in (a, b))
     return pairwise_iou(first, second).numpy()
 
 
-def _covered(boxes: Floats, regions: Floats) -> Floats:
+def _covered(boxes: AnyFloats, regions: AnyFloats) -> AnyFloats:
     """(n, m) share of each box that is inside of each region."""
     low = np.maximum(boxes[:, None, :2], regions[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], regions[None, :, 2:])

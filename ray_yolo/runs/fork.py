@@ -17,7 +17,7 @@ from typing import Any
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import SourcedValue, leaves
 from ray_yolo.core.errors import CheckpointError, InputError
-from ray_yolo.core.events import CheckpointEvent, Event, Lineage, RunEvent
+from ray_yolo.core.events import CheckpointEvent, Event, ForkOrigin, RunEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.location import is_active
 from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
@@ -62,7 +62,7 @@ def fork_settings(source: str, given: Mapping[str, SourcedValue]) -> dict[str, S
     return {path: SourcedValue(value, f"--from {source}") for path, value in inherited.items()}
 
 
-def lineage_of(weights: str) -> Lineage | None:
+def lineage_of(weights: str) -> ForkOrigin | None:
     """The run that a weights file belongs to, and its position there; None if it belongs to no run of this machine."""
     if not weights or is_address(weights):
         return None
@@ -77,11 +77,11 @@ def lineage_of(weights: str) -> Lineage | None:
         return None
     epochs = {row_step: epoch for epoch, row_step in _epoch_ends(events).items()}
     saved = [event for event in events if isinstance(event, CheckpointEvent) and event.step == step and event.digest]
-    return Lineage(run=str(folder), run_id=run.run_id, epoch=epochs.get(step), step=step,
+    return ForkOrigin(run=str(folder), run_id=run.run_id, epoch=epochs.get(step), step=step,
                    weights=saved[-1].digest if saved else "")
 
 
-def check_lineage(recorded: Lineage | None, weights: str) -> None:
+def check_lineage(recorded: ForkOrigin | None, weights: str) -> None:
     """Refuse initial weights that have changed since the first start.
 
     Raises:
@@ -94,7 +94,7 @@ def check_lineage(recorded: Lineage | None, weights: str) -> None:
                           "its own checkpoints are gone, so start a new run with --name")
 
 
-def lineage_line(lineage: Lineage) -> str:
+def lineage_line(lineage: ForkOrigin) -> str:
     """The origin of the initial weights in one line; epochs count from 1, as on the console."""
     at = f"step {lineage.step}" if lineage.epoch is None else f"epoch {lineage.epoch + 1}, step {lineage.step}"
     return f"initial weights: {lineage.run} after {at} (run id {lineage.run_id}); the schedule begins anew"

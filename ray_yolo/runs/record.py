@@ -8,7 +8,7 @@ from typing import Any
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import Frozen, Lineage
+from ray_yolo.core.events import ForkOrigin, Frozen
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE
 
@@ -77,7 +77,7 @@ class RunRecord(Frozen):
     origin: dict[str, Any] | None = None
     """For a trial that continues another trial's checkpoint: that trial, and the genes."""
     genes: dict[str, Any] | None = None
-    forked_from: Lineage | None = None
+    forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in records of older versions."""
 
 

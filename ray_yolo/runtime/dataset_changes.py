@@ -14,7 +14,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_cell
 from ray_yolo.core.redact import printable
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.data.versions import KINDS, Change, Image, compare_versions, count_boxes, images_of
+from ray_yolo.data.versions import KINDS, Image, ImageChange, compare_versions, count_boxes, images_of
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
@@ -45,7 +45,7 @@ def compare_datasets(data: str, against: str, runs: Sequence[Path], placement: P
     changes = compare_versions(old, new)
     classes = _class_rows(old, new, changes, precisions)
     folder = output_folder(placement, [image.file for image in (*old, *new)])
-    atomic_write(folder / "changes.csv", _as_csv(Change._fields, [
+    atomic_write(folder / "changes.csv", _as_csv(ImageChange._fields, [
         [*change[:-1], " ".join(change.classes)] for change in changes]), durable=False)
     atomic_write(folder / "classes.csv", _as_csv(_CLASS_COLUMNS, classes), durable=False)
     publish(folder)
@@ -76,7 +76,7 @@ def _read(data: str) -> list[Image]:
     return images_of(indices, description.root)
 
 
-def _split_table(old: Sequence[Image], new: Sequence[Image], changes: Sequence[Change]) -> list[str]:
+def _split_table(old: Sequence[Image], new: Sequence[Image], changes: Sequence[ImageChange]) -> list[str]:
     """A row for each split; a moved image counts where it is now, a removed one where it was."""
     before, after = Counter(image.split for image in old), Counter(image.split for image in new)
     of_split = Counter((change.split or change.old_split, change.kind) for change in changes)
@@ -87,7 +87,7 @@ def _split_table(old: Sequence[Image], new: Sequence[Image], changes: Sequence[C
     return lines
 
 
-def _class_rows(old: Sequence[Image], new: Sequence[Image], changes: Sequence[Change],
+def _class_rows(old: Sequence[Image], new: Sequence[Image], changes: Sequence[ImageChange],
                 precisions: Sequence[Mapping[str, float | None]]) -> list[list[object]]:
     """A row for each class of either version, in the columns of `_CLASS_COLUMNS`; None where there is no number."""
     before, after = count_boxes(old), count_boxes(new)

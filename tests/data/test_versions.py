@@ -14,7 +14,7 @@ import pytest
 from ray_yolo import cli
 from ray_yolo.core.errors import InputError
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.data.versions import Change, Kind, compare_versions, images_of
+from ray_yolo.data.versions import ChangeKind, ImageChange, compare_versions, images_of
 from ray_yolo.runtime.dataset_check import read_readable_splits
 from tests.support import run_log
 from tests.support.jobs import make_dataset
@@ -34,7 +34,7 @@ def versions(tmp_path: Path) -> tuple[Path, Path]:
     return old, new
 
 
-def changes(old: Path, new: Path) -> list[Change]:
+def changes(old: Path, new: Path) -> list[ImageChange]:
     images = []
     for folder in (old, new):
         description = read_description(folder)
@@ -44,7 +44,7 @@ def changes(old: Path, new: Path) -> list[Change]:
     return compare_versions(*images)
 
 
-def kinds(found: Sequence[Change]) -> list[tuple[Kind, str, str]]:
+def kinds(found: Sequence[ImageChange]) -> list[tuple[ChangeKind, str, str]]:
     return [(change.kind, change.old_path, change.path) for change in found]
 
 

@@ -14,7 +14,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import CheckpointError, InputError
-from ray_yolo.core.events import CheckpointEvent, Lineage, RunEvent
+from ray_yolo.core.events import CheckpointEvent, ForkOrigin, RunEvent
 from ray_yolo.engine.build import build_network
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.fork import check_lineage, lineage_of
@@ -144,7 +144,7 @@ def test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was(p
     [saved] = [event for event in read_events(parent / EVENTS_FILE)
                if isinstance(event, CheckpointEvent) and "epoch1" in event.kinds]
     [past] = [event for event in read_events(parent / EVENTS_FILE) if isinstance(event, RunEvent)]
-    lineage = Lineage(run=str(parent), run_id=past.run_id, epoch=1, step=saved.step, weights=saved.digest)
+    lineage = ForkOrigin(run=str(parent), run_id=past.run_id, epoch=1, step=saved.step, weights=saved.digest)
     assert record.forked_from == run.forked_from == lineage
     plan = plan_run(events)
     assert plan is not None
