@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,14 +26,13 @@ from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, 
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.settings import config_fields, describe
+from ray_yolo.config.settings import SourcedValue, config_fields, describe
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.fork import fork_settings
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -53,6 +52,14 @@ QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 
 
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
+
+
+def _fork_settings(source: str, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """`fork_settings`, whose module loads NumPy: help must not wait for that."""
+    from ray_yolo.runs.fork import fork_settings
+
+    return fork_settings(source, given)
+
 
 TRAIN = Command(
     prog="python -m ray_yolo.train",
@@ -74,7 +81,7 @@ TRAIN = Command(
         "--bbox_interval": _MLFLOW,
         "--artifact_alias": _MLFLOW,
     },
-    inherit=fork_settings,
+    inherit=_fork_settings,
 )
 
 VAL = Command(
