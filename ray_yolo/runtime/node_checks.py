@@ -26,12 +26,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray_yolo
 from ray_yolo.config.model_facts import plugins
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.image_cache import room_for_images
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.remote import WAIT_SECONDS, snapshot
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import available_resources

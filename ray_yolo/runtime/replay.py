@@ -24,7 +24,8 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_count, format_number
 from ray_yolo.core.redact import printable
 from ray_yolo.core.system import cores, keep_freed_memory
-from ray_yolo.engine.build import TrainSpec, WorkerContext, device_name, local_device
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.devices import device_name, local_device
 from ray_yolo.engine.loop import StepResult
 from ray_yolo.engine.probe import LayerNorms, NotFinite, ObservedImage, ReplaySession
 from ray_yolo.plots.boxes import Picture, plot_pictures

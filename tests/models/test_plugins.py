@@ -15,8 +15,8 @@ import pytest
 
 from ray_yolo.config import model_facts
 from ray_yolo.config.model_facts import MODELS, plugin_of, plugins
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import ConfigError
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.models.families import find_family
 
 TOY = Path(__file__).parents[1] / "support" / "toy_family"

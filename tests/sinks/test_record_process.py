@@ -18,7 +18,7 @@ import pytest
 from ray_yolo import sync
 from ray_yolo.core.events import WarningEvent
 from ray_yolo.core.system import set_priority
-from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks import record_process
