@@ -193,7 +193,7 @@ def test_a_process_that_may_have_caused_an_error_is_replaced(
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray_session")
-def test_a_sweep_whose_workers_and_trials_are_killed_has_the_rows_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_killed_workers_and_trials_do_not_change_a_sweeps_rows(tmp_path: Path) -> None:
     uninterrupted, done = pool_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
     hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
