@@ -185,6 +185,13 @@ class TestEnds:
             monkeypatch.setattr("sys.stdout.isatty", lambda shown=is_terminal: shown, raising=False)
             assert waiting_limit() == expected
 
+    def test_in_a_notebook_a_training_waits_as_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The next cell may open `results.png`."""
+        monkeypatch.setattr(record_process, "ends_with_command", lambda: False)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+        monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+        assert waiting_limit() == JOB_SECONDS
+
 
 @pytest.mark.slow
 @pytest.mark.record_process
