@@ -33,7 +33,7 @@ from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.watchdog import drain_nodes
 
 _POLL_SECONDS = 1.0
-_SHARE_SECONDS = 2.0  # between two looks at what other programs of the cluster wait for
+_SHARE_SECONDS = 1.0  # between two looks at what other programs of the cluster wait for
 _TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
 _END_SECONDS = 15.0  # for the other workers, after the first has finished
 
