@@ -126,6 +126,11 @@ def room(placement: Placement, gpus: float) -> int:
                for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
 
 
+def own_job() -> str:
+    """Ray's id of this program."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
 def placement_groups() -> list[Group]:
     """The cluster's placement groups that hold CPUs or GPUs or wait for them."""
     return read_groups(placement_group_table(), creator_of)

@@ -190,6 +190,22 @@ def test_a_higher_priority_gets_all_that_is_above_the_minimum_of_the_others() ->
     assert world.extras() == {"b": 3, "a": 1}
 
 
+def test_a_worker_that_has_come_back_stays_for_a_minute() -> None:
+    world = World(4, {"a": (0, 4), "b": (0, 1), "c": (0, 1)})
+    world.start("a")
+    world.start("b")
+    world.run(PATIENCE_SECONDS + 2)
+    assert world.extras() == {"a": 2}
+    world.end("b")
+    world.run(CALM_SECONDS + 2)
+    assert world.extras() == {"a": 3}
+    back, _, _ = world.moves[-1]
+    world.start("c")
+    world.run(CALM_SECONDS + PATIENCE_SECONDS)
+    again, _, number = world.moves[-1]
+    assert (number, again - back) == (3, CALM_SECONDS)
+
+
 @settings(max_examples=40, deadline=None)
 @given(cpus=st.integers(2, 8),
        jobs=st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 6)), min_size=2, max_size=4),

@@ -188,7 +188,7 @@ class Supervisor:
         self._leaving: dict[int, str] = {}  # workers on draining nodes: their end is no failure
         self._held: dict[int, str] = {}  # empty bundles on draining nodes; launched once Ray has moved them
         self._trainable_at = time.monotonic()  # when a worker was present last, or could have been placed
-        self._sharing = Sharing(ray.get_runtime_context().get_job_id(), time.monotonic)
+        self._sharing = Sharing(cluster.own_job(), time.monotonic)
         self._giving: set[int] = set()  # bundles whose workers are about to leave for other programs
         self._share_at = time.monotonic()
 
