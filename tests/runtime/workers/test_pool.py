@@ -179,7 +179,7 @@ def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_
     desk.supervisor.poll()
     assert desk.not_assigned[-1] == {2}
     assert "place 2 is given to program other" in desk.said[-1]
-    assert desk.given == [3]  # nobody works in it; it would take what is given
+    assert desk.given == [3]  # no worker runs in it; it would take what is given
     desk.waiting = []
     desk.supervisor.poll()
     assert desk.given == [3]  # the worker still finishes its step
@@ -248,7 +248,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     events: list[PlacementEvent] = []
 
     def ask(bundles: list[dict[str, float]], strategy: str = "PACK", *, name: str) -> Group:
-        names.append(name.split("/")[1])
+        names.append(name.rpartition("/")[0])
         made.append(Group(bundles, f"g{len(made)}"))
         return made[-1]
 
@@ -259,7 +259,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     monkeypatch.setattr(ray_internals, "placement_group_table", table)
     monkeypatch.setattr(pool, "remove_placement_group", lambda group: freed.append(group.id.hex()))
     monkeypatch.setattr(ray, "put", lambda value: value)
-    given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
+    given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0, priority=-3)
     found = WorkerPool(work, {}, given, 0.0, events.append)
     found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
     assert found.replace_lost_groups() == []
@@ -271,7 +271,8 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     assert [(event.group, event.instead_of) for event in events] == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
     assert [group for group, _ in found._bundles] == [made[2], made[3], made[1]]
     assert found.replace_lost_groups() == []
-    assert names == ["minimum", "extra", "minimum", "minimum"]
+    # what the drivers of other jobs read
+    assert names == ["ray_yolo/minimum/-3/0", "ray_yolo/extra/-3/2", "ray_yolo/minimum/-3/0", "ray_yolo/minimum/-3/1"]
 
 
 def test_a_bundle_above_the_minimum_is_given_away_and_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
