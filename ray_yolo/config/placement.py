@@ -57,6 +57,8 @@ class Placement(ConfigModel):
     callbacks: str = ""
     """User functions that the driver calls: package.module[:object] or file.py[:object] with any of
     on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
+    priority: int = Field(0, ge=-10, le=10)
+    """Of a range of workers: those above the minimum leave for jobs of equal or higher priority that wait."""
     max_failures: int = Field(3, ge=-1)
     """Consecutive worker failures allowed without a new checkpoint; -1: no limit."""
     wait_for_resources: float = Field(15.0, ge=0.0)

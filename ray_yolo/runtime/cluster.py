@@ -40,6 +40,7 @@ from ray_yolo.runtime.ray_internals import (
     other_jobs,
 )
 from ray_yolo.runtime.resources import NodeResources
+from ray_yolo.runtime.sharing import Group, read_groups
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages reduce page faults. glibc
 # reads these variables when a process starts, so they take effect in Ray's workers. Measured gain on CPU:
@@ -123,6 +124,21 @@ def room(placement: Placement, gpus: float) -> int:
     draining, needed = draining_nodes(), resources_of(placement, gpus).items()
     return sum(min(int(node["Resources"].get(kind, 0.0) / amount + 1e-9) for kind, amount in needed)
                for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
+
+
+def own_job() -> str:
+    """Ray's id of this program."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def placement_groups() -> list[Group]:
+    """The cluster's placement groups that hold CPUs or GPUs or wait for them."""
+    return read_groups(placement_group_table(), creator_of)
+
+
+def describe_job(job: str) -> str:
+    """The command of another job of the cluster, without secrets, or its id if it has ended."""
+    return redact(other_jobs().get(job, f"job {job}"))[:_LONGEST_JOB]
 
 
 def describe_wait(placement: Placement, gpus: float) -> str:

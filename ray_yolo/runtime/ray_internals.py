@@ -94,6 +94,11 @@ def is_removed(group: PlacementGroup) -> bool:
     return bool(placement_group_table(group)["state"] == "REMOVED")
 
 
+def is_waiting(group: PlacementGroup) -> bool:
+    """Whether a placement group waits for its first resources."""
+    return bool(placement_group_table(group)["state"] == "PENDING")
+
+
 def has_lost_all_nodes(group: PlacementGroup) -> bool:
     """Whether Ray reschedules all bundles of a placement group."""
     table = placement_group_table(group)

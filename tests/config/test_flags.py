@@ -38,7 +38,7 @@ TRAIN_FLAGS = frozenset([
     "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
-    "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
+    "--priority", "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
     "--keep-checkpoints", "--nosave", "--noplots", "--timeout-seconds",
     "--stall-seconds", "--stop-after", "--register", "--registered-name", "--callbacks", "--bucket",
     "--evolve",

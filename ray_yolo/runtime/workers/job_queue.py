@@ -151,6 +151,7 @@ class JobQueue:
         self._ended: dict[int, tuple[_QueueWorker, float]] = {}  # by bundle; and when: the driver reports the reason
         self._recalled: set[str] = set()  # those that have to leave their job, but not because of their node
         self._draining: frozenset[str] = frozenset()  # nodes
+        self._given: frozenset[int] = frozenset()  # bundles that other programs of the cluster get
         self._progress, self._scanned = 0, -math.inf
         self._has_changed = True  # since the next jobs were chosen
         self._next_needed: str | None = None  # the job that the next idle worker gets
@@ -213,12 +214,12 @@ class JobQueue:
         """Work for an idle worker.
 
         Returns:
-            The assignment; `leave`: its node is draining; `over`: the queue is closed; or, if there is no work yet, the
-            seconds until it should ask again.
+            The assignment; `leave`: its node is draining, or its bundle is given away; `over`: the queue is closed; or,
+            if there is no work yet, the seconds until it should ask again.
         """
         if self._closed is not None:
             return "over"
-        if worker.node in self._draining:
+        if worker.node in self._draining or worker.number in self._given:
             self._remove(uid)
             return "leave"
         idle = self._set_idle(uid, worker)
@@ -276,11 +277,16 @@ class JobQueue:
         """Make the workers on exactly these nodes leave after the current step. Returns the node of each, by the number
         of its bundle."""
         if nodes != self._draining:
-            self._draining, self._has_changed = frozenset(nodes), True
-            for team in self._teams.values():
-                team.leaving = {uid for uid, worker in team.workers.items() if self._leaves(worker)}
+            self._draining = frozenset(nodes)
+            self._mark_leaving()
         return {worker.identity.number: worker.identity.node for worker in self._workers.values()
                 if worker.identity.node in nodes}
+
+    def give_bundles(self, numbers: Collection[int]) -> None:
+        """Make the workers of exactly these bundles leave after the current step, for other programs of the cluster."""
+        if numbers != self._given:
+            self._given = frozenset(numbers)
+            self._mark_leaving()
 
     def mark_lost(self, errors: Mapping[int, Exception]) -> list[int]:
         """The driver reports bundles whose processes have ended, and why. Returns those that trained no job; a job
@@ -358,7 +364,17 @@ class JobQueue:
         return worker
 
     def _leaves(self, worker: _QueueWorker) -> bool:
-        return worker.draining or worker.identity.node in self._draining
+        return worker.draining or self._leaves_pool(worker)
+
+    def _leaves_pool(self, worker: _QueueWorker) -> bool:
+        """Whether a worker leaves for good: its end is no failure."""
+        return worker.identity.node in self._draining or worker.identity.number in self._given
+
+    def _mark_leaving(self) -> None:
+        """Mark the workers that leave after a change of what is draining or given away."""
+        self._has_changed = True
+        for team in self._teams.values():
+            team.leaving = {uid for uid, worker in team.workers.items() if self._leaves(worker)}
 
     def _staying(self, job: str) -> int:
         """The number of workers that train a job and stay."""
@@ -403,8 +419,8 @@ class JobQueue:
         return min(can, key=lambda name: (open_jobs[name].priority, counts[name]), default=None)
 
     def _fail(self, worker: _QueueWorker, error: Exception | None) -> None:
-        """Report a failure to a worker's job. If its node was draining, a lost worker is none."""
-        if worker.job not in self._jobs or worker.identity.node in self._draining:
+        """Report a failure to a worker's job. If it was to leave the pool, a lost worker is none."""
+        if worker.job not in self._jobs or self._leaves_pool(worker):
             return
         job = self._jobs[worker.job]
         job.failures.append(Failure(worker.number, error))

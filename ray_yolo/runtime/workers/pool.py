@@ -2,8 +2,9 @@
 
 Ray reserves a bundle as soon as its resources are available. If its node is lost, Ray reserves it again on another
 node. The minimum number of workers share one placement group with the placement strategy. Each further worker has its
-own group, which waits for resources without blocking the others. The pool therefore need not track nodes or other jobs:
-a bundle is either used or waits. The workers train the jobs of a queue (`job_queue.py`).
+own group, which waits for resources without blocking the others. The pool therefore need not track nodes: a bundle is
+either used or waits. Only while another program of the cluster waits for what a further worker holds, this worker
+leaves, and its bundle is given away (`runtime/sharing.py`). The workers train the jobs of a queue (`job_queue.py`).
 
 An elastic training is a pool with one job; a sweep is a pool with many. Ray Train would restart all workers whenever
 their number changes.
@@ -23,13 +24,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import Emit, PlacementEvent
+from ray_yolo.core.formatting import format_count
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed
+from ray_yolo.runtime.ray_internals import available_resources, has_lost_all_nodes, is_removed, is_waiting
+from ray_yolo.runtime.sharing import CALM_SECONDS, Kind, Sharing, group_name
 from ray_yolo.runtime.workers.client import QueueHandle, answer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.watchdog import drain_nodes
 
 _POLL_SECONDS = 1.0
+_SHARE_SECONDS = 1.0  # between two looks at what other programs of the cluster wait for
 _TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
 _END_SECONDS = 15.0  # for the other workers, after the first has finished
 
@@ -49,9 +53,12 @@ class WorkerPool:
                  emit: Emit = lambda event: None) -> None:
         self._resources, self._emit = cluster.resources_of(placement, gpus), emit
         self._resources |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
+        self._placement = placement
         self.groups: list[PlacementGroup] = []
-        shared = self._request(placement.min_workers, placement.placement_strategy)
-        self._bundles = [(shared, index) for index in range(placement.min_workers)]
+        shared = self._request(0, placement.min_workers, placement.placement_strategy)
+        # None: it is given away
+        self._bundles: list[tuple[PlacementGroup, int] | None] = [(shared, index)
+                                                                  for index in range(placement.min_workers)]
         self._config = ray.put(dict(config))
         self._task = ray.remote(  # max_calls: a process for each
             max_calls=1, max_retries=0, num_cpus=placement.cpus, num_gpus=gpus,
@@ -72,8 +79,34 @@ class WorkerPool:
     def grow(self, size: int) -> range:
         """Request bundles until there are at least `size`. Returns the numbers of the new ones."""
         new = range(len(self), max(size, len(self)))
-        self._bundles += [(self._request(), 0) for _ in new]
+        self._bundles += [(self._request(number), 0) for number in new]
         return new
+
+    @property
+    def given(self) -> list[int]:
+        """The bundles that are given away."""
+        return [number for number, bundle in enumerate(self._bundles) if bundle is None]
+
+    def waiting_extras(self) -> list[int]:
+        """The bundles above the minimum that wait for resources."""
+        return [number for number, bundle in enumerate(self._bundles)
+                if number >= self._placement.min_workers and bundle and is_waiting(bundle[0])]
+
+    def give(self, number: int) -> None:
+        """Remove the bundle of a worker above the minimum that has ended, or has not started."""
+        bundle = self._bundles[number]
+        if bundle is None:
+            return
+        group, _ = bundle
+        self._bundles[number] = None
+        self._running = {task: other for task, other in self._running.items() if other != number}
+        self.groups.remove(group)
+        remove_placement_group(group)
+
+    def take_back(self, number: int) -> None:
+        """Request a bundle again that was given away, and start a worker in it."""
+        self._bundles[number] = (self._request(number), 0)
+        self.launch(number)
 
     def replace_lost_groups(self) -> list[int]:
         """Replace placement groups that have lost all their nodes by new groups of one bundle.
@@ -88,17 +121,19 @@ class WorkerPool:
         for group in tuple(self.groups):
             if not has_lost_all_nodes(group):
                 continue
-            numbers = {number for number, (its, _) in enumerate(self._bundles) if its == group}
+            numbers = {number for number, bundle in enumerate(self._bundles) if bundle and bundle[0] == group}
             for number in numbers:
-                self._bundles[number] = (self._request(instead_of=group.id.hex()), 0)
+                self._bundles[number] = (self._request(number, instead_of=group.id.hex()), 0)
             relaunch += [number for number in self._running.values() if number in numbers]
             self._running = {task: number for task, number in self._running.items() if number not in numbers}
             self.groups.remove(group)
             remove_placement_group(group)
         return relaunch
 
-    def _request(self, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
-        self.groups.append(placement_group([self._resources] * bundles, strategy=strategy))
+    def _request(self, number: int, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
+        kind: Kind = "minimum" if number < self._placement.min_workers else "extra"
+        name = group_name(kind, self._placement.priority, number)
+        self.groups.append(placement_group([self._resources] * bundles, strategy=strategy, name=name))
         self._emit(PlacementEvent(group=self.groups[-1].id.hex(), instead_of=instead_of))
         return self.groups[-1]
 
@@ -108,7 +143,9 @@ class WorkerPool:
         Raises:
             LostWorkersError: if another process has removed the group, as stopping a training does.
         """
-        group, index = self._bundles[number]
+        bundle = self._bundles[number]
+        assert bundle is not None, "it is not given away"
+        group, index = bundle
         if is_removed(group):
             raise LostWorkersError("the workers' placement group was removed")
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
@@ -151,6 +188,9 @@ class Supervisor:
         self._leaving: dict[int, str] = {}  # workers on draining nodes: their end is no failure
         self._held: dict[int, str] = {}  # empty bundles on draining nodes; launched once Ray has moved them
         self._trainable_at = time.monotonic()  # when a worker was present last, or could have been placed
+        self._sharing = Sharing(cluster.own_job(), time.monotonic)
+        self._giving: set[int] = set()  # bundles whose workers are about to leave for other programs
+        self._share_at = time.monotonic()
 
     def poll(self) -> bool:
         """Check all bundles once. Returns whether there is no more work."""
@@ -163,19 +203,49 @@ class Supervisor:
         relaunch = self._pool.replace_lost_groups() if failed or present < len(self._pool) else []
         if failed or relaunch:
             self._report(failed, relaunch)
-        self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed, *relaunch)}
+        for number in (*returned, *failed, *relaunch):
+            if number in self._giving:
+                self._giving.discard(number)
+                self._pool.give(number)
+            else:
+                self._held[number] = self._leaving.pop(number, "")
         for number in [number for number, node in self._held.items() if node not in self._draining]:
             del self._held[number]
             self._pool.launch(number)
+        if cluster.is_shared() and time.monotonic() >= self._share_at:
+            self._share_at = time.monotonic() + _SHARE_SECONDS
+            self._share()
         self._check_room(present)
         return False
+
+    def _share(self) -> None:
+        """Give a place to another program of the cluster that waits for it, or request places again."""
+        decision = self._sharing.decide(cluster.placement_groups(), available_resources().values(), self._giving)
+        if decision.give is not None:
+            self._giving.add(decision.give)
+            self._policy.notify(f"worker place {decision.give} is given to {cluster.describe_job(decision.to)}, which "
+                                f"waits for it; it is requested again after {CALM_SECONDS:g} s in which nothing waits")
+        if self._giving or self._pool.given:
+            given = {*self._giving, *self._pool.given}
+            answer(self._queue.give_bundles.remote(given))  # again: a queue that was restarted does not know it
+        if decision.withdraws:
+            for number in self._pool.waiting_extras():
+                self._pool.give(number)
+        if decision.takes_back and self._pool.given and not self._giving:
+            numbers = self._pool.given
+            answer(self._queue.give_bundles.remote(set()))
+            for number in numbers:
+                self._pool.take_back(number)
+                self._sharing.took_back(number)
+            self._policy.notify(f"{format_count(len(numbers), 'worker place')} that other programs got is requested "
+                                "again")
 
     def _report(self, failed: Mapping[int, Exception], relaunch: Collection[int]) -> None:
         """Report lost workers to the queue; decide about those that trained nothing."""
         moved = {number: LostWorkersError("its node is lost") for number in relaunch}
         without_job = answer(self._queue.mark_lost.remote({**moved, **failed}))
         counted = {number: failed[number] for number in without_job
-                   if number in failed and number not in self._leaving}
+                   if number in failed and number not in self._leaving and number not in self._giving}
         if counted:
             self._policy.decide_idle(counted, answer(self._queue.progress.remote()))
 

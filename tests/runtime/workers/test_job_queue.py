@@ -242,6 +242,19 @@ def test_workers_of_a_node_that_is_taken_away_leave_after_the_step_and_are_no_fa
     assert desk.acquire("a") == [("1", 1)]
 
 
+def test_the_workers_of_bundles_that_are_given_away_leave_after_the_step_and_are_no_failures() -> None:
+    desk = working()
+    desk.queue.give_bundles({0})
+    assert desk.heartbeat("abcd") == [True, False, False, False]
+    desk.end("a", None)
+    assert desk.acquire("a") == ["leave"]
+    desk.queue.give_bundles({0, 1})
+    assert desk.queue.mark_lost({1: DIED}) == []  # before it could leave
+    assert desk.failures("1") == []
+    desk.queue.give_bundles(set())
+    assert desk.acquire("a") == [("1", 0)]
+
+
 def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
     """One that got SIGTERM, and one on a node that is taken away: a single worker saves and trains on until then."""
     desk = working()

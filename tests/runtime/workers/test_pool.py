@@ -15,7 +15,8 @@ import ray.exceptions
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
-from ray_yolo.runtime import cluster, ray_internals
+from ray_yolo.runtime import cluster, ray_internals, sharing
+from ray_yolo.runtime.sharing import CALM_SECONDS, PATIENCE_SECONDS
 from ray_yolo.runtime.workers import pool
 from ray_yolo.runtime.workers.pool import WorkerPool
 
@@ -71,6 +72,11 @@ class Desk:
         self.present, self.missing, self.replaced = 2, "", 0
         self.relaunch: list[int] = []
         self.training: set[int] = set()  # a job
+        self.groups: list[sharing.Group] = []  # of the cluster
+        self.given: list[int] = []
+        self.waiting: list[int] = []
+        self.not_assigned: list[set[int]] = []
+        self.said: list[str] = []
         desk = self
 
         queue: Any = SimpleNamespace(  # answers at once
@@ -83,11 +89,20 @@ class Desk:
         class FailurePolicy:
             """Records the decisions that it is asked for."""
 
-            def notify(self, text: str) -> None: ...
+            def notify(self, text: str) -> None:
+                desk.said.append(text)
+
             def decide_idle(self, failures: dict[int, Exception], progress: int) -> None:
                 desk.decided.append((failures, progress))
 
+        queue.give_bundles = SimpleNamespace(remote=self.not_assigned.append)
         monkeypatch.setattr(pool, "answer", lambda found: found)
+        monkeypatch.setattr(cluster, "own_job", lambda: "own")
+        monkeypatch.setattr(cluster, "is_shared", lambda: bool(self.groups))
+        monkeypatch.setattr(cluster, "placement_groups", lambda: self.groups)
+        monkeypatch.setattr(cluster, "describe_job", lambda job: f"program {job}")
+        monkeypatch.setattr(pool, "available_resources", lambda: {})
+        monkeypatch.setattr(pool, "_SHARE_SECONDS", 0.0)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "leave_notice", str)
         monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.missing)
@@ -113,6 +128,19 @@ class Desk:
         """A worker is launched in a bundle."""
         self.launched.append(number)
 
+    def waiting_extras(self) -> list[int]:
+        """Those that no worker has yet."""
+        return self.waiting
+
+    def give(self, number: int) -> None:
+        """A bundle is removed."""
+        self.given.append(number)
+
+    def take_back(self, number: int) -> None:
+        """A bundle is requested again."""
+        self.given = [other for other in self.given if other != number]
+        self.launched.append(number)
+
     def replace_lost_groups(self) -> list[int]:
         """Groups of lost nodes are replaced."""
         self.replaced += 1
@@ -133,6 +161,42 @@ def test_a_lost_worker_is_decided_about_and_replaced(desk: Desk) -> None:
     desk.supervisor.poll()
     assert desk.launched[2:] == [1, 2]
     assert desk.decided[1:] == [({2: LOST}, 7)]  # the job's driver decides about the other one
+
+
+def extra(job: str, number: int, *, is_placed: bool = True) -> sharing.Group:
+    return sharing.Group(f"{job}{number}", job, is_placed, ({"CPU": 1.0},), False, "extra", 0, number)
+
+
+def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_later(
+        desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(desk.supervisor._sharing, "_clock", lambda: now[0])
+    placed = [extra("own", 1), extra("own", 2)]
+    desk.groups, desk.waiting = [*placed, sharing.Group("w", "other", False, ({"CPU": 1.0},), False)], [3]
+    desk.supervisor.poll()
+    assert desk.not_assigned == []
+    now[0] = PATIENCE_SECONDS
+    desk.supervisor.poll()
+    assert desk.not_assigned[-1] == {2}
+    assert "place 2 is given to program other" in desk.said[-1]
+    assert desk.given == [3]  # no worker runs in it; it would take what is given
+    desk.waiting = []
+    desk.supervisor.poll()
+    assert desk.given == [3]  # the worker still finishes its step
+    desk.outcome = ({}, {2: LOST})  # it dies instead
+    desk.supervisor.poll()
+    assert desk.given == [3, 2]
+    assert desk.decided == []
+    assert desk.launched == []
+    desk.groups = [extra("own", 1)]
+    now[0] += CALM_SECONDS - 1.0
+    desk.supervisor.poll()
+    assert desk.given == [3, 2]
+    now[0] += 1.0
+    desk.supervisor.poll()
+    assert desk.launched == [3, 2]
+    assert desk.not_assigned[-1] == set()
+    assert desk.said[-1] == "2 worker places that other programs got is requested again"
 
 
 def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_elsewhere(desk: Desk) -> None:
@@ -179,10 +243,12 @@ class Group:
 def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
         monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Group] = []
+    names: list[str] = []
     freed: list[str] = []
     events: list[PlacementEvent] = []
 
-    def ask(bundles: list[dict[str, float]], strategy: str = "PACK") -> Group:
+    def ask(bundles: list[dict[str, float]], strategy: str = "PACK", *, name: str) -> Group:
+        names.append(name.rpartition("/")[0])
         made.append(Group(bundles, f"g{len(made)}"))
         return made[-1]
 
@@ -193,7 +259,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     monkeypatch.setattr(ray_internals, "placement_group_table", table)
     monkeypatch.setattr(pool, "remove_placement_group", lambda group: freed.append(group.id.hex()))
     monkeypatch.setattr(ray, "put", lambda value: value)
-    given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
+    given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0, priority=-3)
     found = WorkerPool(work, {}, given, 0.0, events.append)
     found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
     assert found.replace_lost_groups() == []
@@ -205,6 +271,36 @@ def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
     assert [(event.group, event.instead_of) for event in events] == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
     assert [group for group, _ in found._bundles] == [made[2], made[3], made[1]]
     assert found.replace_lost_groups() == []
+    # what the drivers of other jobs read
+    assert names == ["ray_yolo/minimum/-3/0", "ray_yolo/extra/-3/2", "ray_yolo/minimum/-3/0", "ray_yolo/minimum/-3/1"]
+
+
+def test_a_bundle_above_the_minimum_is_given_away_and_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Group] = []
+    freed: list[str] = []
+
+    def ask(bundles: list[dict[str, float]], strategy: str = "PACK", *, name: str) -> Group:
+        made.append(Group(bundles, f"g{len(made)}"))
+        return made[-1]
+
+    monkeypatch.setattr(pool, "placement_group", ask)
+    monkeypatch.setattr(pool, "is_waiting", lambda group: group.state == "PENDING")
+    monkeypatch.setattr(pool, "remove_placement_group", lambda group: freed.append(group.id.hex()))
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    found = WorkerPool(work, {}, Placement(num_workers=(1, 4), cpus_per_worker=1.0, workers=0), 0.0)
+    made[0].state = made[3].state = "PENDING"
+    assert found.waiting_extras() == [3]  # the minimum is no extra
+    found._running = {"task": 2, "other": 0}
+    found.give(2)
+    found.give(2)  # once more does nothing
+    assert (found.given, freed, found._running) == ([2], ["g2"], {"other": 0})
+    assert found.waiting_extras() == [3]
+    launched: list[int] = []
+    monkeypatch.setattr(found, "launch", launched.append)
+    found.take_back(2)
+    assert (found.given, launched) == ([], [2])
+    assert found._bundles[2] == (made[4], 0)
+    assert list(found.grow(5)) == [4]
 
 
 def test_without_workers_and_without_room_for_any_training_ends(desk: Desk) -> None:
