@@ -59,7 +59,7 @@ ALIASES = {
 ALONE = {"cache": "ram", "resume": "auto"}
 """Flags with an optional value, and their value without one."""
 
-SEVERAL = ("imgsz", "freeze", "changes", "classes")
+SEVERAL = ("imgsz", "freeze", "changes", "classes", "a", "b")
 """Flags that take one or more values."""
 
 FILES = {
@@ -76,7 +76,7 @@ METAVARS = {
     "changes": "EPOCH:PATH=VALUE",
     "num_workers": "N|LOW-HIGH|auto", "address": "HOST:PORT", "project": "DIR", "storage_path": "DIR|ADDRESS",
     "resume": "RUN", "mlflow_uri": "URI", "imgsz": "PIXELS", "freeze": "N", "classes": "N", "space": "NAME|YAML",
-    "warm_start": "PATH",
+    "warm_start": "PATH", "a": "FILE|PATH=VALUE", "b": "FILE|PATH=VALUE",
 }
 """Placeholders of flag values in the help text, where the type is not enough."""
 
@@ -95,6 +95,7 @@ class Command(NamedTuple, Generic[Model]):
     paths: Sequence[str]  # config paths with a flag of their own; --set reaches the others
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
+    words: Sequence[str] = ()  # config paths of the first words that follow no flag
 
     @property
     def flags(self) -> dict[str, str]:
@@ -141,8 +142,11 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
         if word.startswith("-") and word.endswith("=--"):  # argparse drops this value and crashes
             raise InputError(f"{word.removesuffix('=--')}: a value cannot be '--'; see {command.prog} --help")
     options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
-    if unknown:
-        raise InputError(_explain_unknown(unknown, command))
+    plain: dict[str, SourcedValue] = {}
+    if not any(word.startswith("-") for word in unknown):  # else some are values of an unknown flag
+        plain = {path: SourcedValue(word, path.upper()) for path, word in zip(command.words, unknown, strict=False)}
+    if len(unknown) > len(plain):
+        raise InputError(_explain_unknown(unknown[len(plain):], command))
     assignments = dict(_read_assignment(text) for text in options.set)
     given: dict[str, SourcedValue] = {}  # a later source overrides an earlier one
     for flag in FILES:
@@ -151,7 +155,9 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
             settings = read_config_file(path)
             _check_allowed(settings, flag, config_fields(command.model))
             given |= settings
-    given |= options.given
+    for path in plain.keys() & options.given.keys():
+        raise InputError(f"{path.upper()} is given twice: as {short(plain[path].value)} and with --{path}; give one")
+    given |= plain | options.given
     given |= assignments
     if has_recipe(command.model) and options.recipe:
         given = _named_settings(options.recipe, given) | given  # it comes first, but depends on the model
@@ -180,7 +186,7 @@ def _check_allowed(given: Mapping[str, SourcedValue], flag: str, fields: Mapping
         if runs_code:
             raise ConfigError(f"{item.origin}: {path} runs code, which a file must not do; give it as {spelled}")
         section = fields[path].keys[0] if path in fields else ""  # an unknown path is refused later
-        if flag == "--hyp" and section in ("placement", "sweep"):
+        if flag == "--hyp" and section in ("placement", "sweep", "comparison"):
             raise ConfigError(f"{item.origin}: {path} is not a setting of the recipe, which is all that --hyp takes; "
                               f"give it as {spelled}, or in a --config file")
 

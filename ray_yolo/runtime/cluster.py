@@ -125,6 +125,13 @@ def room(placement: Placement, gpus: float) -> int:
                for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
 
 
+def parallel_trainings(placement: Placement, workers: int, gpus: float) -> int:
+    """The number of trainings on `workers` workers each that the whole cluster can hold at once."""
+    total = ray.cluster_resources()
+    needed = {"CPU": placement.cpus * workers, "GPU": gpus * workers}
+    return min(math.floor(total.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
+
+
 def describe_wait(placement: Placement, gpus: float) -> str:
     """The reserved resources that the minimum number of workers waits for, and the jobs that hold them; '': no wait, or
     Ray does not answer.

@@ -157,7 +157,7 @@ def difference_error(a: Sequence[float], b: Sequence[float]) -> float | None:
 def _welch_freedom(a: Sequence[float], b: Sequence[float]) -> float:
     """Degrees of freedom of the difference of two means of n values each: from n - 1 to 2 (n - 1).
 
-    Source: Welch 1947, The generalization of Student's problem when several different population variances are involved.
+    Source: Welch 1947, The generalization of Student's problem when several different variances are involved.
     """
     first, second = float(np.var(a, ddof=1)), float(np.var(b, ddof=1))
     return (len(a) - 1) * (first + second) ** 2 / (first**2 + second**2)
