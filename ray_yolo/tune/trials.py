@@ -158,10 +158,10 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
     return Recipe.model_validate(tree)
 
 
-def changed_defaults(recipe: Recipe, model: str) -> dict[str, float]:
+def changed_defaults(recipe: Recipe, model: str) -> dict[str, GeneValue]:
     """The defaults of another model's family, by path, where the recipe has those of its own model's family."""
     before, after = family_defaults(recipe.model), family_defaults(model)
-    changed = {}
+    changed: dict[str, GeneValue] = {}
     for path in sorted(before.keys() | after.keys()):
         section, field = path.split(".")
         plain = SECTIONS[section].model_fields[field].default
