@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,11 +22,11 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 import ray_yolo
-from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, ValConfig
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, ServeConfig, ValConfig
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.settings import config_fields, describe
+from ray_yolo.config.settings import SourcedValue, config_fields, describe
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.redact import printable, redact
@@ -37,8 +37,10 @@ from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
-Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 
+EXIT_DIFFERENT, EXIT_SKIP = 1, 125
+"""Of `verify --exit-code`, as `git bisect run` reads them: bad, and cannot be tested."""
 EXIT_FAILED = 3
 EXIT_UNREAD = 128 + signal.SIGPIPE
 EXIT_HUNG_UP = 128 + signal.SIGHUP
@@ -50,6 +52,14 @@ QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 
 
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
+
+
+def _fork_settings(source: str, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """`fork_settings`, whose module loads NumPy: help must not wait for that."""
+    from ray_yolo.runs.fork import fork_settings
+
+    return fork_settings(source, given)
+
 
 TRAIN = Command(
     prog="python -m ray_yolo.train",
@@ -71,6 +81,7 @@ TRAIN = Command(
         "--bbox_interval": _MLFLOW,
         "--artifact_alias": _MLFLOW,
     },
+    inherit=_fork_settings,
 )
 
 VAL = Command(
@@ -80,7 +91,7 @@ VAL = Command(
     paths=(
         "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "allow_names",
         "labels_with_confidence", "keep_difficult", "coco",
-        "save_txt", "save_conf", "save_json",
+        "save_txt", "save_conf", "save_json", "worst",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
         "project", "name", "exist_ok", "storage_path", "noplots", "mlflow_uri",
@@ -127,6 +138,17 @@ SERVE = Command(
     paths=tuple(config_fields(ServeConfig)),
 )
 
+REPLAY = Command(
+    prog="python -m ray_yolo.replay",
+    description="Train one step of a run again in this process, wherever and on however many workers it was trained.\n"
+                "Shows the step's pictures as the network saw them, the loss of each, the gradient of each layer, the\n"
+                "first tensor that is not finite, and whether the losses are those of the log. The run is not changed.",
+    model=ReplayConfig,
+    paths=("step", "around", "data", "gpus_per_worker", "workers", "project", "name", "exist_ok", "storage_path",
+           "noplots"),
+    arguments=("run",),
+)
+
 TUNE = Command(
     prog="python -m ray_yolo.tune",
     description="Search for a better recipe. Every trial is a distributed training, and many trials run in parallel; "
@@ -155,7 +177,7 @@ EXAMPLES = (
 
 parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
 parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
-parse_serve = partial(parse, SERVE)
+parse_serve, parse_replay = partial(parse, SERVE), partial(parse, REPLAY)
 
 
 def train(argv: Sequence[str] | None = None) -> int:
@@ -245,9 +267,26 @@ def checks(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", default="", metavar="YAML|DIR", help=(
         "data set to read: prints what each split holds, and files, images and labels that are not used or not as "
         "expected; writes images with their boxes, labels.jpg, into a new folder of runs/checks"))
+    parser.add_argument("--against", default="", metavar="YAML|DIR", help=(
+        "older version of the data set of --data: prints what was added, removed, moved, replaced and relabelled, and "
+        "writes every change as CSV"))
+    parser.add_argument("--runs", nargs=2, default=(), metavar=("RUN_A", "RUN_B"), help=(
+        "a run on --data and one on --against: adds the change of each class's average precision"))
     parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
     parser.add_argument("--storage-path", default="", metavar="DIR|ADDRESS", help="storage; '': the current folder")
     options = parser.parse_args(argv)
+    if options.against and not options.data:
+        parser.error("--against: needs --data, the new version")
+    if options.runs and not options.against:
+        parser.error("--runs: needs --data and --against, the versions that they were trained on")
+    if options.against:
+        from ray_yolo.runtime.dataset_changes import compare_datasets
+        from ray_yolo.runtime.dataset_check import PROJECT
+
+        placement = Placement(storage_path=options.storage_path, project=PROJECT)
+        runs = [_folder(run, whole=False) for run in options.runs]
+        print("\n".join(compare_datasets(options.data, options.against, runs, placement)))
+        return 0
     if options.data:
         return _check_data(options.data, options.storage_path)
     from ray_yolo.runtime.bug_report import describe as describe_all
@@ -292,28 +331,70 @@ def sync(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Check a run or sweep, and compare it with another one. Returns 3 if a check fails."""
+    """Check a run or sweep, and compare it with another one. Returns 3 if a check fails, or with --exit-code what
+    `git bisect run` expects."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
         "Check every checkpoint and weights file of a run against its manifest, or compute all decisions of a sweep "
         "again. With a second run, compare their weights bit by bit at every step that both have saved; with a second "
         "sweep, compare their ledgers line by line."))
     parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp, or a .pt file")
     parser.add_argument("other", nargs="?", help="the same of another run")
+    parser.add_argument("--exit-code", action="store_true", help=(
+        "for `git bisect run`: exit with 0 if both are equal, 1 if they differ, 125 (skip) if it cannot be decided"))
     options = parser.parse_args(argv)
-    from ray_yolo.runs.verification import check_files, compare_runs
+    if options.exit_code and not options.other:
+        parser.error("--exit-code: needs a second run to compare with")
+    try:
+        code, unclear = _verify(options.run_dir, options.other)
+    except Exception as error:
+        if not options.exit_code:
+            raise
+        print(redact(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return EXIT_SKIP
+    if not options.exit_code:
+        return 3 if code else 0
+    if code == EXIT_DIFFERENT or not unclear:
+        return code
+    print(redact(f"cannot be decided: {unclear}"), file=sys.stderr)
+    return EXIT_SKIP
 
-    run_dir = _folder(options.run_dir)
+
+def _verify(run: str, other: str | None) -> tuple[int, str]:
+    """Print the checks of a run or sweep and its comparison with another one.
+
+    Returns:
+        0, EXIT_DIFFERENT if the comparison finds a difference, or EXIT_SKIP if only a check fails; and why equal
+        results do not show that both are equal, '' if they do.
+    """
+    from ray_yolo.runs.verification import check_files, compare_runs, unequal_end
+
+    run_dir, unclear = _folder(run), ""
+    other_dir = _folder(other) if other else None
     if (run_dir / LEDGER_FILE).is_file():
         from ray_yolo.tune.verification import check_sweep, compare_sweeps
 
-        findings = check_sweep(run_dir)
-        findings += compare_sweeps(run_dir, _folder(options.other)) if options.other else []
+        checks = check_sweep(run_dir)
+        comparisons = compare_sweeps(run_dir, other_dir) if other_dir else []
     else:
-        findings = check_files(run_dir)
-        findings += compare_runs(run_dir, _folder(options.other)) if options.other else []
-    for finding in findings:
+        checks = check_files(run_dir)
+        comparisons = compare_runs(run_dir, other_dir) if other_dir else []
+        unclear = unequal_end(run_dir, other_dir) if other_dir else ""
+    for finding in (*checks, *comparisons):
         print(f"{finding.what:<30} {finding.problem or 'ok'}")
-    return 3 if any(finding.problem for finding in findings) else 0
+    if any(finding.problem for finding in comparisons):
+        return EXIT_DIFFERENT, unclear
+    return EXIT_SKIP if any(finding.problem for finding in checks) else 0, unclear
+
+
+def replay(argv: Sequence[str] | None = None) -> int:
+    """Train one step of a run again, and show its pictures, losses and gradients, and where NaN appears."""
+    parsed = parse_replay(argv)
+    run = parsed.config.run
+    if not is_address(run):
+        _require_log(Path(run))
+    from ray_yolo.runtime import replay as replay_module
+
+    return _act(parsed, replay_module.replay, lambda config: replay_module.check(config).config)
 
 
 def status(argv: Sequence[str] | None = None) -> int:
@@ -352,7 +433,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
 
 list_runs.__name__ = "list"  # the name of the command; in this module it is that of a builtin
-COMMANDS = (train, val, predict, export, serve, tune, sync, verify, status, list_runs, checks)
+COMMANDS = (train, val, predict, export, serve, tune, sync, verify, replay, status, list_runs, checks)
 
 
 def console() -> int:
@@ -435,8 +516,8 @@ def _has_no_reader(file_number: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
-         note: Callable[[Model], str] | None = None) -> int:
+def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config],
+         note: Callable[[Config], str] | None = None) -> int:
     """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
     from ray_yolo.data.index_cache import check_cache_folder
 

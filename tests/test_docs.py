@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.cli import COMMANDS, EXPORT, PREDICT, SERVE, TRAIN, TUNE, VAL
+from ray_yolo.cli import COMMANDS, EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import parse
 from ray_yolo.core.system import SPINS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
-PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
+PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
+          "replay": REPLAY}
 OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
           "--record-durations", "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
+UNPARSED = ("--against", "--runs", "--exit-code")  # of checks and verify, which have parsers of their own
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs
 COMMAND = re.compile(r"^(?:    )?(?:python -m ray_yolo\.|ray_yolo )(\w+) (.*)$", re.MULTILINE)
 IN_TABLES = ("coming_from_ultralytics",)  # tests/test_coming_from_ultralytics.py reads it
@@ -82,10 +84,11 @@ def test_commands_and_flags_of_a_page_are_ours(name: str) -> None:
     text = FOREIGN.sub("", PAGES[name].replace("\\\n", " "))
     for command, words in COMMAND.findall(text):
         if command in PARSED:
-            parse(PARSED[command], shlex.split(words, comments=True))
+            known_run = PARSED[command]._replace(inherit=lambda source, given: {})  # of --from
+            parse(known_run, shlex.split(words, comments=True))
         else:
             assert command in [each.__name__ for each in COMMANDS]
-    ours = {flag for command in PARSED.values() for flag in command.flags} | {"--mlflow-uri"}
+    ours = {flag for command in PARSED.values() for flag in command.flags} | {"--mlflow-uri", *UNPARSED}
     known = {flag for command in PARSED.values() for flag in command.unsupported} if name == MIGRATION else set()
     assert set(FLAG.findall(text)) - ours - known - OTHERS == set()
 

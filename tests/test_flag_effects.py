@@ -62,6 +62,9 @@ ELSEWHERE = {
     "--keep-repeats": "data/test_label_options.py::test_repeated_lines_of_a_training_list_are_kept",
     "--allow-names":
         "runtime/test_class_order.py::test_a_training_on_other_names_is_refused_unless_that_is_meant",
+    "--match-classes":
+        "runs/test_fork.py::test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was",
+    "--from": "runs/test_fork.py::test_a_fork_has_the_recipe_with_the_given_changes",
     "--recipe": "config/test_named_recipes.py::test_values_are_those_of_the_publication",
     "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
     "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",

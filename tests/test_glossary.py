@@ -1,12 +1,13 @@
-"""The words of the project: private idiom that must not come back, and one meaning for each class name.
+"""The words of the project: private idiom must not come back, and the name of a class, alias or type variable has one
+meaning.
 
 docs/design.md has the glossary: one idea, one word, the field's word.
 """
 
 import ast
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,39 @@ def test_private_words_do_not_come_back() -> None:
     assert not found, f"{len(found)} private words\n" + "\n".join(found)
 
 
-def test_a_class_name_has_one_meaning() -> None:
-    names = Counter(node.name for path in (ROOT / "ray_yolo").rglob("*.py")
-                    for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
-    assert [name for name, count in names.items() if count > 1] == []
+def meanings(place: str, source: str) -> Iterator[tuple[str, str]]:
+    """The classes, aliases and type variables of a module: name, and what it means. Two classes are never the same."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name, f"class of {place}"
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if re.fullmatch(r"_?[A-Z]+[a-z]\w*", name):
+                yield name, ast.unparse(node.value)
+
+
+def ambiguous(named: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """The names that have several meanings."""
+    found = defaultdict(set)
+    for name, meaning in named:
+        found[name].add(meaning)
+    return {name: several for name, several in found.items() if len(several) > 1}
+
+
+def test_the_name_of_a_class_an_alias_or_a_type_variable_has_one_meaning() -> None:
+    named = [pair for path in (ROOT / "ray_yolo").rglob("*.py") for pair in meanings(str(path), path.read_text())]
+    assert len(named) > 300
+    assert ambiguous(named) == {}
+
+
+@pytest.mark.parametrize("other", ["class Run: pass", "Run = Callable[[int], str]", 'Run = TypeVar("Run", bound=int)'])
+def test_a_second_meaning_is_found(other: str) -> None:
+    named = [*meanings("a.py", "Run = Callable[[], str]"), *meanings("b.py", other)]
+    assert list(ambiguous(named)) == ["Run"]
+
+
+def test_the_same_alias_in_two_modules_passes() -> None:
+    assert ambiguous([*meanings("a.py", "Run = Callable[[], str]"), *meanings("b.py", "Run = Callable[[], str]")]) == {}
 
 
 @pytest.mark.parametrize(

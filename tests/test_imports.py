@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ray_yolo.runtime.trainer import fit
 from tests.support import run_log
-from tests.support.jobs import make_dataset
+from tests.support.jobs import make_config, make_dataset
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.weights import make_weights
 
@@ -23,10 +24,12 @@ sys.exit(getattr(cli, sys.argv[1])(sys.argv[2:]) or print("imported", *(m for m 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights, a data set, a picture and the log of a run."""
+    """Weights, a data set, a picture, the log of a run, and a trained run."""
     folder = tmp_path_factory.mktemp("imports")
+    (folder / "trained").mkdir()
     make_weights(folder / "made", data=str(make_dataset(folder / "data"))).rename(folder / "best.pt")
     write_image(folder / "a.png", smooth_picture(48, 64))
+    fit(make_config(folder / "trained", 0, epochs=1), quiet=True)
     run = folder / "runs" / "train" / "exp"
     run.mkdir(parents=True)
     (run / "run.json").write_text("{}")
@@ -49,6 +52,7 @@ def imported(folder: Path, command: str, *words: str) -> set[str]:
     ("val", "--weights best.pt --noplots", {"torch"}),
     ("predict", "--weights best.pt --source a.png --nosave", {"torch"}),
     ("export", "--weights best.pt --format torchscript", {"torch"}),
+    ("replay", "trained/runs/train/exp --step 1 --noplots", {"torch"}),
 ])
 def test_a_command_imports_what_it_needs(folder: Path, command: str, words: str, libraries: set[str]) -> None:
     assert imported(folder, command, *words.split()) == libraries

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ray_yolo.cli import EXPORT, PREDICT, SERVE, TRAIN, TUNE, VAL
+from ray_yolo.cli import EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import parse
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,8 @@ BLOCK = re.compile(r"(?:<!-- needs: (?P<needs>[^>]*) -->\n)?```(?P<language>bash
 EXTRA, SERVING, HEAD = "pip install '.[export]'", "pip install '.[serve]'", "ray start --head"
 MINUTES, DEMO = "minutes", "make demo"
 HEAD_ADDRESS = "http://127.0.0.1:8265"
-PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
+PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
+          "replay": REPLAY}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 

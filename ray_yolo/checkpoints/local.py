@@ -78,6 +78,43 @@ def newest_first(run_dir: Path) -> Iterator[Path]:
     return iter(sorted(folders, key=_step_of, reverse=True))
 
 
+def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, list[str]]:
+    """Copy the newest intact state of fewer than `before` steps into `target`, another run folder, as a checkpoint.
+
+    The states are those of `checkpoints/` and the whole ones of `weights/`, which outlive the checkpoints: epochK.pt,
+    and last.pt and best.pt until the end of training. The copy is verified, so a run may be in training.
+
+    Returns:
+        The step of the copy, 0 if there is no such state; the problems of newer ones.
+    """
+    files = [(folder / "state.pt", folder / MANIFEST) for folder in newest_first(run_dir)]
+    files += [(state, state.with_suffix(".json")) for state in sorted((run_dir / "weights").glob("*.pt"))]
+    candidates: list[tuple[int, Path, Path]] = []
+    problems = []
+    for state, manifest in files:
+        try:
+            content = json.loads(manifest.read_bytes())
+            is_whole = "whole" not in content  # else reduced to what inference needs
+            if content["step"] < before and is_whole:
+                candidates.append((content["step"], state, manifest))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"{manifest.relative_to(run_dir)}: cannot be read ({error})")
+    for step, state, manifest in sorted(candidates, key=lambda each: each[0], reverse=True):
+        folder = target / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(state, folder / "state.pt")
+            shutil.copyfile(manifest, folder / MANIFEST)
+            problem = verify_manifest(folder / "state.pt", folder / MANIFEST)
+        except FileNotFoundError:
+            problem = "it was removed while it was read"
+        if problem is None:
+            return step, problems
+        problems.append(f"{state.relative_to(run_dir)}: {problem}")
+        shutil.rmtree(folder)
+    return 0, problems
+
+
 def _step_of(folder: Path) -> int:
     """The step of a checkpoint folder `step-N`."""
     return int(folder.name.removeprefix("step-"))

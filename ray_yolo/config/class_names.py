@@ -103,6 +103,23 @@ def match_classes(data: Sequence[str], weights: Sequence[str], *, data_file: str
     raise DatasetError(_difference(data, weights, matched, data_file, weights_file))
 
 
+def common_classes(data: Sequence[str], weights: Sequence[str], *, data_file: str, weights_file: str
+                   ) -> tuple[tuple[int | None, ...], str]:
+    """For each class of a data set its number in the weights, None if these have no class of this name, and a note.
+
+    The note names in one line the kept, the new and the left-out classes; it is '' if both lists are equal.
+    """
+    matched = tuple(_matches(data, weights))
+    if matched == tuple(range(len(weights))):
+        return matched, ""
+    kept = [name for name, number in zip(data, matched, strict=True) if number is not None]
+    new = [name for name, number in zip(data, matched, strict=True) if number is None]
+    gone = [name for number, name in enumerate(weights) if number not in matched]
+    groups = {"kept": kept, "new": new, "left out": gone}
+    parts = [f"{what} {', '.join(names)}" for what, names in groups.items() if names]
+    return matched, f"classes of {data_file} are matched with those of {weights_file} by name: {'; '.join(parts)}"
+
+
 def _matches(data: Sequence[str], weights: Sequence[str]) -> list[int | None]:
     """For each name of the data set, its number in the weights; None if no name, or more than one, fits.
 

@@ -1,10 +1,10 @@
-"""Configurations of `ray_yolo.val`, `ray_yolo.predict`, `ray_yolo.serve` and `ray_yolo.export`."""
+"""Configurations of `ray_yolo.val`, `ray_yolo.predict`, `ray_yolo.serve`, `ray_yolo.export` and `ray_yolo.replay`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import Placement
@@ -35,6 +35,34 @@ class ValPlacement(ResultsPlacement):
     'off': none."""
     max_failures: int = Field(0, ge=-1)
     """Times that the share of a lost worker is computed again; -1: no limit."""
+
+
+class ReplayPlacement(ResultsPlacement):
+    """Placement of a replay, which runs in this process."""
+
+    project: str = "runs/replay"
+    """Folder of replays."""
+
+
+class ReplayConfig(ConfigModel):
+    """One step of a run, trained again in this process."""
+
+    run: str
+    """Folder or address of the run, such as runs/train/exp."""
+    step: int | None = Field(None, ge=1)
+    """Number of the step, counted from 1 as in events.jsonl."""
+    around: Literal["nan", "spike", "worst"] | None = None
+    """A step of the log instead. nan: the first that was skipped or not finite; spike: the one whose loss rises most
+    over the median of the 50 logged steps before it; worst: the one with the highest loss."""
+    data: str = ""
+    """Dataset, if it has moved since the training; '': as in training."""
+    placement: ReplayPlacement = ReplayPlacement()
+
+    @model_validator(mode="after")
+    def _check_step(self) -> ReplayConfig:
+        if (self.step is None) == (self.around is None):
+            raise ValueError("give either --step N or --around nan, spike or worst")
+        return self
 
 
 class LabelFiles(ConfigModel):
@@ -73,6 +101,9 @@ class ValConfig(LabelFiles):
     """Also compute the twelve metrics of the COCO protocol."""
     classes: Classes = None
     """Numbers of the classes to evaluate; default: all."""
+    worst: int = Field(0, ge=0)
+    """Draw and list this many of the images with the highest loss, and of the labels that are most probably wrong; 0:
+    none."""
     save_json: bool = False
     """Write detections.json in COCO's result format, with the ids of the dataset's COCO files if it has any."""
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -9,7 +9,7 @@ import argparse
 import functools
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as short
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -32,7 +32,7 @@ from ray_yolo.config.settings import (
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError, InputError
 
-Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 
 ALIASES = {
     "imgsz": ("--img", "--img-size"),
@@ -59,7 +59,7 @@ ALIASES = {
 ALONE = {"cache": "ram", "resume": "auto"}
 """Flags with an optional value, and their value without one."""
 
-SEVERAL = ("imgsz", "freeze", "changes", "classes", "a", "b")
+SEVERAL = ("imgsz", "freeze", "changes", "classes", "set_a", "set_b")
 """Flags that take one or more values."""
 
 FILES = {
@@ -76,7 +76,7 @@ METAVARS = {
     "changes": "EPOCH:PATH=VALUE",
     "num_workers": "N|LOW-HIGH|auto", "address": "HOST:PORT", "project": "DIR", "storage_path": "DIR|ADDRESS",
     "resume": "RUN", "mlflow_uri": "URI", "imgsz": "PIXELS", "freeze": "N", "classes": "N", "space": "NAME|YAML",
-    "warm_start": "PATH", "a": "FILE|PATH=VALUE", "b": "FILE|PATH=VALUE",
+    "warm_start": "PATH", "set_a": "PATH=VALUE", "set_b": "PATH=VALUE",
 }
 """Placeholders of flag values in the help text, where the type is not enough."""
 
@@ -86,16 +86,18 @@ OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--version", "--help")
 """Flags of every command that are no fields."""
 
 
-class Command(NamedTuple, Generic[Model]):
+class Command(NamedTuple, Generic[Config]):
     """The flags of one command."""
 
     prog: str
     description: str
-    model: type[Model]
+    model: type[Config]
     paths: Sequence[str]  # config paths with a flag of their own; --set reaches the others
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
-    words: Sequence[str] = ()  # config paths of the first words that follow no flag
+    arguments: Sequence[str] = ()  # config paths of the values that are given without a flag
+    # Settings of `--from RUN[@EPOCH]`, which all others override; called with its value and the other settings
+    inherit: Callable[[str, Mapping[str, SourcedValue]], dict[str, SourcedValue]] | None = None
 
     @property
     def flags(self) -> dict[str, str]:
@@ -107,15 +109,17 @@ class Command(NamedTuple, Generic[Model]):
         for flag, (path, _) in self.switches.items():
             meanings[flag] = path
         options = (*OPTIONS, "--recipe") if has_recipe(self.model) else OPTIONS
+        if self.inherit:
+            options = (*options, "--from")
         for flag in (*self.unsupported, *options):
             meanings[flag] = flag
         return meanings
 
 
-class Parsed(NamedTuple, Generic[Model]):
+class Parsed(NamedTuple, Generic[Config]):
     """A parsed command line; `origins` holds the source of each value by config path."""
 
-    config: Model
+    config: Config
     origins: dict[str, str]
     dry_run: bool
 
@@ -131,8 +135,9 @@ def flag_name(path: str) -> tuple[str, ...]:
     return own + ALIASES.get(path, ())
 
 
-def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
-    """Configuration of a command line: defaults <- --recipe <- --config <- --hyp <- flags <- --set, validated once.
+def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed[Config]:
+    """Configuration of a command line: defaults <- --from <- --recipe <- --config <- --hyp <- flags <- --set, validated
+    once.
 
     Raises:
         InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
@@ -142,11 +147,8 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
         if word.startswith("-") and word.endswith("=--"):  # argparse drops this value and crashes
             raise InputError(f"{word.removesuffix('=--')}: a value cannot be '--'; see {command.prog} --help")
     options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
-    plain: dict[str, SourcedValue] = {}
-    if not any(word.startswith("-") for word in unknown):  # else some are values of an unknown flag
-        plain = {path: SourcedValue(word, path.upper()) for path, word in zip(command.words, unknown, strict=False)}
-    if len(unknown) > len(plain):
-        raise InputError(_explain_unknown(unknown[len(plain):], command))
+    if unknown:
+        raise InputError(_explain_unknown(unknown, command))
     assignments = dict(_read_assignment(text) for text in options.set)
     given: dict[str, SourcedValue] = {}  # a later source overrides an earlier one
     for flag in FILES:
@@ -155,12 +157,12 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
             settings = read_config_file(path)
             _check_allowed(settings, flag, config_fields(command.model))
             given |= settings
-    for path in plain.keys() & options.given.keys():
-        raise InputError(f"{path.upper()} is given twice: as {short(plain[path].value)} and with --{path}; give one")
-    given |= plain | options.given
+    given |= options.given
     given |= assignments
+    inherited = command.inherit(options.source, given) if command.inherit and options.source else {}
     if has_recipe(command.model) and options.recipe:
-        given = _named_settings(options.recipe, given) | given  # it comes first, but depends on the model
+        given = _named_settings(options.recipe, inherited | given) | given  # it comes first, but depends on the model
+    given = inherited | given
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
 
@@ -193,10 +195,13 @@ def _check_allowed(given: Mapping[str, SourcedValue], flag: str, fields: Mapping
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     """The argparse parser of a command; it collects values as text in `given` of its namespace."""
+    shown = "".join(f"{path.upper()} " for path in command.arguments)
     parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
-                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
+                     usage=f"%(prog)s {shown}[--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     fields = config_fields(command.model)
+    for path in command.arguments:
+        parser.add_argument(path, action=_Note, metavar=path.upper(), help=_help(fields[path]))
     required = [path for path in command.paths if fields[path].info.is_required()]
     optional = [path for path in command.paths if path not in required]
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -213,7 +218,12 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
             nested.append(f"{path:<30}{_help(field)}")
     if nested:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
-    _add_options(parser.add_argument_group("options of every command"), trains=has_recipe(command.model))
+    group = parser.add_argument_group("options of every command")
+    _add_options(group, trains=has_recipe(command.model))
+    if command.inherit:
+        group.add_argument("--from", dest="source", metavar="RUN[@EPOCH]", help=(
+            "fork a run: its recipe, which all other settings override, and its weights (of its best epoch, or at the "
+            "end of EPOCH, counted from 0 as in epochN.pt) as initial weights of a new schedule"))
     return parser
 
 
@@ -252,7 +262,7 @@ class _Note(argparse.Action):
                                  "give one number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        namespace.given[self.dest] = SourcedValue(value, str(option_string))
+        namespace.given[self.dest] = SourcedValue(value, option_string or self.dest.upper())
 
 
 class _Device(argparse.Action):

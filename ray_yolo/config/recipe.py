@@ -169,6 +169,9 @@ class Recipe(ConfigModel):
     """Train on an image as often as the list file of the training split has it (oversampling); else once."""
     allow_names: bool = False
     """Start from weights with other class names, equal in number: names that match go together, the others by order."""
+    match_classes: bool = False
+    """Start from weights with other classes: class layers keep the rows of classes with equal names, and others start
+    with new values. --from sets it."""
     changes: Annotated[
         tuple[Change, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
@@ -225,7 +228,8 @@ class Recipe(ConfigModel):
         if batch and self.microbatch and batch % self.microbatch:
             raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {batch}; "
                              f"legal: {', '.join(map(str, divisors(batch)))}")
-        for one, other in (("quad", "rect"), ("quad", "sync_bn"), ("rect", "image_weights")):
+        for one, other in (("quad", "rect"), ("quad", "sync_bn"), ("rect", "image_weights"),
+                           ("allow_names", "match_classes")):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other} exclude each other; drop one of them")
         for size in (batch, self.microbatch):

@@ -38,7 +38,7 @@ LEGACY_GENES = {
 TRANSPARENT = ("recipe", "placement", "sweep", "comparison")  # sections whose names users omit
 DEFAULT = "default"  # origin of a value that the user has not set
 
-Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 
 _log = logging.getLogger(__name__)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -194,7 +194,7 @@ def leaves(section: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[
             yield (*above, key), value
 
 
-def resolve_config(model: type[Model], given: Mapping[str, SourcedValue]) -> tuple[Model, dict[str, str]]:
+def resolve_config(model: type[Config], given: Mapping[str, SourcedValue]) -> tuple[Config, dict[str, str]]:
     """The configuration (given values, else defaults) and the origin of every field by its path.
 
     Raises:
@@ -281,7 +281,7 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> st
     return f"{', '.join(origins)}: {text}" if origins else text
 
 
-def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
+def describe(config: Config, origins: Mapping[str, str], decided: Config | None = None) -> str:
     """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. Required fields
     come first. The values are those of `decided`, which has all open settings resolved. Passwords in URLs are
     masked."""

@@ -55,6 +55,19 @@ class RowEvent(Event):
     step: int
 
 
+class ForkOrigin(Frozen):
+    """The run whose weights another run starts from."""
+
+    run: str
+    """Its folder."""
+    run_id: str
+    epoch: int | None
+    """The epoch that ends with these weights, counted from 0; None within an epoch."""
+    step: int
+    weights: str
+    """SHA-256 of the checkpoint's tensors, as in its `checkpoint` event; '' if the log has none."""
+
+
 class RunEvent(Event):
     """A new run, or a later command that resumes it with another command line."""
 
@@ -74,6 +87,8 @@ class RunEvent(Event):
     """The experiment and parent run that MLflow's environment variables named at the start; see `mlflow_plan`."""
     notes: tuple[str, ...] = ()
     """For the user at the start: what follows the placement, and what comes from the initial weights."""
+    forked_from: ForkOrigin | None = None
+    """The run that the initial weights come from; None in older logs."""
 
 
 class SplitCounts(Frozen):
@@ -156,6 +171,10 @@ class StartEvent(Event):
     """Names of the loss terms."""
     regrouped: bool = False
     """State comes from the memory of the remaining workers, not from a checkpoint."""
+    device: str = ""
+    """Name of the recording worker's GPU, or of its processor; '' in older logs."""
+    threads: int = 0
+    """Arithmetic threads of the recording worker; 0 in older logs."""
 
 
 class StepEvent(RowEvent):

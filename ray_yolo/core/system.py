@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import platform
 import socket
 import threading
 from collections.abc import Iterator
@@ -83,6 +84,16 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="ray_yolo parent", daemon=True).start()
+
+
+def processor_name(processor: Path = Path("/proc/cpuinfo")) -> str:
+    """The model name of the CPU; its architecture where the kernel shows no name."""
+    with suppress(OSError):
+        for line in processor.read_text().splitlines():
+            field, _, value = line.partition(":")
+            if field.strip() == "model name":
+                return value.strip()
+    return platform.machine()
 
 
 def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:

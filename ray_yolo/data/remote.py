@@ -52,7 +52,7 @@ _LABEL_KINDS = frozenset({".txt", ".xml", ".json"})
 _KINDS = SUFFIXES | _LABEL_KINDS
 _log = logging.getLogger(__name__)
 _used: dict[Path, int] = {}  # versions that this process uses, with the locked file
-_Listing = Mapping[str, tuple[int, str]]  # key -> size, tag
+_ListedObjects = Mapping[str, tuple[int, str]]  # key -> size, tag
 
 
 class _File(NamedTuple):
@@ -241,7 +241,7 @@ def _prefix(path: str) -> str:
     return f"{plain}/" if plain else ""
 
 
-def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[str], None]) -> None:
+def _complete(store: Store, folder: Path, listing: _ListedObjects, notify: Callable[[str], None]) -> None:
     """Download the missing files of a version."""
     trusts_tags = True  # false once an MD5-like tag is none (SSE-KMS): two downloads are equal, but mismatch
 
@@ -283,7 +283,7 @@ def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[s
         atomic_write(folder / MANIFEST, json.dumps(files))
 
 
-def _reused(folder: Path, listing: _Listing) -> dict[str, _File]:
+def _reused(folder: Path, listing: _ListedObjects) -> dict[str, _File]:
     """The files that a version already has, or can link from other versions."""
     reused: dict[str, _File] = {}
     versions = sorted(folder.parent.iterdir(), key=lambda version: version != folder)  # itself first

@@ -22,6 +22,7 @@ from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.core.errors import ResourcesError
 from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.core.system import processor_name
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
@@ -41,7 +42,7 @@ from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
-from ray_yolo.models.families import Family, build_model, find_family, load_weights
+from ray_yolo.models.families import Family, GivenClasses, build_model, find_family, load_weights
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
@@ -65,7 +66,8 @@ class TrainSpec:
     train: AnnotationIndex
     val: AnnotationIndex
     run_dir: Path
-    weight_classes: tuple[int, ...] | None = None  # number in the initial weights of each class; None: the same
+    # For each class its number in the initial weights, None if it is new there; None: the same numbers
+    weight_classes: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
         raise ResourcesError(f"gpus_per_worker: {gpus_per_worker:g} was requested, but this machine has no GPU that "
                              "torch can use; use --gpus-per-worker 0 (or auto), or a machine with one")
     return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or of this machine's processor. Kernels, and so the last bits of a result, depend on it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
@@ -236,9 +243,17 @@ def build_network(spec: TrainSpec) -> Detector:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(spec.architecture or recipe.model, len(spec.names), spec.anchors)
-    if recipe.weights:
-        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=spec.anchors is not None,
-                     classes=spec.weight_classes)
+    if not recipe.weights:
+        return model
+    weights, rows = read_weights(local_file(recipe.weights)), spec.weight_classes
+    keep_anchors = spec.anchors is not None
+    if rows is None:
+        load_weights(model, weights.tensors, keep_anchors=keep_anchors)
+    elif recipe.match_classes:
+        given = GivenClasses(rows, len(weights.names))
+        load_weights(model, weights.tensors, keep_anchors=keep_anchors, given=given)
+    else:  # the same number of classes, none of them new
+        load_weights(model, weights.tensors, keep_anchors=keep_anchors, classes=cast(tuple[int, ...], rows))
     return model
 
 

@@ -21,7 +21,7 @@ from ray_yolo.core.events import ClassResult
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.labels import box_areas
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.models.criterion import Criterion
+from ray_yolo.models.criterion import Criterion, image_numerators
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import Family
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Curves, Metrics, match
@@ -40,6 +40,7 @@ class EvaluatedBatches(NamedTuple):
     sums: Tensor  # (batches, 1 + 2 x terms x counts) float64 rows [first image, numerators, counts]
     rows: Tensor  # (n, 8) float32 detections, as in `Evaluation`, in the order of the batches
     seconds: Tensor  # (1, 3) float64, by stage
+    images: Tensor  # (images, 1 + terms x counts) float64 rows [image, numerators]; without rows unless requested
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class Evaluation:
     """(n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image. Only worker 0 has them: a
     million images have up to 9.6 GB."""
     speed: dict[str, float] = field(default_factory=dict)  # mean ms per image by stage; the first includes reading
+    image_losses: np.ndarray | None = None
+    """(images, terms) float32 in the data set's order, if requested: the part of each image in the losses, times the
+    number of images. Their mean over the images is `losses`, up to rounding."""
 
     @property
     def summary(self) -> dict[str, float]:
@@ -124,7 +128,9 @@ def combine(parts: Sequence[EvaluatedBatches], loss: Criterion, index: Annotatio
     table = _by_image(torch.cat([part.rows for part in parts]))
     losses = _losses(loss, torch.cat([part.sums for part in parts]))
     seconds = torch.cat([part.seconds for part in parts])
-    return Evaluation(metrics_of(table, index), losses, table, _speed(seconds, index))
+    rows = torch.cat([part.images for part in parts])
+    image_losses = _image_losses(loss, rows, torch.cat([part.sums for part in parts])) if len(rows) else None
+    return Evaluation(metrics_of(table, index), losses, table, _speed(seconds, index), image_losses)
 
 
 def _by_image(rows: Tensor) -> np.ndarray:
@@ -141,10 +147,16 @@ def _speed(seconds: Tensor, index: AnnotationIndex) -> dict[str, float]:
 
 @torch.no_grad()
 def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
-                     index: AnnotationIndex, config: EvaluateConfig, precision: str, device: torch.device
-                     ) -> EvaluatedBatches:
-    """Evaluate the model on some batches of the data set. The results are on the host."""
+                     index: AnnotationIndex, config: EvaluateConfig, precision: str, device: torch.device, *,
+                     per_image: bool = False) -> EvaluatedBatches:
+    """Evaluate the model on some batches of the data set. The results are on the host.
+
+    Args:
+        per_image: also measure the loss of each image, which computes the loss twice.
+    """
     model.eval()
+    width = len(loss.names) * loss.num_counts
+    image_rows: list[Tensor] = [torch.zeros(0, 1 + width, dtype=torch.double)]
     rows: list[Tensor] = [torch.zeros(0, 8)]
     sums: list[Tensor] = []
     timer = _StageTimer(device)
@@ -155,7 +167,11 @@ def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: 
             levels = model(images)
         boxes, scores = family.decode(model.head, levels)
         timer.lap(1)
-        measured = loss.measure(levels, batch["targets"].to(device), (images.shape[2], images.shape[3]))
+        targets, image_size = batch["targets"].to(device), (images.shape[2], images.shape[3])
+        measured = loss.measure(levels, targets, image_size)
+        if per_image:
+            numerators = image_numerators(loss, levels, targets, image_size).double().cpu().flatten(1)
+            image_rows.append(torch.cat([batch["indices"][:, None].double(), numerators], 1))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
         timer.lap(None)
@@ -166,9 +182,9 @@ def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: 
         timer.lap(2)
         rows += [_match_image(detections.cpu(), batch, number, index) for number, detections in enumerate(selected)]
         timer.lap(None)
-    width = 1 + 2 * len(loss.names) * loss.num_counts
-    totals = torch.stack(sums).cpu() if sums else torch.zeros(0, width, dtype=torch.double)
-    return EvaluatedBatches(totals, torch.cat(rows), torch.tensor([timer.seconds], dtype=torch.double))
+    totals = torch.stack(sums).cpu() if sums else torch.zeros(0, 1 + 2 * width, dtype=torch.double)
+    return EvaluatedBatches(totals, torch.cat(rows), torch.tensor([timer.seconds], dtype=torch.double),
+                            torch.cat(image_rows))
 
 
 class _StageTimer:
@@ -255,6 +271,23 @@ def _losses(loss: Criterion, totals: Tensor) -> dict[str, float]:
     A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
     mean of means.
     """
-    ordered = totals[totals[:, 0].argsort(stable=True), 1:]
-    numerators, counts = ordered.sum(0).view(2, len(loss.names), -1).float()
+    numerators, counts = _sums(loss, totals)
     return dict(zip(loss.names, loss.terms(numerators, counts).tolist(), strict=True))
+
+
+def _sums(loss: Criterion, totals: Tensor) -> Tensor:
+    """(2, terms, k) float32 numerators and counts of the data set, added in the order of batches."""
+    ordered = totals[totals[:, 0].argsort(stable=True), 1:]
+    return ordered.sum(0).view(2, len(loss.names), -1).float()
+
+
+def _image_losses(loss: Criterion, rows: Tensor, totals: Tensor) -> np.ndarray:
+    """(images, terms), as in `Evaluation`, from rows [image, numerators] and the rows of `_losses`.
+
+    An image's numerators are divided by the counts of the whole data set, so that the losses of images compare.
+    """
+    _, counts = _sums(loss, totals)
+    ordered = rows[rows[:, 0].argsort(stable=True), 1:].float()
+    numerators = ordered.view(len(rows), len(loss.names), -1)
+    losses = torch.stack([loss.terms(own, counts) for own in numerators]) * len(rows)
+    return losses.numpy()

@@ -130,23 +130,36 @@ class GradientTree:
 
     def _rows(self, bucket: dist.GradBucket) -> Tensor:
         """This worker's subtrees of a bucket, (nodes, length); in the last bucket with the attached rows."""
-        last = bucket.is_last()
-        own = [self._index[id(p)] for p in bucket.parameters()] + [-1] * last
-        shapes = [*bucket.parameters(), *[self._row] * last]  # DDP gives gradients their parameters' strides
-        nodes, merged = list(self._nodes), 0
-        leaf = self._leaf
-        while leaf and merged < len(nodes) and (above := parent(nodes[-1 - merged][0], leaf)):
-            leaf, merged = above, merged + 1
-        kept = nodes[: len(nodes) - merged]
+        parameters = bucket.parameters()
+        own = [self._index[id(p)] for p in parameters]  # places of the bucket's tensors in a node's value
+        shapes = list(parameters)  # DDP gives gradients their parameters' strides
+        leaf_values = _like(bucket.buffer(), parameters)  # the gradient of the last microbatch
+        if bucket.is_last():  # the attached row is the last tensor of a value
+            own.append(-1)
+            shapes.append(self._row)
+            leaf_values.append(self._row)
+
+        # The last microbatch completes the subtrees at the right end, one after the other.
+        node, merged = self._leaf, 0
+        while node and merged < len(self._nodes):
+            above = parent(self._nodes[-1 - merged][0], node)
+            if not above:
+                break
+            node, merged = above, merged + 1
+        num_kept = len(self._nodes) - merged
+        kept, merging = self._nodes[:num_kept], self._nodes[num_kept:]
+
         length, workers = sum(shape.numel() for shape in shapes), self._collectives.num_workers
-        rows = bucket.buffer().new_zeros(len(kept) + (leaf is not None), -(-length // workers) * workers)
+        padded = -(-length // workers) * workers  # one chunk of equal length for each worker
+        num_rows = num_kept + (1 if node else 0)
+        rows = bucket.buffer().new_zeros(num_rows, padded)
         for row, (_, value) in zip(rows, kept, strict=False):
             torch_internals.copy_(_like(row, shapes), [value[i] for i in own])
-        if leaf:
-            merging = _like(rows[-1], shapes)
-            torch_internals.copy_(merging, [*_like(bucket.buffer(), bucket.parameters()), *[self._row] * last])
-            for _, value in reversed(nodes[len(kept):]):
-                torch_internals.add_(merging, [value[i] for i in own])
+        if node:
+            total = _like(rows[-1], shapes)
+            torch_internals.copy_(total, leaf_values)
+            for _, value in reversed(merging):  # the nearest subtree first, as in `_push`
+                torch_internals.add_(total, [value[i] for i in own])
         return rows
 
 
@@ -156,15 +169,17 @@ class _Exchange:
     def __init__(self, rows: Tensor, length: int, shards: Sequence[range], future: torch.futures.Future[Tensor]
                  ) -> None:
         self.length, self._future = length, future
-        self._nodes = [list(aligned_nodes(shard)) for shard in shards]
+        self._nodes = [list(aligned_nodes(shard)) for shard in shards]  # of each worker
         self._count = shards[-1].stop
-        workers, chunk = len(shards), rows.shape[1] // len(shards)
-        sent = rows.view(len(rows), workers, chunk).transpose(0, 1).contiguous()
-        self._received = rows.new_empty(sum(map(len, self._nodes)), chunk)
+        workers = len(shards)
+        chunk = rows.shape[1] // workers
+        sent = rows.view(len(rows), workers, chunk).transpose(0, 1).contiguous()  # (workers, rows, chunk)
+        sent_sizes = [len(rows) * chunk] * workers
+        received_sizes = [len(nodes) * chunk for nodes in self._nodes]
+        self._received = rows.new_empty(sum(map(len, self._nodes)), chunk)  # (nodes of all workers, chunk)
         self.sum = rows.new_empty(workers * chunk)
         self._work = _started(dist.all_to_all_single(
-            self._received.view(-1), sent.view(-1), [len(nodes) * chunk for nodes in self._nodes],
-            [len(rows) * chunk] * workers, async_op=True))
+            self._received.view(-1), sent.view(-1), received_sizes, sent_sizes, async_op=True))
 
     def fold(self) -> None:
         """Complete the tree over this worker's chunk, and start the all-gather of the chunks."""

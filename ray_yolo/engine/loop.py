@@ -231,18 +231,24 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
     Returns:
         (microbatches, terms) losses in order, () bool whether the step is complete, and (3,) bool flags of any worker.
     """
-    width, collectives, device = len(components.loss.names), components.context.collectives, components.context.device
+    collectives, device = components.context.collectives, components.context.device
+    width = len(components.loss.names)  # terms of a microbatch
     own = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    header = torch.stack([*(own.new_full((), float(flag)) for flag in flags), collectives.was_cut(device)])
-    padding = own.new_zeros(max(counts) * width - len(own))
-    gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)
-    *flag_columns, cut = gathered[:, : len(header)].unbind(1)
+    own_flags = [own.new_full((), float(flag)) for flag in flags]
+    header = torch.stack([*own_flags, collectives.was_cut(device)])
+    padding = own.new_zeros(max(counts) * width - len(own))  # a gather needs equal lengths
+
+    gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)  # (workers, length)
+    headers, bodies = gathered[:, : len(header)], gathered[:, len(header):]
+    *flag_columns, cut = headers.unbind(1)
     complete = of_this_step & ~cut.any()
     if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)
-    else:
-        losses = torch.cat([row[len(header):][: count * width].view(count, width)
-                            for row, count in zip(gathered, counts, strict=True)])
+    else:  # the workers' microbatches in order, without padding
+        parts = []
+        for body, count in zip(bodies, counts, strict=True):
+            parts.append(body[: count * width].view(count, width))
+        losses = torch.cat(parts)
     return losses, complete, torch.stack(flag_columns).any(1)
 
 
@@ -305,16 +311,21 @@ def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
         PeerLostError: if the step is incomplete; the device has skipped it.
     """
     summed, collectives = launched.summed, components.context.collectives
-    *losses, norm, finite, complete, stop, regroup, save = launched.read()
+    *losses, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `update_weights`
     if not complete:
         raise PeerLostError("the exchange was aborted")
     if finite:
         components.statistics.apply(summed.statistics, len(summed.losses))
         components.ema.update(components.model, summed.number + 1)
     shard = components.plan.shard(summed.step, collectives.worker, collectives.num_workers)
-    return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds,
-                      sum(len(microbatch.images) for microbatch in shard),
-                      ControlFlags(bool(stop), bool(regroup), bool(save)))
+    return StepResult(
+        losses=torch.tensor(losses),
+        gradient_norm=norm,
+        skipped=not finite,
+        wait_seconds=summed.wait_seconds,
+        images=sum(len(microbatch.images) for microbatch in shard),
+        flags=ControlFlags(bool(stop), bool(regroup), bool(save)),
+    )
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1
@@ -325,8 +336,9 @@ def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: in
     """
     images = batch["images"].to(device, non_blocking=True).float().div_(255)
     targets = batch["targets"].to(device, non_blocking=True)
-    if size is not None and len(images) and size != max(images.shape[2:]):
-        factor, (height, width) = size / max(images.shape[2:]), images.shape[2:]
+    height, width = images.shape[2:]
+    if size is not None and len(images) and size != max(height, width):
+        factor = size / max(height, width)
         shape = [math.ceil(side * factor / grid) * grid for side in (height, width)]
         images = F.interpolate(images, size=shape, mode="bilinear", align_corners=False)
         targets = targets.clone()

@@ -38,7 +38,15 @@ from ray_yolo.core.files import replacing
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.core.threads import run_in_thread
-from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
+from ray_yolo.engine.build import (
+    TrainSpec,
+    WorkerContext,
+    build,
+    device_name,
+    rebuild,
+    regroup,
+    release_process_group,
+)
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
@@ -191,7 +199,8 @@ class Session:
         self._emit(StartEvent(
             step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
             num_workers=self.context.collectives.num_workers, epochs=self.spec.recipe.epochs,
-            terms=self.components.loss.names, regrouped=regrouped))
+            terms=self.components.loss.names, regrouped=regrouped, device=device_name(self.context.device),
+            threads=torch.get_num_threads()))
         if self.state.last_epoch:
             self._emit(self.state.last_epoch)
 

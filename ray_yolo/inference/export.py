@@ -42,7 +42,7 @@ _ONNX = ("onnx", "onnxruntime", "onnxscript")
 _REQUIRED = {"onnx": _ONNX, "openvino": (*_ONNX, "openvino"), "torchscript": ()}
 _SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torchscript": ".torchscript"}
 
-Run = Callable[[Tensor], np.ndarray]  # an exported model
+RunOnnx = Callable[[Tensor], np.ndarray]  # an exported model
 
 _ONNX_SUPPRESSION = """
     overlap = Constant <value = float {{{iou}}}> ()
@@ -239,7 +239,7 @@ def _trace(model: nn.Module, example: Tensor) -> Any:
     return torch.jit.trace(model, example, check_trace=False)
 
 
-def _onnx_run(path: Path) -> Run:
+def _onnx_run(path: Path) -> RunOnnx:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -259,7 +259,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
+def _compare_predictions(model: Decoded, run: RunOnnx, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
     """`_difference` for a batch of noise, and for one of another shape if shapes are dynamic."""
     shapes = [(batch_size, 3, imgsz, imgsz)]
     if dynamic:
@@ -269,7 +269,7 @@ def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, 
     return max(_difference(model(images).numpy(), run(images), slice(0, 4), imgsz) for images in noise)
 
 
-def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> float:
+def _compare_selection(run: RunOnnx, settings: NmsConfig, *, suppress: bool) -> float:
     """`_difference` from `select` on clusters of overlapping boxes."""
     predictions = random_predictions()
     detections = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,

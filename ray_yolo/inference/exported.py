@@ -20,7 +20,8 @@ from ray_yolo.models.heads import Predictions
 SUFFIXES = (".onnx", ".xml")
 METADATA_SECTION = "ray_yolo"  # of an OpenVINO file
 
-Run = Callable[[np.ndarray], np.ndarray]  # images (B, 3, H, W) float32 in 0..1 -> predictions (B, N, 4 + classes)
+RunExported = Callable[[np.ndarray], np.ndarray]
+"""Images (B, 3, H, W) float32 in 0..1 -> predictions (B, N, 4 + classes)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Exported:
     suppress: bool  # whether its predictions need non-maximum suppression
     batch_size: int | None  # images of a call; None: any number of images, of any sides
     pixel_range: PixelRange  # of the training images with more than 8 bits
-    run: Run
+    run: RunExported
 
     @property
     def takes_rectangles(self) -> bool:
@@ -103,7 +104,7 @@ def load_exported(path: Path) -> Exported:
                               "ray_yolo.export") from None
 
 
-def _open_onnx(path: Path) -> tuple[Run, Mapping[str, str], int | None]:
+def _open_onnx(path: Path) -> tuple[RunExported, Mapping[str, str], int | None]:
     """The network, its metadata, and its batch size if it is static."""
     import onnxruntime
 
@@ -117,7 +118,7 @@ def _open_onnx(path: Path) -> tuple[Run, Mapping[str, str], int | None]:
     return lambda images: np.asarray(session.run(None, {given.name: images})[0]), metadata, batch_size
 
 
-def _open_openvino(path: Path) -> tuple[Run, Mapping[str, str], int | None]:
+def _open_openvino(path: Path) -> tuple[RunExported, Mapping[str, str], int | None]:
     """The network, its metadata, and its batch size if it is static."""
     import openvino
 

@@ -120,47 +120,86 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
     return model, read_model_file(path)
 
 
-def compare_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:
+class GivenClasses(NamedTuple):
+    """The classes of a state that belong to those of a model, where they are not the same in number or name."""
+
+    rows: tuple[int | None, ...]  # for each class of the model, its number in the state; None: a new class
+    total: int  # classes of the state
+
+
+def compare_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False,
+                    given: GivenClasses | None = None) -> Transfer:
     """The coverage of a model by a state, without copying anything.
 
     Args:
         state: tensors by name, as from a state dict; a prefix `module.` is ignored.
         keep_anchors: keep the head's anchors (those of the user).
+        given: class layers take these rows of the state; None: only layers of equal shape are taken.
 
     Raises:
         CheckpointError: if no tensor matches.
     """
-    fitting = _fitting(detector, state, keep_anchors=keep_anchors)
+    fitting = _fitting(detector, state, keep_anchors=keep_anchors, classes=given)
     own = detector.state_dict()
-    head = f"model.{len(detector.model) - 1}"
-    class_tensors = [f"{head}.{layer}.{kind}" for layer in detector.head.class_layers() for kind in ("weight", "bias")]
+    class_tensors = _class_tensors(detector)
     return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting),
                     has_classes=all(name in fitting for name in class_tensors))
 
 
 def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False,
-                 classes: Sequence[int] | None = None) -> Transfer:
+                 classes: Sequence[int] | None = None, given: GivenClasses | None = None) -> Transfer:
     """Copy the tensors whose name and shape match into a model; the others keep their initial values.
 
     Args:
         state: as in `compare_weights`.
         keep_anchors: as in `compare_weights`.
         classes: for each class of the model, its number in the state; None: the same numbers.
+        given: as in `compare_weights`, instead of `classes`.
 
     Raises:
         CheckpointError: if no tensor matches.
     """
-    transfer = compare_weights(detector, state, keep_anchors=keep_anchors)
-    detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors), strict=False)
+    transfer = compare_weights(detector, state, keep_anchors=keep_anchors, given=given)
+    detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors, classes=given), strict=False)
     if classes is not None:
         detector.head.select_classes(classes)
     return transfer
 
 
-def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool) -> dict[str, Tensor]:
+def _class_tensors(detector: Detector) -> list[str]:
+    """The names of the tensors whose rows are outputs of classes."""
+    head = f"model.{len(detector.model) - 1}"
+    return [f"{head}.{layer}.{kind}" for layer in detector.head.class_layers() for kind in ("weight", "bias")]
+
+
+def _with_rows(detector: Detector, state: Mapping[str, Tensor], classes: GivenClasses) -> dict[str, Tensor]:
+    """The state with class layers in the shape of the model: rows of its new classes keep the model's values.
+
+    A layer that differs in more than the number of its outputs is left out.
+    """
+    matched = [number for number, row in enumerate(classes.rows) if row is not None]
+    targets = detector.head.class_outputs(matched)
+    sources = detector.head.class_outputs([row for row in classes.rows if row is not None], classes.total)
+    num_outputs = len(detector.head.class_outputs(range(classes.total), classes.total))
+    own = detector.state_dict()
+    joined = dict(state)
+    for name in _class_tensors(detector):
+        given = joined.pop(name, None)
+        if given is None or given.shape != (num_outputs, *own[name].shape[1:]):
+            continue
+        rows = own[name].clone()
+        rows[targets] = given[sources].to(rows)
+        joined[name] = rows
+    return joined
+
+
+def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool,
+             classes: GivenClasses | None = None) -> dict[str, Tensor]:
     """The tensors of a state whose name and shape are those of a model's tensor."""
     given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
+    if classes is not None:
+        given = _with_rows(detector, given, classes)
     fitting: dict[str, Tensor] = {}
     for name, tensor in own.items():
         is_kept = keep_anchors and name.endswith(".anchors")

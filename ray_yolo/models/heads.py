@@ -47,8 +47,12 @@ class Head(nn.Module):
         """The convolutions whose outputs are class scores, by their name in the head. None: classes are fixed."""
         return {}
 
-    def class_outputs(self, classes: Sequence[int]) -> list[int]:
-        """Output channels of a class layer that belong to these classes, in this order, or to no class."""
+    def class_outputs(self, classes: Sequence[int], num_classes: int | None = None) -> list[int]:
+        """Output channels of a class layer that belong to these classes, in this order, or to no class.
+
+        Args:
+            num_classes: of the layer; None: those of this head.
+        """
         return list(classes)
 
     @torch.no_grad()
@@ -110,10 +114,11 @@ class Detect(Head):
         """One convolution per level."""
         return {f"m.{level}": cast(nn.Conv2d, layer) for level, layer in enumerate(self.m)}
 
-    def class_outputs(self, classes: Sequence[int]) -> list[int]:
+    def class_outputs(self, classes: Sequence[int], num_classes: int | None = None) -> list[int]:
         """For each anchor, the box, the objectness and these classes."""
         fields = [*range(5), *(5 + number for number in classes)]
-        return [anchor * (5 + self.num_classes) + field for anchor in range(self.num_anchors) for field in fields]
+        width = 5 + (self.num_classes if num_classes is None else num_classes)
+        return [anchor * width + field for anchor in range(self.num_anchors) for field in fields]
 
 
 def set_anchors(head: Detect, anchors_px: Anchors) -> None:

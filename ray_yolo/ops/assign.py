@@ -71,6 +71,7 @@ def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: 
         """The largest or smallest of the labels' values (n, N) for each point of each image, (B, N)."""
         return values.new_full(shape, start).scatter_reduce(0, image[:, None].expand_as(values), values, how)
 
+    # A point is contested if the first and the last label that took it differ: then every label of its image competes.
     first = reduce_labels(len(targets), torch.where(taken, rows, len(targets)), "amin")
     contested = reduce_labels(-1, torch.where(taken, rows, -1), "amax") > first
     claims = torch.where(taken | contested[image], overlap, -1.0)
@@ -80,7 +81,8 @@ def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: 
     if rule.keep:
         wins &= _largest(torch.where(wins, aligned, -1.0), rule.keep)
 
-    top_aligned, top_overlap = ((value * wins).amax(1, keepdim=True) for value in (aligned, overlap))
+    top_aligned = (aligned * wins).amax(1, keepdim=True)  # (n, 1)
+    top_overlap = (overlap * wins).amax(1, keepdim=True)
     weights = aligned * wins * top_overlap / (top_aligned + EPSILON)  # (n, N)
     return Alignment(torch.where(owner < len(targets), owner, 0), reduce_labels(0.0, weights, "amax"))
 
@@ -94,16 +96,16 @@ def _largest(values: Tensor, count: int) -> Tensor:
 def _measure(boxes: Tensor, scores: Tensor, image: Tensor, kind: Tensor, truth: Tensor, inside: Tensor
              ) -> tuple[Tensor, Tensor]:
     """Overlap u and alignment t of every label and point, (n, N) each; 0 outside the label's box."""
-    if inside.device.type != "cpu":  # selecting the points inside would synchronise with the GPU
-        label, point = (index.flatten() for index in torch.meshgrid(
-            *(torch.arange(length, device=inside.device) for length in inside.shape), indexing="ij"))
-    else:
-        label, point = inside.nonzero(as_tuple=True)
+    if inside.device.type == "cpu":
+        label, point = inside.nonzero(as_tuple=True)  # only the pairs inside
+    else:  # all pairs, because selecting those inside would synchronise with the GPU
+        labels, points = (torch.arange(length, device=inside.device) for length in inside.shape)
+        label, point = (index.flatten() for index in torch.meshgrid(labels, points, indexing="ij"))
     u = complete_iou(boxes[image[label], point], truth[label]).clamp(min=0) * inside[label, point]
     s = scores[image[label], point, kind[label]]
+    t = s**SCORE_POWER * u**OVERLAP_POWER
     nothing = boxes.new_zeros(inside.shape)
-    return (nothing.index_put((label, point), u),
-            nothing.index_put((label, point), s**SCORE_POWER * u**OVERLAP_POWER))
+    return nothing.index_put((label, point), u), nothing.index_put((label, point), t)
 
 
 class Assignment(NamedTuple):

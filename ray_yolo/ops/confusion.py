@@ -10,11 +10,11 @@ from ray_yolo.ops.boxes import pairwise_iou
 
 CONFIDENCE, IOU = 0.25, 0.45  # of the detections that count, and of pairs: YOLOv5's
 
-Floats = NDArray[np.floating]
+AnyFloats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
 
-def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Floats, num_classes: int, *,
+def confusion_matrix(detections: AnyFloats, images: Ints, classes: Ints, boxes: AnyFloats, num_classes: int, *,
                      confidence: float = CONFIDENCE, iou: float = IOU) -> Ints:
     """Counts of detected classes by labelled class.
 
@@ -46,7 +46,7 @@ def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Flo
     return matrix
 
 
-def _pairs(a: Floats, b: Floats, iou: float) -> list[tuple[int, int]]:
+def _pairs(a: AnyFloats, b: AnyFloats, iou: float) -> list[tuple[int, int]]:
     """Greedy matching of the rows of `a` and `b` by falling overlap, each used once."""
     overlaps = pairwise_iou(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
     rows, columns = np.nonzero(overlaps > iou)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ray_yolo.ops import torch_internals
 
-Model = TypeVar("Model", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class AveragedTensors(NamedTuple):
@@ -36,19 +36,19 @@ class AveragedTensors(NamedTuple):
         return tensors
 
 
-class Ema(Generic[Model]):
+class Ema(Generic[AnyModule]):
     """A copy of the model with averaged floating-point entries: e <- d e + (1 - d) m, d the `ema_decay` of the step.
 
     Every worker has its own; equal models give equal averages.
     """
 
-    def __init__(self, model: Model, limit: float, ramp: float) -> None:
+    def __init__(self, model: AnyModule, limit: float, ramp: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.limit, self.ramp = limit, ramp
         self._tensors: AveragedTensors | None = None  # listed once: a state dict of a large model takes milliseconds
 
     @torch.no_grad()
-    def update(self, model: Model, step: int) -> None:
+    def update(self, model: AnyModule, step: int) -> None:
         """Update the average after the model's `step`-th optimiser step (counted from 1)."""
         if self._tensors is None:
             self._tensors = AveragedTensors.of(self.model, model)

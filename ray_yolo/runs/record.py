@@ -8,7 +8,7 @@ from typing import Any
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import Frozen
+from ray_yolo.core.events import ForkOrigin, Frozen
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE
 
@@ -41,8 +41,9 @@ class TransferRecord(Frozen):
     """Tensors of the model."""
     left_out: tuple[str, ...]
     """Names of the others, which start with new values."""
-    classes: tuple[int, ...] | None = None
-    """For each class of the data set, its number in the file; None: the same numbers, or a new class layer."""
+    classes: tuple[int | None, ...] | None = None
+    """For each class of the data set, its number in the file, None for a new class; None in all: the same numbers, or
+    a new class layer."""
     note: str = ""
     """On the classes; '' if both name the same."""
 
@@ -78,12 +79,14 @@ class RunRecord(Frozen):
     origin: dict[str, Any] | None = None
     """For a trial that continues another trial's checkpoint: that trial, and the genes."""
     genes: dict[str, Any] | None = None
+    forked_from: ForkOrigin | None = None
+    """The run that the initial weights come from; None in records of older versions."""
 
 
-Record = RunRecord | SweepRecord
+FolderRecord = RunRecord | SweepRecord
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> FolderRecord | None:
     """The record of a run folder; None if it does not exist yet.
 
     Raises:
@@ -108,6 +111,6 @@ def log_file(folder: Path) -> Path:
     return folder / (LEDGER_FILE if is_sweep else EVENTS_FILE)
 
 
-def write_record(folder: Path, record: Record) -> None:
+def write_record(folder: Path, record: FolderRecord) -> None:
     """Write the record of a run folder, atomically."""
     atomic_write(folder / RECORD_FILE, json.dumps(record.model_dump(mode="json"), indent=1))

@@ -42,7 +42,7 @@ from ray_yolo.runs.folders import (
     usable_storage,
 )
 from ray_yolo.runs.location import location
-from ray_yolo.runs.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
+from ray_yolo.runs.record import RECORD_FILE, FolderRecord, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.working_copy import (
     FINISHED,
@@ -63,7 +63,7 @@ class Run:
 
     folder: Path
     lock: IO[str]
-    record: Record | None  # None before `begin_run`
+    record: FolderRecord | None  # None before `begin_run`
     remote: RemoteRun | None = None  # None for a run that is stored in this folder
 
     @property
@@ -94,14 +94,20 @@ class Run:
         """Whether another process has taken over the run, so that this one must stop."""
         return self.remote is not None and self.remote.is_lost
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint to continue from, in the folder or in its bucket."""
+        if next(newest_first(self.folder), None) is not None:
+            return True
+        with suppress(OSError):
+            return self.remote is not None and not self.remote.checkpoints.is_empty
+        return False
+
     def lost_checkpoints(self) -> str:
         """A warning that training starts again at step 0, although the log has a checkpoint; '': it does not."""
         saved = last_of(read_events(self.folder / EVENTS_FILE), CheckpointEvent)
-        if saved is None or next(newest_first(self.folder), None) is not None:
+        if saved is None or self.has_checkpoints:
             return ""
-        with suppress(OSError):
-            if self.remote and not self.remote.checkpoints.is_empty:
-                return ""
         return (f"this run has saved step {saved.step}, but none of its checkpoints is there any more: it starts again "
                 "at step 0 (press Ctrl-C to restore them from a copy first)")
 
@@ -147,10 +153,10 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
         pass
     digest = digest or recipe_digest(recipe)
 
-    def is_same(record: Record) -> bool:
+    def is_same(record: FolderRecord) -> bool:
         return record.digest == digest
 
-    def has_moved(record: Record) -> bool:
+    def has_moved(record: FolderRecord) -> bool:
         return _has_moved(recipe, labels, record)
 
     if placement.name:
@@ -162,7 +168,7 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     return next(_unfinished(project, has_moved, sweeps=False), None)
 
 
-def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: Record) -> bool:
+def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: FolderRecord) -> bool:
     """Whether a training has this recipe except for the path of its data set, and the same labels."""
     if labels is None or not isinstance(record, RunRecord):
         return False
@@ -172,7 +178,7 @@ def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: Record)
 
 
 @usable_storage()
-def begin_run(placement: Placement, record: Record) -> Run:
+def begin_run(placement: Placement, record: FolderRecord) -> Run:
     """Create a run, locked, with its record, under the requested name or expN. `exist_ok` moves an old run aside.
 
     Raises:
@@ -283,7 +289,7 @@ def _checked_settings(recipe: Recipe, run: Run) -> Run:
     return run
 
 
-def _named(folder: Path, matches: Callable[[Record], bool], exist_ok: bool,
+def _named(folder: Path, matches: Callable[[FolderRecord], bool], exist_ok: bool,
            extends: Callable[[Path], bool] | None) -> Run | None:
     """The run with a name if it can continue; None if it does not exist yet, or may be moved aside."""
     if not (folder / RECORD_FILE).exists():
@@ -304,7 +310,7 @@ def _named(folder: Path, matches: Callable[[Record], bool], exist_ok: bool,
                      f"weights with {_weights_flag(folder)}")
 
 
-def _reason_against(run: Run, matches: Callable[[Record], bool], extends: Callable[[Path], bool] | None) -> str:
+def _reason_against(run: Run, matches: Callable[[FolderRecord], bool], extends: Callable[[Path], bool] | None) -> str:
     """What the run is instead of one that the command continues; '' if the command continues it."""
     searches = extends is not None
     if run.is_sweep != searches:
@@ -323,7 +329,7 @@ def _weights_flag(folder: Path) -> str:
     return f"--weights {shlex.quote(f'{location(folder)}/weights/last.pt')}"
 
 
-def _unfinished(project: Path, matches: Callable[[Record], bool] = lambda record: True, *, sweeps: bool
+def _unfinished(project: Path, matches: Callable[[FolderRecord], bool] = lambda record: True, *, sweeps: bool
                 ) -> Iterator[Run]:
     """The matching unfinished sweeps or trainings, each locked, by the time of their records, newest first.
 

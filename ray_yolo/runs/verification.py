@@ -70,6 +70,14 @@ def compare_runs(one: Path, other: Path) -> list[CheckResult]:
     return results
 
 
+def unequal_end(one: Path, other: Path) -> str:
+    """Why equal steps do not show that two trainings are equal: one of them has saved a later step. '' otherwise."""
+    ends = [max(_digests(folder), default=-1) for folder in (one, other)]
+    if ends[0] == ends[1]:
+        return ""
+    return f"{one} has saved steps up to {ends[0]}, and {other} up to {ends[1]}"
+
+
 def _digests(run_dir: Path) -> dict[int, str]:
     """The digest of the tensors by step; if a step was saved twice, the later one."""
     events = read_events(run_dir / EVENTS_FILE)

@@ -39,7 +39,7 @@ def check_dataset(data: str, placement: Placement) -> tuple[list[str], list[str]
         DatasetError: if there is no such data set, or none of its splits can be read.
     """
     description = read_description(data)
-    indices, problems = _read_splits(description)
+    indices, problems = read_readable_splits(description)
     if not indices:
         raise DatasetError("; ".join(problems))
     paths = [path for index in indices.values() for path in index.paths]
@@ -54,7 +54,7 @@ def check_dataset(data: str, placement: Placement) -> tuple[list[str], list[str]
     return [printable(line) for line in lines], problems
 
 
-def _read_splits(description: DatasetDescription) -> tuple[dict[str, AnnotationIndex], list[str]]:
+def read_readable_splits(description: DatasetDescription) -> tuple[dict[str, AnnotationIndex], list[str]]:
     """The splits that can be read, by name, and why the others cannot."""
     indices, problems = dict[str, AnnotationIndex](), []
     for split in _SPLITS:

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ import torch
 from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import class_names, read_weights
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
-from ray_yolo.config.class_names import match_classes
+from ray_yolo.config.class_names import are_placeholders, common_classes, match_classes
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
@@ -39,9 +40,17 @@ from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.models.detector import count_parameters
-from ray_yolo.models.families import build_model, compare_weights, find_family, load_weights, read_model
+from ray_yolo.models.families import (
+    GivenClasses,
+    build_model,
+    compare_weights,
+    find_family,
+    load_weights,
+    read_model,
+)
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.runs.folders import storage_probe
+from ray_yolo.runs.fork import check_lineage, lineage_of
 from ray_yolo.runs.record import RunRecord, TransferRecord
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.runtime.resources import workers_here, workers_on
@@ -114,7 +123,7 @@ def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) ->
 def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRecord | None:
     """What a training on these classes takes from the file of `weights`; None if it starts from scratch.
 
-    Class names are compared only if the class layers come from the file.
+    Class names are compared only if the class layers come from the file, or under `match_classes` a part of them.
 
     Raises:
         CheckpointError: if no tensor of the file fits the model.
@@ -126,6 +135,17 @@ def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRec
     weights = read_weights(local_file(recipe.weights))
     with torch.device("meta"):
         model = build_model(architecture or name, len(names))
+    if recipe.match_classes and weights.names and not recipe.single_cls:
+        common, note = common_classes(names, weights.names, data_file=recipe.data, weights_file=recipe.weights)
+        is_partial = None in common or len(common) != len(weights.names)
+        has_unnamed_side = are_placeholders(names) or are_placeholders(weights.names)
+        if is_partial and not has_unnamed_side:
+            transfer = compare_weights(model, weights.tensors, given=GivenClasses(common, len(weights.names)))
+            if not transfer.has_classes:
+                note = (f"classes of {recipe.data} start with new values: the class layers of {recipe.weights} do not "
+                        "fit")
+            return TransferRecord(matched=transfer.matched, total=transfer.total, left_out=transfer.left_out,
+                                  classes=common, note=note)
     transfer = compare_weights(model, weights.tensors)
     rows, note = None, ""
     if transfer.has_classes and not recipe.single_cls:
@@ -263,23 +283,36 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
         command=redact(shlex.join(command)), provenance=provenance(name), transfer=transfer,
-        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
+        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers,
+        forked_from=lineage_of(resolved.weights))
 
 
-def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
-    """The training of a recorded run, checked against today's data set and worker count.
+def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
+    """`spec_of` of a run that is to be trained. Without a checkpoint it starts from its initial weights.
+
+    Raises:
+        CheckpointError: if those weights have changed since the first start.
+    """
+    record = run.training
+    if not run.has_checkpoints:
+        check_lineage(record.forked_from, record.recipe.weights)
+    return spec_of(record, run.folder, num_workers, train, val)
+
+
+def spec_of(record: RunRecord, folder: Path, num_workers: int, train: AnnotationIndex, val: AnnotationIndex
+            ) -> TrainSpec:
+    """The training of a run's record and folder, checked against today's data set and worker count.
 
     Raises:
         ConfigError: if the recipe cannot be divided among `num_workers` workers.
         DatasetError: if the data set has changed since the first start.
     """
-    record = run.training
     check_workers(record.recipe, num_workers)
     if train.digest != record.labels:
-        raise DatasetError(f"{record.recipe.data}: the training labels have changed since {run.folder} was started "
+        raise DatasetError(f"{record.recipe.data}: the training labels have changed since {folder} was started "
                            f"({record.labels} then, {train.digest} now); restore them, or start a new run "
                            "with --name")
-    return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=run.folder,
+    return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=folder,
                architecture=record.architecture, anchors=record.anchors, train=train, val=val,
                weight_classes=record.transfer.classes if record.transfer else None)
 

@@ -43,7 +43,7 @@ from ray_yolo.runtime.preflight import (
     planned_recipe,
     read_dataset,
     slower_precision,
-    spec_of,
+    spec_of_run,
     with_workers,
 )
 from ray_yolo.runtime.resources import Images, NodeResources, share_out
@@ -107,7 +107,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
                 status.print(f"warning: {slower}")
             status.phase("building the model")
             run = run or begin_run(config.placement, first_record(config, train, gpus, command, transfer))
-            spec = spec_of(run, config.placement.max_workers, train, val)
+            spec = spec_of_run(run, config.placement.max_workers, train, val)
             placement, resources = _share_out(config.placement, gpus, spec)
             if workers_reason:
                 resources = resources.model_copy(update={"reasons": (workers_reason, *resources.reasons)})
@@ -189,7 +189,8 @@ def dry_run(config: RunConfig) -> Planned:
         config, _ = with_workers(config, run)
     placement = config.placement
     if run:
-        asked, recipe = run.training.asked, spec_of(run, placement.max_workers, train, val).recipe
+        asked = run.training.asked
+        recipe = spec_of_run(run, placement.max_workers, train, val).recipe
     else:
         from ray_yolo.runtime import cluster
 

@@ -44,6 +44,7 @@ from ray_yolo.models.criterion import Criterion
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runtime.resources import share_out
+from ray_yolo.runtime.worst import write_worst
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_errors import explain
 from ray_yolo.sinks.mlflow_plan import plan_validation
@@ -124,8 +125,10 @@ def _write(config: ValConfig, evaluation: Evaluation, description: DatasetDescri
     if config.save_json:
         rows = coco_results(evaluation.detections, index, description, config.split)
         atomic_write(folder / "detections.json", json.dumps(rows))
+    assert config.imgsz, "the configuration is decided"
+    if config.worst:
+        write_worst(evaluation, index, config.worst, config.imgsz, folder, failed, draw=not config.placement.noplots)
     if not config.placement.noplots:
-        assert config.imgsz, "the configuration is decided"
         draw_detections(evaluation.detections, index, config.imgsz, folder, failed)
     return [f"{name} ({reason})" for name, reason in failed.items()]
 
@@ -223,7 +226,7 @@ def _evaluate_share(trained: Trained, config: ValConfig, index: AnnotationIndex,
     if device.type == "cpu":
         avoid_slow_convolutions(model)  # as in training: those kernels round differently
     return evaluate_batches(model, trained.family, _build_loss(trained, config), loader, index, config.evaluate,
-                            config.precision, device)
+                            config.precision, device, per_image=config.worst > 0)
 
 
 def _evaluate_on_workers(config: ValConfig, index: AnnotationIndex, gpus: float) -> list[EvaluatedBatches]:

@@ -124,11 +124,15 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
         settings: parameters. `weights` among them identifies the MLflow run of their training, if there is one.
         parts: numbers by name, in groups such as `metrics` and `losses`.
     """
-    now, tags, tracking = round(time.time() * 1000), source_tags(), requested_tracking()
+    now = round(time.time() * 1000)
+    tags, tracking = source_tags(), requested_tracking()
     if training := read_run_file(Path(settings["weights"]).absolute().parent.parent):
         tags["ray_yolo.training_run_id"] = training["run_id"]
-    points = [Point(loss_column("val", name) if part == "losses" else f"{part}/{name}", value, now, 0)
-              for part, numbers in parts.items() for name, value in numbers.items()]
+    points = []
+    for part, numbers in parts.items():
+        for name, value in numbers.items():
+            key = loss_column("val", name) if part == "losses" else f"{part}/{name}"
+            points.append(Point(key, value, now, 0))
     return RunPlan(folder.name, tracking.get("experiment") or folder.parent.name, now, flat_params(settings), tags,
                    points=points, status="FINISHED", end_ms=now, artifacts=VALIDATION_ARTIFACTS,
                    experiment_id=tracking.get("experiment_id", ""))
@@ -161,10 +165,21 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent], cost: Goodput, parent_run
         "mlflow.source.name": run.command,
         "mlflow.source.git.commit": run.provenance.get("git_commit"),
         PARENT_TAG: parent_run_id,
+        **_lineage_tags(run),
         **{f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()},
         **{f"ray_yolo.{name}": f"{value:.6g}" for name, value in vars(cost).items()},
     }
     return {key: value for key, value in tags.items() if value}
+
+
+def _lineage_tags(run: RunEvent) -> dict[str, str]:
+    """The run that the initial weights come from, and its epoch, step and digest there."""
+    if run.forked_from is None:
+        return {}
+    origin = run.forked_from
+    return {"ray_yolo.forked_from": origin.run_id, "ray_yolo.forked_from.run": redact(origin.run),
+            "ray_yolo.forked_from.epoch": "" if origin.epoch is None else str(origin.epoch),
+            "ray_yolo.forked_from.step": str(origin.step), "ray_yolo.forked_from.weights": origin.weights}
 
 
 def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:
@@ -174,12 +189,14 @@ def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:
     """
     path = Path(run.recipe["data"])
     name = path.parent.name if path.stem == "data" and path.parent.name else path.stem
-    splits = dataset.splits if dataset else {}
-    profiles = {counts.digest: json.dumps({"images": counts.images, "boxes": counts.boxes})
-                for counts in splits.values() if counts.digest}
-    return [Data(name, digest, json.dumps({"uri": redact(run.recipe["data"])}), profile,
-                 ", ".join(_CONTEXTS[split] for split, counts in splits.items() if counts.digest == digest))
-            for digest, profile in profiles.items()]
+    source = json.dumps({"uri": redact(run.recipe["data"])})
+    profiles: dict[str, str] = {}
+    contexts: dict[str, list[str]] = {}  # by digest
+    for split, counts in (dataset.splits if dataset else {}).items():
+        if counts.digest:
+            profiles[counts.digest] = json.dumps({"images": counts.images, "boxes": counts.boxes})
+            contexts.setdefault(counts.digest, []).append(_CONTEXTS[split])
+    return [Data(name, digest, source, profile, ", ".join(contexts[digest])) for digest, profile in profiles.items()]
 
 
 def _points(rows: Sequence[EpochEvent], numbers: Sequence[Metric]) -> Iterator[Point]:

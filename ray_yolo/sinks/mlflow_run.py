@@ -77,17 +77,24 @@ class Delivery:
         run_id, held = self._run_id, self._held
         if plan.end_ms is None and self._status != plan.status:
             client.update_run(run_id, status=plan.status)
-        self._post([Param(key, value) for key, value in plan.params.items() if key not in held], _LABELS_PER_CALL,
-                   lambda params: client.log_batch(run_id, params=params))
-        self._post([RunTag(key, value) for key, value in plan.tags.items() if self._tags.get(key) != value],
-                   _LABELS_PER_CALL, lambda tags: client.log_batch(run_id, tags=tags))
-        self._post([DatasetInput(Dataset(each.name, each.digest, "local", each.source, profile=each.profile),
-                                 [InputTag("mlflow.data.context", each.context)])
-                    for each in plan.data if each[:2] not in held], _LABELS_PER_CALL,
-                   lambda data: client.log_inputs(run_id, data))
+
+        params = [Param(key, value) for key, value in plan.params.items() if key not in held]
+        self._post(params, _LABELS_PER_CALL, lambda some: client.log_batch(run_id, params=some))
+
+        tags = [RunTag(key, value) for key, value in plan.tags.items() if self._tags.get(key) != value]
+        self._post(tags, _LABELS_PER_CALL, lambda some: client.log_batch(run_id, tags=some))
+
+        inputs = []
+        for each in plan.data:
+            if each[:2] not in held:  # name and digest
+                dataset = Dataset(each.name, each.digest, "local", each.source, profile=each.profile)
+                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.context)]))
+        self._post(inputs, _LABELS_PER_CALL, lambda some: client.log_inputs(run_id, some))
+
         new = [point for point in plan.points if self._values.get((point.key, point.epoch)) != point.value]
-        self._post([Metric(*point) for point in new], _METRICS_PER_CALL,
-                   lambda metrics: client.log_batch(run_id, metrics=metrics))
+        metrics = [Metric(*point) for point in new]
+        self._post(metrics, _METRICS_PER_CALL, lambda some: client.log_batch(run_id, metrics=some))
+
         if plan.end_ms is not None and self._status != plan.status:
             client.set_terminated(run_id, plan.status, end_time=plan.end_ms)
         held.update(plan.params, (each[:2] for each in plan.data))
@@ -126,13 +133,21 @@ class Delivery:
     def _open(self, plan: RunPlan) -> MlflowClient:
         """Find or create the MLflow run, and ask the server for its content."""
         client = build_client(self._uri)
-        run = (None if self._fresh else self._known_run(client, plan)) or self._create(client, plan)
+        run = None if self._fresh else self._known_run(client, plan)
+        if run is None:
+            run = self._create(client, plan)
         self._run_id, self._status, self._tags = run.info.run_id, run.info.status, dict(run.data.tags)
-        keys = [key for key in run.data.metrics if not key.startswith("system/")]  # posted by the monitor
-        self._values = {(key, point.step): point.value for key in keys  # of a step that was corrected, the newest
-                        for point in client.get_metric_history(self._run_id, key)}
-        data = {(each.dataset.name, each.dataset.digest) for each in (run.inputs.dataset_inputs if run.inputs else ())}
-        self._held = {*run.data.params, *data}
+
+        self._values = {}
+        for key in run.data.metrics:
+            if key.startswith("system/"):  # posted by the monitor
+                continue
+            for point in client.get_metric_history(self._run_id, key):
+                self._values[key, point.step] = point.value  # of a step that was corrected, the newest
+
+        self._held = set(run.data.params)
+        for each in run.inputs.dataset_inputs if run.inputs else ():
+            self._held.add((each.dataset.name, each.dataset.digest))
         return client
 
     def _known_run(self, client: MlflowClient, plan: RunPlan) -> Run | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,7 @@ from ray_yolo.engine.build import TrainSpec, first_batches
 from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.ops.confusion import confusion_matrix
+from ray_yolo.ops.label_errors import DoubtfulLabel
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
@@ -30,11 +32,13 @@ from ray_yolo.sinks.base import RecordError
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
+SHEET_PICTURES = 24  # of `val --worst` in each picture
 SHOWN_CONFIDENCE = 0.25
 
 LAST_PICTURE = "confusion_matrix_normalized.png"
 """The last one that `draw_detections` draws."""
 
+Item = TypeVar("Item")
 Failed = dict[str, str]
 """The reason by name of each picture that could not be drawn; the others are drawn."""
 
@@ -81,6 +85,43 @@ def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folde
         matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
         plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
         plot_confusion(matrix, index.names, folder / LAST_PICTURE, normalised=True)
+
+
+def draw_worst_images(images: Sequence[int], losses: np.ndarray, table: np.ndarray, index: AnnotationIndex, imgsz: int,
+                      folder: Path, failed: Failed) -> None:
+    """worst_images0.jpg ...: labels next to detections of some images, with their losses (all images,)."""
+    store = ImageStore(index, imgsz, smooth=True)
+    for number, some in enumerate(_sheets(images)):
+        with isolated(name := f"worst_images{number}.jpg", failed):
+            pairs = [_compare(image, table, index, store) for image in some]
+            truth = [labelled._replace(title=f"{losses[image]:.3g} {labelled.title}")
+                     for image, (labelled, _) in zip(some, pairs, strict=True)]
+            plot_truth_and_detections(truth, [detected for _, detected in pairs], index.names, folder / name)
+
+
+def draw_doubtful_labels(labels: Sequence[DoubtfulLabel], index: AnnotationIndex, imgsz: int, folder: Path,
+                         failed: Failed) -> None:
+    """worst_labels0.jpg ...: each label, or the detection without one, on its image, with its kind and doubt."""
+    store = ImageStore(index, imgsz, smooth=True)
+    for number, some in enumerate(_sheets(labels)):
+        with isolated(name := f"worst_labels{number}.jpg", failed):
+            plot_pictures([_doubtful(label, index, store) for label in some], index.names, folder / name)
+
+
+def _doubtful(label: DoubtfulLabel, index: AnnotationIndex, store: ImageStore) -> Picture:
+    """The image of a doubtful label with its box."""
+    pixels, labelled = store.load_or_grey(label.image), index[label.image]
+    scale = pixels.shape[1] / labelled.size[1]
+    shown = label.detected if label.labelled is None else label.labelled
+    instead = f", {index.names[label.detected]}?" if label.kind == "wrong class" and label.detected is not None else ""
+    return Picture(pixels, np.array([label.box]) * scale, np.array([shown], np.int64),
+                   title=f"{label.kind} {label.doubt:.2f}{instead} {Path(labelled.path).name}")
+
+
+def _sheets(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Parts that fit into one picture each."""
+    for first in range(0, len(items), SHEET_PICTURES):
+        yield items[first : first + SHEET_PICTURES]
 
 
 def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:

@@ -100,7 +100,8 @@ class TrainingReport:
         """One line with the progress and the remaining time; empty while they are unknown."""
         if self._batch is None or not self._images_per_second or self._epoch >= self._epochs:
             return ""
-        means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
+        columns = zip(*self._losses, strict=True)  # one per loss term
+        means = [math.fsum(column) / len(column) for column in columns]
         percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
         images_left = (self._epochs * self._batches - self._batch) * self._batch_size
         left = format_duration(images_left / self._images_per_second) if images_left > 0 else ""
@@ -196,16 +197,20 @@ def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> li
 
     If there are many classes, only the most frequent ones and those without boxes are listed.
     """
-    table: dict[str, list[object]] = {"Data": list(splits)}
+    columns: dict[str, list[object]] = {"Data": list(splits)}
     for title, field in _DATA_COLUMNS.items():
         counts = [getattr(split, field) for split in splits.values()]
         if any(counts) or title not in _RARE:
-            table[title] = counts
-    lines = ["".join(f"{cell:>11}" for cell in row) for row in (table.keys(), *zip(*table.values(), strict=True))]
-    columns = list(zip(*(split.per_class for split in splits.values()), strict=True))
-    shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_SHOWN]
-    lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
-    lines += [("%22s" + "%11s" * len(splits)) % (names[number], *columns[number]) for number in sorted(shown)]
+            columns[title] = counts
+    rows = [columns.keys(), *zip(*columns.values(), strict=True)]  # a header, and one row per split
+    lines = ["".join(f"{cell:>11}" for cell in row) for row in rows]
+
+    boxes_of = list(zip(*(split.per_class for split in splits.values()), strict=True))  # of each class: by split
+    most_first = sorted(range(len(names)), key=lambda number: -sum(boxes_of[number]))
+    shown = sorted(most_first[:_CLASSES_SHOWN])
+    form = "%22s" + "%11s" * len(splits)
+    lines.append(form % ("boxes of", *splits))
+    lines += [form % (names[number], *boxes_of[number]) for number in shown]
     if len(names) > len(shown):
         lines.append(f"{len(names) - len(shown):>15} more classes")
     for name, split in splits.items():
@@ -241,8 +246,9 @@ def closing_message(run_dir: str | Path, events: Sequence[Event], *, plots: bool
     """
     rows = epoch_rows(surviving(events))
     best, cost = best_row(rows), measure_goodput(events)
-    lines = [_outcome(last_of(events, EndEvent), rows),
-             *([f"interrupted  {cost.line}"] if cost.restarts or cost.regroupings else [])]
+    lines = [_outcome(last_of(events, EndEvent), rows)]
+    if cost.restarts or cost.regroupings:
+        lines.append(f"interrupted  {cost.line}")
     if best:
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
@@ -331,19 +337,24 @@ def transfer_line(transfer: TransferRecord, weights: str) -> str:
 
 def resources_line(event: ResourcesEvent) -> str:
     """The resources of each worker and the reasons, in one line."""
-    cpus, threads, loaders = (format_count(number, noun) for number, noun in (
-        (event.cpus, "CPU"), (event.threads, "thread"), (event.loader_processes, "loader process")))
-    why = "; ".join((*event.reasons, "flags: --cpus-per-worker --workers --cache")) if event.reasons else "as asked"
+    cpus = format_count(event.cpus, "CPU")
+    threads = format_count(event.threads, "thread")
+    loaders = format_count(event.loader_processes, "loader process")
+    why = "as asked"
+    if event.reasons:
+        why = "; ".join((*event.reasons, "flags: --cpus-per-worker --workers --cache"))
     return f"each worker: {cpus}, {threads}, {loaders}, cache {event.cache} ({why})"
 
 
 def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult], images: int | None) -> list[str]:
     """CLASS_HEADER, a row for all classes, and one per class: name, images, labels, four metrics."""
     total = {"name": "all", "images": images, "labels": sum(row.labels for row in per_class), **metrics}
-    return [CLASS_HEADER, *(("%22s" + "%11s" * 6) % (
-        row.name, "-" if row.images is None else row.images, row.labels,
-        *map(format_cell, (row.precision, row.recall, row.map50, row.map50_95)),
-    ) for row in (ClassResult.model_validate(total), *per_class))]
+    lines = [CLASS_HEADER]
+    for row in (ClassResult.model_validate(total), *per_class):
+        images_cell = "-" if row.images is None else row.images
+        metric_cells = map(format_cell, (row.precision, row.recall, row.map50, row.map50_95))
+        lines.append(("%22s" + "%11s" * 6) % (row.name, images_cell, row.labels, *metric_cells))
+    return lines
 
 
 def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:

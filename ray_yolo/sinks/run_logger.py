@@ -31,6 +31,7 @@ from ray_yolo.data.notes import file_lines
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder
+from ray_yolo.runs.fork import lineage_line
 from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
@@ -172,12 +173,14 @@ def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> 
         placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
         num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
         provenance=run.training.provenance, notes=_start_notes(run.training),
-        tracking=requested_tracking())
+        tracking=requested_tracking(), forked_from=run.training.forked_from)
 
 
 def _start_notes(record: RunRecord) -> tuple[str, ...]:
     """What the user must know of a start: settings that follow the placement, and initial weights."""
     notes = [placement_line(record.asked, record.recipe)]
+    if record.forked_from:
+        notes.append(lineage_line(record.forked_from))
     if record.transfer:
         notes.append(record.transfer.note)
         if not record.transfer.is_sparse:  # else it is a warning

@@ -29,6 +29,7 @@ RESERVE_MOST = 0.01  # of the limit
 RESERVE_SHARE = 0.005  # of the limit, in addition, because trainings take unequal times
 SIMULATED = 80  # trials up to which a forecast simulates the schedule
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
+_TIMED_FIELDS = ("imgsz", "batch_size", "microbatch", "precision", "noval")  # of a recipe, that decide this time
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,14 @@ def forecast(begun: SweepEvent, trials: int) -> Forecast:
     second half of the simulation."""
     work, time = _explored(begun.rungs, begun.virtual_slots, min(trials, SIMULATED))
     if trials > SIMULATED:
-        half_work, half_time = _explored(begun.rungs, begun.virtual_slots, SIMULATED // 2)
-        more = (trials - SIMULATED) / (SIMULATED - SIMULATED // 2)
+        half = SIMULATED // 2
+        half_work, half_time = _explored(begun.rungs, begun.virtual_slots, half)
+        more = (trials - SIMULATED) / (SIMULATED - half)  # times the second half
         work += more * (work - half_work)
         time += more * (time - half_time)
-    runs = number_of_runs(work / begun.rungs[-1], begun.virtual_slots) if trials > 1 else 0  # the default alone
+    runs = 0  # the default alone is compared with nothing
+    if trials > 1:
+        runs = number_of_runs(work / begun.rungs[-1], begun.virtual_slots)
     return Forecast(trials, work, time, runs)
 
 
@@ -97,39 +101,51 @@ def most_trials(begun: SweepEvent, seconds: float, epoch_seconds: float, slots: 
 def recorded_epoch_seconds(project: Path, recipe: Recipe, labels: str, workers: int) -> float | None:
     """Seconds of an epoch on `workers` workers, or None if it is unknown. They are taken from the newest trainings of
     a project of sweeps, and of the project `train` beside it, with the same model, sizes and labels."""
-    logs = sorted((*project.glob(f"*/trials/*/{EVENTS_FILE}"), *(project.parent / "train").glob(f"*/{EVENTS_FILE}")),
-                  key=lambda log: log.stat().st_mtime_ns, reverse=True)
-    spans = [span for log in logs[:_READ_LOGS] for span in _comparable_spans(read_events(log), recipe, labels, workers)]
-    epochs = sum(epochs for epochs, _ in spans)
-    return sum(seconds for _, seconds in spans) / epochs if epochs else None
+    of_trials = project.glob(f"*/trials/*/{EVENTS_FILE}")
+    of_trainings = (project.parent / "train").glob(f"*/{EVENTS_FILE}")
+    newest_first = sorted((*of_trials, *of_trainings), key=lambda log: log.stat().st_mtime_ns, reverse=True)
+    epochs, seconds = 0, 0.0
+    for log in newest_first[:_READ_LOGS]:
+        events = read_events(log)
+        if not _is_comparable(events, recipe, labels):
+            continue
+        for more_epochs, more_seconds in trained_spans(events, workers):
+            epochs += more_epochs
+            seconds += more_seconds
+    return seconds / epochs if epochs else None
 
 
-def _comparable_spans(events: Sequence[Event], recipe: Recipe, labels: str, workers: int) -> list[tuple[int, float]]:
+def _is_comparable(events: Sequence[Event], recipe: Recipe, labels: str) -> bool:
+    """Whether a training had the same labels, model and sizes, so that its epochs take as long."""
     run = next((event for event in events if isinstance(event, RunEvent)), None)
     data = next((event for event in events if isinstance(event, DatasetEvent)), None)
-    wanted, names = recipe.model_dump(mode="json"), ("imgsz", "batch_size", "microbatch", "precision", "noval")
-    if (run is None or data is None or data.splits["train"].digest != labels
-            or Path(run.recipe["model"]).name != Path(recipe.model).name
-            or any(run.recipe.get(name) != wanted[name] for name in names)):
-        return []
-    return trained_spans(events, workers)
+    if run is None or data is None or data.splits["train"].digest != labels:
+        return False
+    if Path(run.recipe["model"]).name != Path(recipe.model).name:  # the same file in another folder is the same model
+        return False
+    wanted = recipe.model_dump(mode="json")
+    return all(run.recipe.get(name) == wanted[name] for name in _TIMED_FIELDS)
 
 
 def trained_spans(events: Sequence[Event], workers: int) -> list[tuple[int, float]]:
     """(epochs, seconds of a slot of `workers` workers) of each ended command of a log. The time lasts from the
     command's first worker to its end, so it includes validation and checkpoints."""
     spans: list[tuple[int, float]] = []
-    first: StartEvent | None = None
-    since, seconds, number = 0.0, 0.0, 0
+    first: StartEvent | None = None  # of the command
+    since = 0.0  # up to here the seconds are counted; 0: the command has no worker yet
+    seconds = 0.0  # of the command so far, for `workers` workers
+    number = 0  # of workers since then
     for event in events:
-        if isinstance(event, DatasetEvent):
+        if isinstance(event, DatasetEvent):  # the next command starts
             first, since, seconds = None, 0.0, 0.0
         elif isinstance(event, WorkerEvent) and not since:
             since, number = event.time, workers
         elif isinstance(event, (StartEvent, EndEvent)) and since:
-            seconds, since = seconds + (event.time - since) * number / workers, event.time
-            if isinstance(event, StartEvent):
-                first, number = first or event, event.num_workers
+            seconds += (event.time - since) * number / workers
+            since = event.time
+            if isinstance(event, StartEvent):  # also after a regrouping, perhaps of another number of workers
+                first = first or event
+                number = event.num_workers
             elif first and event.epoch >= first.epoch:
                 spans.append((event.epoch + 1 - first.epoch, seconds))
     return spans
@@ -149,7 +165,8 @@ class Budget:
 
     def __init__(self, begun: SweepEvent, trials: int, hours: float, spent: float, epoch_seconds: float | None,
                  slots: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._begun, self._trials, self._limit, self._spent = begun, trials, 3600 * hours or math.inf, spent
+        self._begun, self._trials, self._spent = begun, trials, spent
+        self._limit = 3600 * hours if hours else math.inf
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
         self._began = clock()
         self._measured: list[tuple[float, float]] = []  # (work, slot seconds) of finished tasks
@@ -172,9 +189,12 @@ class Budget:
         The record counts as two trainings, because after a restart the first tasks are short and include the start of
         their workers.
         """
-        prior = 2.0 * self._begun.rungs[-1] if self._known else 0.0
-        work = prior + sum(work for work, _ in self._measured)
-        seconds = prior * (self._known or 0.0) + sum(seconds for _, seconds in self._measured)
+        work = sum(work for work, _ in self._measured)
+        seconds = sum(seconds for _, seconds in self._measured)
+        if self._known:
+            prior = 2.0 * self._begun.rungs[-1]
+            work = prior + work
+            seconds = prior * self._known + seconds
         return seconds / work if work else None
 
     def measure(self, work: float, seconds: float) -> None:
@@ -249,8 +269,12 @@ def describe(begun: SweepEvent, trials: int, hours: float, slots: int, epoch_sec
         elif hours:
             limit = f"{trials} trials or {hours:g} hours, whichever comes first"
         return [*lines, f"budget: {limit}; the time of an epoch is not known before the first trial has trained"]
-    plan = most_trials(begun, 3600 * hours, epoch_seconds, slots, trials) if hours else forecast(begun, trials)
-    seconds = 3600 * hours if hours else plan.seconds(begun, epoch_seconds, slots)
+    if hours:
+        seconds = 3600 * hours
+        plan = most_trials(begun, seconds, epoch_seconds, slots, trials)
+    else:
+        plan = forecast(begun, trials)
+        seconds = plan.seconds(begun, epoch_seconds, slots)
     lines.append(f"epochs: {plan.work(begun):.0f} for {plan.trials} trials, {plan.runs * rungs[-1]} of them to confirm "
                  f"the winner; {epoch_seconds:.3g} s each on one slot")
     lines.append(f"time: about {format_duration(seconds)} on this cluster")

@@ -58,18 +58,24 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     if not len(candidate) or not len(default) or max(*candidate, *default) <= 0:
         return Claim(better=False)
     ours, theirs = float(np.mean(candidate)), float(np.mean(default))
-    share, freedom = _noise(candidate, default, noise)
-    error = share * math.sqrt(ours**2 / len(candidate) + theirs**2 / len(default))
     shown = ours - theirs
+    share, freedom = _noise(candidate, default, noise)
+    error = share * math.sqrt(ours**2 / len(candidate) + theirs**2 / len(default))  # standard error of the difference
     detectable = student(freedom, QUANTILES[candidates]) * error
     gain, margin = shown, detectable
     if expected:
         mean, deviation = expected[0] - DOUBT * expected[1], DOUBT * expected[1]
         trust = deviation**2 / (deviation**2 + error**2)  # in what the fresh seeds have shown
         gain = mean + trust * (shown - mean)
-        margin = math.sqrt(trust) * detectable
-    return Claim(better=shown > detectable and gain > margin, ahead=min(shown, gain) > 0, gain=_rounded(gain),
-                 margin=_rounded(margin), runs=len(candidate), detectable=_rounded(detectable))
+        margin = math.sqrt(trust) * detectable  # the standard error of the weighted mean is sqrt(trust) x error
+    return Claim(
+        better=shown > detectable and gain > margin,
+        ahead=min(shown, gain) > 0,
+        gain=_rounded(gain),
+        margin=_rounded(margin),
+        runs=len(candidate),
+        detectable=_rounded(detectable),
+    )
 
 
 def _noise(candidate: Sequence[float], default: Sequence[float], prior: float) -> tuple[float, float]:

@@ -87,18 +87,24 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[
     if k < len(space.starts):
         return dict(space.starts[k]), ()
     rng = generator(Stream.TRIALS, seed, k)
-    if (space.algorithm == "random" or k < len(space.starts) + space.random_first
-            or 0 < space.random_share > rng.random()):
+    is_random = space.algorithm == "random" or k < len(space.starts) + space.random_first
+    if not is_random and space.random_share > 0:  # without a share nothing is drawn, so that the later draws stay
+        is_random = space.random_share > rng.random()
+    if is_random:
         return {gene.name: draw(gene, rng.random()) for gene in space.genes}, ()
-    if not (best := best_rows(rows, NUM_PARENTS)):
+    best = best_rows(rows, NUM_PARENTS)
+    if not best:
         return mutate(space.genes, space.starts[0], rng), ()
     weights = parent_weights(best)
     parent = best[int(rng.choice(len(best), p=weights))]
     if space.parent == "single":
         return mutate(space.genes, parent.genes, rng), (parent.trial,)
-    means = {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in best]))
-             for gene in space.genes if gene.kind != "choice"}  # choices have no mean
-    return mutate(space.genes, {**parent.genes, **means}, rng), tuple(row.trial for row in best)
+    mean = dict(parent.genes)  # choices have no mean: they are those of the drawn parent
+    for gene in space.genes:
+        if gene.kind != "choice":
+            values = [float(row.genes[gene.name]) for row in best]
+            mean[gene.name] = nearest(gene, float(weights @ values))
+    return mutate(space.genes, mean, rng), tuple(row.trial for row in best)
 
 
 def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
@@ -131,10 +137,12 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
         u = rng.random()
         mutates = rng.random(len(genes)) < MUTATION_PROBABILITY
         normal = rng.standard_normal(len(genes))
-        chance = rng.random(len(genes)).tolist()
-        factors = np.clip(1 + gains * mutates * normal * u * MUTATION_SIGMA, FACTOR_LOW, FACTOR_HIGH).tolist()
-        child = {gene.name: _mutated(gene, parent[gene.name], factor, each)
-                 for gene, factor, each in zip(genes, factors, chance, strict=True)}
+        chances = rng.random(len(genes)).tolist()
+        moves = gains * mutates * normal * u * MUTATION_SIGMA
+        factors = np.clip(1 + moves, FACTOR_LOW, FACTOR_HIGH).tolist()
+        child = {}
+        for gene, factor, chance in zip(genes, factors, chances, strict=True):
+            child[gene.name] = _mutated(gene, parent[gene.name], factor, chance)
         if child != parent:
             break
     return child
@@ -195,11 +203,16 @@ def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> Gene
     if gene.kind == "choice":
         probability = min(1.0, CHOICE_PROBABILITY * gene.gain)
         others = [other for other in gene.values if other != value]
-        return others[int(chance / probability * len(others))] if others and chance < probability else value
+        if not others or chance >= probability:
+            return value
+        share = chance / probability  # uniform in [0, 1), too: one draw decides whether and which
+        return others[int(share * len(others))]
     if factor == 1:
         return value  # not rounded: a child must not differ by rounding alone
     scaled = float(value) * factor
-    return int(_clip(math.floor(scaled + chance), gene)) if gene.kind == "int" else _clip(round(scaled, DECIMALS), gene)
+    if gene.kind == "int":
+        return int(_clip(math.floor(scaled + chance), gene))  # rounded up with the probability of its fraction
+    return _clip(round(scaled, DECIMALS), gene)
 
 
 def draw(gene: Gene, chance: float) -> GeneValue:
@@ -208,8 +221,14 @@ def draw(gene: Gene, chance: float) -> GeneValue:
         return gene.values[int(chance * len(gene.values))]
     if gene.kind == "int":
         return int(gene.low) + int(chance * (gene.high - gene.low + 1))
-    value = gene.low * (gene.high / gene.low) ** chance if gene.log else gene.low + (gene.high - gene.low) * chance
-    return _clip(float(f"{value:.{DECIMALS}g}"), gene)
+    return _clip(float(f"{at_share(gene, chance):.{DECIMALS}g}"), gene)
+
+
+def at_share(gene: Gene, share: float) -> float:
+    """The value at a share of a range, from 0, the low end, to 1; of a `log` range by its logarithm."""
+    if gene.log:
+        return gene.low * (gene.high / gene.low) ** share
+    return gene.low + (gene.high - gene.low) * share
 
 
 def _clip(value: float, gene: Gene) -> float:

@@ -42,16 +42,27 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
     """
     finished = [trial for trial in trials if trial.fitness is not None]
     genes = _gene_names(finished)
-    rungs = [RUNG] if len({trial.epochs for trial in finished}) > 1 else []
-    terms = list(finished[0].losses) if finished and finished[0].losses else list(ANCHOR_TERMS)
-    lines = [[*COLUMNS.values(), *(loss_column("val", term) for term in terms), *genes, *rungs]]
+    has_paused = len({trial.epochs for trial in finished}) > 1
+    terms = list(ANCHOR_TERMS)
+    if finished and finished[0].losses:
+        terms = list(finished[0].losses)
+
+    header = [*COLUMNS.values(), *(loss_column("val", term) for term in terms), *genes]
+    if has_paused:
+        header.append(RUNG)
+    lines = [header]
     for trial in finished:
         trained = overlay(recipe, trial.genes)
         numbers = [trial.metrics.get(name) for name in COLUMNS]
         numbers += [trial.losses.get(name) for name in terms]
-        lines.append(["nan" if number is None else str(number) for number in numbers]
-                     + [str(recipe_value(trained, gene)) for gene in genes] + [str(trial.epochs) for _ in rungs])
-    return "".join(",".join(f"{cell:>20}" for cell in line) + "\n" for line in lines)
+        cells = ["nan" if number is None else str(number) for number in numbers]
+        cells += [str(recipe_value(trained, gene)) for gene in genes]
+        if has_paused:
+            cells.append(str(trial.epochs))
+        lines.append(cells)
+
+    aligned = [[f"{cell:>20}" for cell in line] for line in lines]
+    return "".join(",".join(line) + "\n" for line in aligned)
 
 
 def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: ClaimedEvent | None = None) -> str | None:

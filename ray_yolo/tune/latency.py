@@ -50,16 +50,20 @@ def networks(space: Space, recipe: Recipe) -> dict[str, SizedModel]:
         ConfigError: if there are too many to measure.
     """
     genes = [gene for gene in space.genes if canonical(gene.name) in ("model", "imgsz")]
+    names = [gene.name for gene in genes]
     values = [gene.values or range(int(gene.low), int(gene.high) + 1) for gene in genes]
-    combinations = itertools.product(*values)
-    recipes = [overlay(recipe, dict(zip((gene.name for gene in genes), each, strict=True)))
-               for each in itertools.islice(combinations, MOST_NETWORKS + 1)]
+    recipes = []
+    for combination in itertools.islice(itertools.product(*values), MOST_NETWORKS + 1):  # there may be millions
+        recipes.append(overlay(recipe, dict(zip(names, combination, strict=True))))
     if len(recipes) > MOST_NETWORKS:
         raise ConfigError(f"search.limit: the space has more than {MOST_NETWORKS} networks (model x imgsz), too many "
                           "to measure; use choices of fewer values")
-    models = {each.model: read_model(each.model) for each in recipes}
-    return {network_name(each): SizedModel(models[each.model][1] or models[each.model][0], each.imgsz)
-            for each in recipes}
+    models = {each.model: read_model(each.model) for each in recipes}  # each file is read once
+    found = {}
+    for each in recipes:
+        name, mapping = models[each.model]
+        found[network_name(each)] = SizedModel(mapping or name, each.imgsz)
+    return found
 
 
 def measure(task: tuple[int, float], networks: Mapping[str, SizedModel]) -> dict[str, float]:
@@ -70,21 +74,32 @@ def measure(task: tuple[int, float], networks: Mapping[str, SizedModel]) -> dict
         task: the number of classes, and the GPUs of this process.
     """
     num_classes, gpus = task
-    found, names, device = {}, tuple(map(str, range(num_classes))), local_device(gpus)
+    device = local_device(gpus)
+    class_names = tuple(map(str, range(num_classes)))
+    found = {}
     for name, (model, imgsz) in networks.items():
-        trained = Trained(build_model(model, num_classes).eval(), find_family(model), names, Recipe(imgsz=imgsz))
+        network = build_model(model, num_classes).eval()
+        trained = Trained(network, find_family(model), class_names, Recipe(imgsz=imgsz))
         predictor = build_predictor(trained, DetectConfig(), device)
         image = np.full((imgsz, imgsz, 3), 114, np.uint8)
-        speeds = [predictor.detect([image])[0].speed for _ in range(_WARM_UP + _IMAGES)][_WARM_UP:]
-        found[name] = statistics.median(speed["inference"] + speed["postprocess"] for speed in speeds)
+        times = []
+        for number in range(_WARM_UP + _IMAGES):
+            speed = predictor.detect([image])[0].speed
+            if number >= _WARM_UP:
+                times.append(speed["inference"] + speed["postprocess"])
+        found[name] = statistics.median(times)
     return found
 
 
 def pareto(trials: Iterable[Trial], recipe: Recipe, latencies: Mapping[str, float], epochs: int) -> list[Latency]:
     """The trials of `epochs` epochs that no trial with an equally fast network equals, fastest first."""
-    rows = [Latency(latencies[name], trial.fitness, trial.number, name) for trial in trials
-            if trial.fitness is not None and trial.epochs == epochs
-            and (name := network_name(overlay(recipe, trial.genes))) in latencies]
+    rows = []
+    for trial in trials:
+        if trial.fitness is None or trial.epochs != epochs:
+            continue
+        name = network_name(overlay(recipe, trial.genes))
+        if name in latencies:
+            rows.append(Latency(latencies[name], trial.fitness, trial.number, name))
     front: list[Latency] = []
     for row in sorted(rows, key=lambda row: (row.milliseconds, -row.fitness, row.trial)):
         if not front or row.fitness > front[-1].fitness:

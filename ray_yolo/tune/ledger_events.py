@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.evolution import Genes
 
-Numbers = Mapping[str, float | None]
+TrialNumbers = Mapping[str, float | None]
 Why = Literal["new", "best", "default", "finish", "seed"]
 """Why a training is scheduled: a new trial; among the best of its rung; the default; to its end after exploration; on a
 fresh seed."""
@@ -52,8 +52,8 @@ class CountedEvent(LedgerEvent):
     seed: int
     epochs: int
     fitness: float
-    metrics: Numbers = {}
-    losses: Numbers = {}
+    metrics: TrialNumbers = {}
+    losses: TrialNumbers = {}
     weights: str = ""
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +33,39 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial, results: Mapp
         results: fitness by epochs, by trial, as from `ledger.rung_results`.
     """
     finished = [trial for trial in trials if trial.fitness is not None]
-    fitness = [trial.fitness for trial in finished if trial.fitness is not None]
-    numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
-               if isinstance(value, (int, float))}
-    plot_genes(numeric, fitness, [trial.epochs for trial in finished], folder / "evolve.png")
-    plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
-                  [trial.epochs for trial in trials], folder / "progress.png")
+    numeric = [name for name, value in best.genes.items() if isinstance(value, (int, float))]
+    plot_genes(_columns(finished, numeric), _fitness(finished), [trial.epochs for trial in finished],
+               folder / "evolve.png")
+    plot_progress(_fitness(trials), [trial.epochs for trial in trials], folder / "progress.png")
+
+    # Only fitness after equally many epochs is comparable: that of the trials that trained longest.
     longest = max((trial.epochs for trial in finished), default=0)
     whole = [trial for trial in finished if trial.epochs == longest]
-    moved = {name: [float(trial.genes[name]) for trial in whole] for name in numeric}
-    plot_importance(moved, [trial.fitness or 0.0 for trial in whole], folder / "importance.png")
-    plot_parallel(moved, [trial.fitness or 0.0 for trial in whole], folder / "parallel.png")
-    default = next((trial.seeds for trial in trials if trial.number == 0), {})
-    pairs = {seed: (default[seed], best.seeds[seed]) for seed in default.keys() & best.seeds.keys() if best.number}
+    plot_importance(_columns(whole, numeric), _fitness(whole), folder / "importance.png")
+    plot_parallel(_columns(whole, numeric), _fitness(whole), folder / "parallel.png")
+
+    pairs: dict[int, tuple[float, float]] = {}
+    if best.number:  # the default makes no pairs with itself
+        default = next((trial.seeds for trial in trials if trial.number == 0), {})
+        for seed in default.keys() & best.seeds.keys():
+            pairs[seed] = default[seed], best.seeds[seed]
     plot_rungs(results, pairs, best.number, folder / "rungs.png")
-    fitness_of = {trial.number: trial.fitness for trial in finished}
-    plot_lineage({trial.number: [n for n in trial.ancestors if n in fitness_of] for trial in finished}, fitness_of,
-                 best.number, folder / "lineage.png")
+
+    heights = {trial.number: trial.fitness for trial in finished}
+    parents = {}
+    for trial in finished:
+        parents[trial.number] = [ancestor for ancestor in trial.ancestors if ancestor in heights]
+    plot_lineage(parents, heights, best.number, folder / "lineage.png")
+
+
+def _columns(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, list[float]]:
+    """The values of each of these genes, one per trial."""
+    return {name: [float(trial.genes[name]) for trial in trials] for name in names}
+
+
+def _fitness(trials: Sequence[Trial]) -> list[float]:
+    """The fitness of each trial; NaN: it has none."""
+    return [math.nan if trial.fitness is None else trial.fitness for trial in trials]
 
 
 def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], rungs: Sequence[int], path: Path
@@ -105,18 +121,24 @@ def plot_parallel(genes: Mapping[str, Sequence[float]], fitness: Sequence[float]
     names = [name for name, values in genes.items() if len(set(values)) > 1]
     figure = new_figure(max(8.0, 0.8 * len(names)), 4.5)
     axes = dress(figure.add_subplot(), title="Genes of the trials", y="Value, lowest to highest")
-    scaled = np.array([(np.asarray(genes[name]) - min(genes[name])) / np.ptp(genes[name]) for name in names])
+    scaled = np.array([_scaled(genes[name]) for name in names])  # (genes, trials)
     if names and len(set(fitness)) > 1:  # the last axis: where a line ends is its trial's fitness
-        heights = (np.asarray(fitness) - min(fitness)) / np.ptp(fitness)
-        scaled = np.vstack([scaled, heights])
+        scaled = np.vstack([scaled, _scaled(fitness)])
         names.append(f"fitness ({min(fitness):.3g} to {max(fitness):.3g})")
-    order = np.argsort(fitness)
-    for place, trial in enumerate(order if names else []):
-        is_best = place == len(order) - 1
-        axes.plot(range(len(names)), scaled[:, trial], linewidth=2.0 if is_best else 0.9,
-                  color=COLOURS[1] if is_best else COLOURS[0], alpha=1.0 if is_best else 0.1 + 0.5 * place / len(order))
+    worst_first = np.argsort(fitness).tolist() if names else []  # the best one covers the others
+    for place, trial in enumerate(worst_first):
+        share = place / len(worst_first)
+        style: dict[str, Any] = {"linewidth": 0.9, "color": COLOURS[0], "alpha": 0.1 + 0.5 * share}
+        if place == len(worst_first) - 1:
+            style = {"linewidth": 2.0, "color": COLOURS[1], "alpha": 1.0}
+        axes.plot(range(len(names)), scaled[:, trial], **style)
     axes.set_xticks(range(len(names)), [plain(name, 28) for name in names], rotation=60, ha="right", fontsize=8)
     return save(figure, path)
+
+
+def _scaled(values: Sequence[float]) -> Floats:
+    """Values from 0, the lowest, to 1, the highest; they are not all equal."""
+    return np.asarray((np.asarray(values) - min(values)) / np.ptp(values))
 
 
 def plot_rungs(results: Mapping[int, Mapping[int, float]], pairs: Mapping[int, tuple[float, float]], best: int,
@@ -179,22 +201,29 @@ def plot_lineage(parents: Mapping[int, Sequence[int]], fitness: Mapping[int, flo
         fitness: of each trial by number. Trials without one (None or NaN) are omitted; parents and the best have one.
     """
     line = [*ancestors(parents, best), best]
-    heights = {trial: height for trial, height in fitness.items() if height is not None and math.isfinite(height)}
+    heights = {}
+    for trial, height in fitness.items():
+        if height is not None and math.isfinite(height):
+            heights[trial] = height
     figure = new_figure(8, 4.5)
     axes = dress(figure.add_subplot(), title="How the best trial came about", x="Trial", y="Fitness")
     axes.scatter(list(heights), list(heights.values()), s=16, color=GREY, label="trial")
-    pairs = [(parent, child) for child in line for parent in parents.get(child, ())]
-    ends = np.reshape([[(trial, heights[trial]) for trial in pair] for pair in pairs], (-1, 2, 2))  # (lines, ends, xy)
+    segments = []  # from parent to child
+    for child in line:
+        for parent in parents.get(child, ()):
+            segments.append([(parent, heights[parent]), (child, heights[child])])
+    ends = np.reshape(segments, (-1, 2, 2))  # (segments, ends, xy), also if there are none
     axes.plot(*ends.T, color=COLOURS[0], linewidth=1.2, alpha=0.5)
-    if line[:-1]:
-        axes.scatter(line[:-1], [heights[trial] for trial in line[:-1]], s=30, color=COLOURS[0], zorder=3,
-                     label="ancestor")
+    older = line[:-1]
+    if older:
+        axes.scatter(older, [heights[trial] for trial in older], s=30, color=COLOURS[0], zorder=3, label="ancestor")
     axes.scatter(best, heights[best], marker="x", s=60, linewidth=2, color=COLOURS[1], zorder=3,
                  label=f"best: {best}")
     axes.margins(y=0.08)  # room for numbers
     count_along_x(axes)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
-    drawn = np.array([*heights.items(), *np.linspace(ends[:, 0], ends[:, 1], 100).reshape(-1, 2)])
+    along = np.linspace(ends[:, 0], ends[:, 1], 100).reshape(-1, 2)  # points on the segments
+    drawn = np.array([*heights.items(), *along])
     _number_dots(figure, axes, {trial: heights[trial] for trial in reversed(line)}, drawn)
     return save(figure, path)
 

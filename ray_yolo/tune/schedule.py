@@ -40,9 +40,9 @@ from ray_yolo.tune.ledger_events import (
     FailedEvent,
     FinalistsEvent,
     LedgerEvent,
-    Numbers,
     ProposedEvent,
     ScheduledEvent,
+    TrialNumbers,
     Why,
 )
 from ray_yolo.tune.proposals import CountedResults, fit_process, next_proposal
@@ -57,8 +57,8 @@ class Outcome(BaseModel, frozen=True):
     """The result of a training after a number of epochs. Without a fitness, it failed for a `reason`."""
 
     fitness: float | None = None
-    metrics: Numbers = {}
-    losses: Numbers = {}
+    metrics: TrialNumbers = {}
+    losses: TrialNumbers = {}
     weights: str = ""  # digest of the weights
     reason: str = ""
 
@@ -321,11 +321,13 @@ class Schedule:
     def _schedule(self, timeline: Timeline, trial: int, seed: int, until: int, why: Why) -> None:
         """Train a trial on the slot that is free first."""
         owner, slot = self._owner(trial), timeline.free_slot
-        trained = timeline.until.get(trial, 0) if seed == self._seed else 0
+        trained = 0  # a training on a fresh seed starts from its first epoch
+        if seed == self._seed:
+            trained = timeline.until.get(trial, 0)
         start = timeline.slots[slot]
         end = start + (until - trained) * self._cost(self.genes[trial])
         event = ScheduledEvent(trial=trial, seed=seed, until=until, start=start, end=end, why=why,
-                          closing=self._closing is not None)
+                               closing=self._closing is not None)
         self._emit(event)
         timeline.occupy(slot, event)
         key = owner, seed, until
@@ -335,9 +337,12 @@ class Schedule:
 
     def _propose(self) -> None:
         """Propose a trial, and train it to the first rung."""
-        timeline, number = self._explored, len(self.genes)
-        running = [Observation(self._places[event.trial], self._rungs.index(event.until), None)
-                   for event in timeline.running.values()]
+        timeline = self._explored
+        number = len(self.genes)
+        running = []
+        for event in timeline.running.values():
+            level = self._rungs.index(event.until)
+            running.append(Observation(self._places[event.trial], level, None))
         results = CountedResults(timeline.rows(self.genes), self._observations(timeline), running, len(self._rungs))
         proposal = next_proposal(self._space, self._seed, number, results)
         genes = self._checked_genes(number, proposal.genes)

@@ -48,6 +48,7 @@ NOT_SEARCHED = {
     "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
     "strict": "it only checks the data set; choose --strict for all trials",
     "allow_names": "it only checks the classes of the weights; choose --allow-names for all trials",
+    "match_classes": "it only decides which classes of the weights are kept; choose --match-classes for all trials",
     "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
     "labels_with_confidence": _NOT_COMPARABLE, "keep_difficult": _NOT_COMPARABLE,
 }
@@ -64,7 +65,7 @@ ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_
 _UNEVEN = ("imgsz", "batch_size", "microbatch")  # whole numbers between two valid ones may be invalid
 _MAX_CHECKED = 10_000  # combinations: about a second
 _MAX_WHOLE = 2.0**53  # above it, not every integer is a float, and limits are floats
-Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
 
 
@@ -220,7 +221,7 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     return gene
 
 
-def _read_settings(model: type[Model], data: Any, where: Where, name: str) -> Model:
+def _read_settings(model: type[Config], data: Any, where: Where, name: str) -> Config:
     """A mapping as a model; its first error as a ConfigError."""
     try:
         return model.model_validate(data)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ray_yolo.tune.evolution import Gene, Genes, GeneValue, nearest
+from ray_yolo.tune.evolution import Gene, Genes, GeneValue, at_share, nearest
 
 REFIT = 10  # rows between two fits
 STEPS = 40  # of a fit
@@ -28,6 +28,7 @@ CANDIDATES = 400
 SOFT = 0.2  # share of the best fitness that is added before the logarithm
 ADDITIVE = 4.0  # prior sum of the axes' weights, beside a Matern part of weight 1
 ROUNDS = 3
+SURVIVORS = 8  # of the candidates, after each round
 SHARED = 0.7  # correlation of the noise of two rungs of one training
 
 
@@ -62,8 +63,7 @@ def _share(gene: Gene, value: GeneValue) -> float:
 def _value(gene: Gene, share: float) -> GeneValue:
     if gene.kind == "choice":
         return gene.values[round(share * (len(gene.values) - 1))]
-    value = gene.low * (gene.high / gene.low) ** share if gene.log else gene.low + (gene.high - gene.low) * share
-    return nearest(gene, float(f"{value:.5g}"))
+    return nearest(gene, float(f"{at_share(gene, share):.5g}"))
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,31 @@ class Settings:
     correlation: float
 
 
+class Standardised(NamedTuple):
+    """Observations as arrays. A value is (log(fitness / best + SOFT) - offset) / scale."""
+
+    points: np.ndarray  # (n, axes) in the unit cube
+    levels: np.ndarray  # (n,) numbers of the rungs
+    values: np.ndarray  # (n,) of mean 0 and deviation 1
+    offset: float
+    scale: float
+    best: float  # fitness of a whole training
+
+
 class Surrogate:
     """A fitted process, in units of the standardised fitness of whole trainings."""
 
     def __init__(self, observations: Sequence[Observation], levels: int, settings: Settings) -> None:
-        self._points, self._levels, self._values, self.offset, self.scale, self._best = _prepare(observations, levels)
-        self._settings, self._top = settings, levels - 1
+        rows = _standardise(observations, levels)
+        self._points, self._levels, self._values = rows.points, rows.levels, rows.values
+        self.offset, self.scale, self._best = rows.offset, rows.scale, rows.best
+        self._settings = settings
+        self._top = levels - 1  # whole trainings
         self._condition()
         self.signal = float((self._half @ self._half + 2.0) / (len(self._values) + 2.0))
 
     def _condition(self) -> None:
+        """Factorise the covariance K = L L' of the observations; keep L^-1 and L^-1 times the values."""
         kernel = _kernel(self._points, self._levels, self._points, self._levels, self._settings)
         kernel += noise_covariance(self._points, self._levels, self._settings.noise)
         self._factor = np.linalg.inv(np.linalg.cholesky(kernel))
@@ -98,16 +113,20 @@ class Surrogate:
         """Mean and standard deviation of whole trainings, without noise, in standardised units."""
         cross = self._cross(points, np.full(len(points), self._top))
         prior = 1 + _features(points)**2 @ np.tile(self._settings.weights, 2)
-        return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
+        explained = (cross**2).sum(axis=0)
+        variance = self.signal * np.maximum(prior - explained, 1e-9)  # rounding may make it negative at an observation
+        return self._half @ cross, np.sqrt(variance)
 
     def gain(self, place: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
         """The gain in fitness of whole trainings at one position over another: mean and standard deviation."""
         points, levels = np.array([place, other]), np.full(2, self._top)
         cross = self._cross(points, levels)
-        covariance = self.signal * (_kernel(points, levels, points, levels, self._settings) - cross.T @ cross)
+        prior = _kernel(points, levels, points, levels, self._settings)
+        covariance = self.signal * (prior - cross.T @ cross)
         shifted = np.exp(self._half @ cross * self.scale + self.offset) * self._best  # fitness + SOFT x best
-        slope = shifted * self.scale * [1, -1]
-        return float(shifted[0] - shifted[1]), math.sqrt(max(float(slope @ covariance @ slope), 0.0))
+        slope = shifted * self.scale * [1, -1]  # of the difference in fitness by the two values: the delta method
+        variance = float(slope @ covariance @ slope)
+        return float(shifted[0] - shifted[1]), math.sqrt(max(variance, 0.0))
 
     @property
     def noise(self) -> float:
@@ -116,9 +135,11 @@ class Surrogate:
 
     def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
         """The process conditioned on these trainings, each with its expected fitness."""
+        expected = self._half @ self._cross(points, levels)
         other = copy(self)
-        other._values = np.r_[self._values, self._half @ self._cross(points, levels)]
-        other._points, other._levels = np.vstack([self._points, points]), np.r_[self._levels, levels]
+        other._points = np.vstack([self._points, points])
+        other._levels = np.r_[self._levels, levels]
+        other._values = np.r_[self._values, expected]
         other._condition()
         return other
 
@@ -164,65 +185,96 @@ def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, r
         places = np.array([row.place for row in running])
         best = max(best, process.predict(places)[0].max())
         process = process.believe(places, np.array([row.level for row in running]))
-    pool, size = tops[rng.integers(len(tops), size=CANDIDATES)], 0.4
+    pool = tops[rng.integers(len(tops), size=CANDIDATES)]
+    size = 0.4  # of a move, in the unit cube
     for _ in range(ROUNDS):
-        pool = _neighbours(genes, pool, size, rng)
+        pool = _with_neighbours(genes, pool, size, rng)
         mean, spread = process.predict(pool)
-        ranked = pool[np.argsort(-_improvement(mean - best, spread), kind="stable")]
-        pool, size = ranked[np.arange(CANDIDATES // 8) % 8], size / 3
+        improvement = _improvement(mean - best, spread)
+        ranked = pool[np.argsort(-improvement, kind="stable")]
+        # A later round is finer and smaller: each survivor several times, with other neighbours.
+        pool = ranked[np.arange(CANDIDATES // 8) % SURVIVORS]
+        size /= 3
     return decode(genes, ranked[0])
 
 
 def _improvement(ahead: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """The expected improvement E max(0, x) of normal values x with mean `ahead` and deviation `spread`."""
     z = ahead / spread
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    return ahead * np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z]) + spread * density
+    probability = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+    return ahead * probability + spread * density
 
 
-def _neighbours(genes: Sequence[Gene], origins: np.ndarray, size: float, rng: np.random.Generator) -> np.ndarray:
+def _with_neighbours(genes: Sequence[Gene], origins: np.ndarray, size: float, rng: np.random.Generator) -> np.ndarray:
     """The positions, and one neighbour of each, moved along a few axes or all axes."""
     count, axes = origins.shape
-    share = np.array([2 / axes, 0.3, 1.0])[rng.integers(3, size=(count, 1))]
+    # Which axes move: of each position about two, about a third, or all, and at least one.
+    shares = np.array([2 / axes, 0.3, 1.0])
+    share = shares[rng.integers(3, size=(count, 1))]
     moves = rng.random((count, axes)) < share
     moves[np.arange(count), rng.integers(axes, size=count)] = True
-    steps = size * rng.random((count, 1)) ** 1.5 * rng.standard_normal((count, axes))
+
+    # A range moves by a normal step. The power makes small steps more frequent.
+    reach = size * rng.random((count, 1)) ** 1.5
+    steps = reach * rng.standard_normal((count, axes))
+    stepped = np.clip(origins + steps, 0.0, 1.0)
+
+    # A choice has no near values: it is drawn again.
     choices = np.array([len(gene.values) if gene.kind == "choice" else 0 for gene in genes])
     drawn = np.floor(rng.random((count, axes)) * choices) / np.maximum(choices - 1, 1)
-    others = np.where(choices > 0, drawn, np.clip(origins + steps, 0.0, 1.0))
+
+    others = np.where(choices > 0, drawn, stepped)
     return np.vstack([origins, np.where(moves, others, origins)])
 
 
-def _prepare(observations: Sequence[Observation], levels: int
-             ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float, float]:
-    """Points, levels and values. Values are scaled to whole trainings by trials that have both, and standardised.
-
-    Also returns the offset and the scale of the logarithms, and the best fitness.
-    """
+def _standardise(observations: Sequence[Observation], levels: int) -> Standardised:
+    """Observations with values that are scaled to whole trainings, and standardised."""
     points = np.array([row.place for row in observations])
     level = np.array([row.level for row in observations])
-    values = np.array([np.nan if row.fitness is None else row.fitness for row in observations])
-    factors, by_place = np.ones(levels), dict[tuple[float, ...], dict[int, float]]()
+    fitness = np.array([np.nan if row.fitness is None else row.fitness for row in observations])
+    fitness = fitness * _factors_to_whole(observations, levels)[level]
+    has_failed = np.isnan(fitness)
+    if has_failed.any():  # it counts as the worst result
+        worst = 0.0 if has_failed.all() else np.nanmin(fitness)
+        fitness = np.where(has_failed, worst, fitness)
+    best = max(float(fitness.max()), 1e-9)
+    logarithms = np.log(np.maximum(fitness, 0.0) / best + SOFT)  # losses of genes multiply
+    offset = float(logarithms.mean())
+    scale = float(logarithms.std()) or 1.0
+    return Standardised(points, level, (logarithms - offset) / scale, offset, scale, best)
+
+
+def _factors_to_whole(observations: Sequence[Observation], levels: int) -> np.ndarray:
+    """(levels,) the fitness of a whole training as a multiple of that at each rung.
+
+    The step from a rung to the next one is the quotient of sums over the positions that have results at both.
+    """
+    by_place: dict[tuple[float, ...], dict[int, float]] = {}
     for row in observations:
         if row.fitness is not None:
             by_place.setdefault(row.place, {})[row.level] = row.fitness
+    factors = np.ones(levels)
     for lower in reversed(range(levels - 1)):
-        both = [(rows[lower], rows[lower + 1]) for rows in by_place.values() if lower in rows and lower + 1 in rows]
-        ahead = sum(high for _, high in both) / max(sum(low for low, _ in both), 1e-9) if both else 1.0
-        factors[lower] = factors[lower + 1] * ahead
-    values = values * factors[level]
-    values = np.where(np.isnan(values), np.nanmin(values) if np.isfinite(values).any() else 0.0, values)
-    best = max(float(values.max()), 1e-9)
-    values = np.log(np.maximum(values, 0.0) / best + SOFT)  # losses of genes multiply
-    offset, scale = float(values.mean()), float(values.std()) or 1.0
-    return points, level, (values - offset) / scale, offset, scale, best
+        upper = lower + 1
+        both = [results for results in by_place.values() if lower in results and upper in results]
+        growth = 1.0
+        if both:
+            before = sum(results[lower] for results in both)
+            after = sum(results[upper] for results in both)
+            growth = after / max(before, 1e-9)
+        factors[lower] = factors[upper] * growth
+    return factors
 
 
 def _kernel(left: np.ndarray, left_levels: np.ndarray, right: np.ndarray, right_levels: np.ndarray,
             settings: Settings) -> np.ndarray:
+    """(left, right) covariance in units of the signal: (parabolas + Matern 5/2) x correlation of the rungs."""
     distance = math.sqrt(5) * np.sqrt(_squares(left / settings.lengths, right / settings.lengths))
+    matern = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    parabolas = (_features(left) * np.tile(settings.weights, 2)) @ _features(right).T
     apart = np.abs(left_levels[:, None] - right_levels[None])
-    additive = (_features(left) * np.tile(settings.weights, 2)) @ _features(right).T
-    return (additive + (1 + distance + distance**2 / 3) * np.exp(-distance)) * settings.correlation**apart
+    return (parabolas + matern) * settings.correlation**apart
 
 
 def noise_covariance(points: np.ndarray, levels: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -243,49 +295,100 @@ def _products(levels: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 
 def _features(points: np.ndarray) -> np.ndarray:
+    """(n, 2 axes) the two terms of each axis's parabola, which is centred in the cube."""
     centred = 2 * points - 1
     return np.hstack([centred, centred**2])
 
 
 def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return np.maximum((left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T, 0.0)
+    """(left, right) squared distances, as a^2 + b^2 - 2 a b: without an array of (left, right, axes)."""
+    squares = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
+    return np.maximum(squares, 0.0)  # rounding may make one negative
+
+
+class _Theta(NamedTuple):
+    """The fitted parameters: exponentials of the entries of one vector, in this order."""
+
+    lengths: np.ndarray  # (axes,)
+    weights: np.ndarray  # (axes,)
+    noise: np.ndarray  # (levels,)
+    rate: float  # neighbouring levels have the correlation exp(-rate)
+
+
+def _unpack(theta: np.ndarray, axes: int) -> _Theta:
+    lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
+    return _Theta(lengths, weights, noise, math.exp(theta[-1]))
 
 
 @lru_cache(maxsize=8)
 def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
-    """The parameters that maximise the posterior density, found by resilient propagation from the priors' centres."""
-    points, level, values, *_ = _prepare(observations, levels)
-    axes, count = points.shape[1], len(values)
+    """The parameters that maximise the posterior density, found by resilient propagation from the priors' centres.
+
+    Resilient propagation (Riedmiller and Braun 1993) uses only the sign of a slope. A parameter's step grows while the
+    sign stays. If the sign changes, the step shrinks, and the parameter stays where it is for one round.
+    """
+    likelihood = _Likelihood(_standardise(observations, levels), levels)
+    axes = likelihood.axes
+    # Normal priors of the logarithms. Without information lengths and weights follow the number of axes.
     centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADDITIVE / axes)),
                    np.full(levels, math.log(0.1)), -2.0]
     width = np.r_[np.full(axes, 1.0), np.full(axes, 1.5), np.full(levels, 1.0), 1.0]
-    apart = np.abs(level[:, None] - level[None])
-    features = _features(points)
-    noise_correlation = _noise_correlation(points)
-    theta, step, before = centre.copy(), np.full(len(centre), 0.2), np.zeros(len(centre))
+
+    theta = centre.copy()
+    step = np.full(len(centre), 0.2)
+    before = np.zeros(len(centre))  # the slope of the last round; 0 after a change of its sign
     for _ in range(STEPS):
-        lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
-        rate = math.exp(theta[-1])
-        scaled = points / lengths
-        distance = math.sqrt(5) * np.sqrt(_squares(scaled, scaled))
-        fade = np.exp(-rate * apart)
-        decay = np.exp(-distance) * fade
-        kernel = (features * np.tile(weights, 2)) @ features.T * fade + (1 + distance + distance**2 / 3) * decay
-        variance = noise_correlation * _products(level, noise)
-        inverse = np.linalg.inv(kernel + variance + 1e-6 * np.eye(count))
-        alpha = inverse @ values
-        signal = (values @ alpha + 2.0) / (count + 2.0)
-        outer = np.outer(alpha, alpha) / signal - inverse
-        pull = outer * (5 / 3) * (1 + distance) * decay
-        slope = np.empty_like(theta)
-        slope[:axes] = (pull.sum(1) @ scaled**2 - ((pull @ scaled) * scaled).sum(0))
-        slope[axes:2 * axes] = 0.5 * weights * (((outer * fade) @ features) * features).sum(0).reshape(2, axes).sum(0)
-        slope[2 * axes:-1] = [0.5 * (outer * variance)[level == n].sum() for n in range(levels)]
-        slope[-1] = -0.5 * rate * (outer * kernel * apart).sum()
-        slope -= (theta - centre) / width**2
+        slope = likelihood.slope(theta) - (theta - centre) / width**2
         same = slope * before
-        step = np.clip(np.where(same > 0, step * 1.2, np.where(same < 0, step * 0.5, step)), 1e-3, 0.5)
+        factor = np.where(same > 0, 1.2, np.where(same < 0, 0.5, 1.0))
+        step = np.clip(step * factor, 1e-3, 0.5)
         before = np.where(same < 0, 0.0, slope)
         theta = theta + np.sign(before) * step
-    lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
-    return Settings(lengths, weights, noise + 1e-6, math.exp(-math.exp(theta[-1])))
+    fitted = _unpack(theta, axes)
+    return Settings(fitted.lengths, fitted.weights, fitted.noise + 1e-6, math.exp(-fitted.rate))
+
+
+class _Likelihood:
+    """The logarithm of the likelihood of the parameters, given the observations."""
+
+    def __init__(self, rows: Standardised, levels: int) -> None:
+        self.axes = rows.points.shape[1]
+        self._points, self._levels, self._values = rows.points, rows.levels, rows.values
+        self._num_levels = levels
+        # The parts that do not depend on the parameters.
+        self._apart = np.abs(rows.levels[:, None] - rows.levels[None])
+        self._features = _features(rows.points)
+        self._noise_correlation = _noise_correlation(rows.points)
+
+    def slope(self, theta: np.ndarray) -> np.ndarray:
+        """The gradient by the logarithms of the parameters.
+
+        Let C be the covariance without the signal, K its inverse, and a = K values. For a parameter p the slope is
+        1/2 sum((a a' / signal - K) dC/dp), element by element. The signal is the most probable one.
+        """
+        axes, count = self.axes, len(self._values)
+        lengths, weights, noise, rate = _unpack(theta, axes)
+        scaled = self._points / lengths
+        distance = math.sqrt(5) * np.sqrt(_squares(scaled, scaled))
+        fade = np.exp(-rate * self._apart)
+        decay = np.exp(-distance) * fade
+        parabolas = (self._features * np.tile(weights, 2)) @ self._features.T * fade
+        kernel = parabolas + (1 + distance + distance**2 / 3) * decay
+        variance = self._noise_correlation * _products(self._levels, noise)
+
+        inverse = np.linalg.inv(kernel + variance + 1e-6 * np.eye(count))
+        alpha = inverse @ self._values
+        signal = (self._values @ alpha + 2.0) / (count + 2.0)
+        outer = np.outer(alpha, alpha) / signal - inverse
+
+        slope = np.empty_like(theta)
+        # Matern 5/2 has the derivative 5/3 (1 + distance) exp(-distance) (x - x')^2 by the logarithm of a length. By
+        # symmetry, half of the sum over (x - x')^2 = x^2 - 2 x x' + x'^2 is the sum over x^2 - x x'.
+        pull = outer * (5 / 3) * (1 + distance) * decay
+        slope[:axes] = pull.sum(1) @ scaled**2 - ((pull @ scaled) * scaled).sum(0)
+        by_feature = (((outer * fade) @ self._features) * self._features).sum(0)
+        slope[axes:2 * axes] = 0.5 * weights * by_feature.reshape(2, axes).sum(0)
+        by_noise = outer * variance  # a pair's variance has one half of its derivative at each of its two levels
+        slope[2 * axes:-1] = [0.5 * by_noise[self._levels == level].sum() for level in range(self._num_levels)]
+        slope[-1] = -0.5 * rate * (outer * kernel * self._apart).sum()
+        return slope

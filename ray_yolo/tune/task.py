@@ -29,8 +29,11 @@ def read_outcome(folder: Path, until: int) -> Outcome | None:
     events = read_events(folder / EVENTS_FILE)
     rows = [row for row in epoch_rows(surviving(events)) if row.epoch < until]
     digests = {event.step: event.digest for event in events if isinstance(event, CheckpointEvent)}
-    is_over = rows and (rows[-1].epoch + 1 == until or (folder / "finished").exists())
-    if not is_over or rows[-1].step not in digests or (best := best_row(rows)) is None:
+    best = best_row(rows)
+    if best is None:
         return None
-    return Outcome(fitness=best.fitness, metrics=best.metrics or {}, losses=best.val or {},
-                   weights=digests[rows[-1].step])
+    last = rows[-1]
+    is_over = last.epoch + 1 == until or (folder / "finished").exists()
+    if not is_over or last.step not in digests:  # without its checkpoint the trial could not continue
+        return None
+    return Outcome(fitness=best.fitness, metrics=best.metrics or {}, losses=best.val or {}, weights=digests[last.step])

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL, parse_export, parse_predict, parse_train, parse_val
+from ray_yolo.cli import (
+    EXPORT,
+    PREDICT,
+    REPLAY,
+    TRAIN,
+    VAL,
+    parse_export,
+    parse_predict,
+    parse_replay,
+    parse_train,
+    parse_val,
+)
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.flags import ALIASES, OPTIONS, SEVERAL, Command, Parsed, build_parser, has_recipe
 from ray_yolo.config.placement import RunConfig
@@ -22,7 +33,8 @@ TRAIN_FLAGS = frozenset([
     "--changes",
     "--single-cls", "--classes", "--fraction", "--multi-scale", "--rect", "--quad", "--image-weights",
     "--noautoanchor", "--noval", "--notest",
-    "--strict", "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult", "--keep-repeats",
+    "--strict", "--allow-empty", "--allow-names", "--match-classes", "--from", "--labels-with-confidence",
+    "--keep-difficult", "--keep-repeats",
     "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
@@ -40,7 +52,7 @@ VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
     "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult",
     "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
-    "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--num-workers",
+    "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--worst", "--num-workers",
     "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
     "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
@@ -64,7 +76,12 @@ EXPORT_FLAGS = frozenset([
     "--version", "--help",
 ])
 
-COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT]
+REPLAY_FLAGS = frozenset([
+    "--step", "--around", "--data", "--gpus-per-worker", "--workers", "--project", "--name", "--exist-ok",
+    "--storage-path", "--noplots", "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
+])
+
+COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT, REPLAY]
 
 
 def origins_of(argv: list[str]) -> dict[str, str]:
@@ -76,6 +93,18 @@ def test_the_flags_are_these() -> None:
     assert set(VAL.flags) == VAL_FLAGS
     assert set(PREDICT.flags) == PREDICT_FLAGS
     assert set(EXPORT.flags) == EXPORT_FLAGS
+    assert set(REPLAY.flags) == REPLAY_FLAGS
+
+
+def test_an_argument_is_the_word_without_a_flag() -> None:
+    for words in (["runs/exp", "--step", "3"], ["--step", "3", "runs/exp"]):
+        parsed = parse_replay(words)
+        assert (parsed.config.run, parsed.config.step) == ("runs/exp", 3)
+        assert parsed.origins["run"] == "RUN"
+    with pytest.raises(InputError, match="the following arguments are required: RUN; see"):
+        parse_replay(["--step", "3"])
+    with pytest.raises(InputError, match="unexpected 'other'"):
+        parse_replay(["runs/exp", "other", "--step", "3"])
 
 
 def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
@@ -85,6 +114,7 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
         assert parser_knows == set(command.flags), command.prog
         others = {path for path in command.flags.values() if path not in fields}
         named = {"--recipe"} if has_recipe(command.model) else set()
+        named |= {"--from"} if command.inherit else set()
         assert others == {*OPTIONS, *command.unsupported, *named}, command.prog
 
 

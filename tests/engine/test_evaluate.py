@@ -19,7 +19,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import WorkerContext, val_loader
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.evaluate import BITS, Evaluation, evaluate, per_class
+from ray_yolo.engine.evaluate import BITS, Evaluation, combine, evaluate, evaluate_batches, per_class
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.models.families import Family, fit_nothing
 from ray_yolo.models.heads import Predictions
@@ -165,6 +165,24 @@ def test_numbers_worked_by_hand_on_one_worker_and_on_two_over_three_batches(five
         assert torch.equal(result["ap"], alone["ap"])
         assert torch.equal(result["detections"], alone["detections"][:0] if worker else alone["detections"])
         assert result["losses"] == alone["losses"]
+
+
+def test_the_losses_of_the_images_by_hand_have_the_mean_of_the_data_set(five: Scenes) -> None:
+    """The parts of a validation may come in any order."""
+    index, family = five.index, Family({}, fit_nothing, lambda *_: KnownLoss(), lambda head, levels: Predictions(
+        levels[0][..., :4], levels[0][..., 4:]))
+    parts = []
+    for worker in (1, 0):
+        context = WorkerContext(collectives=Collectives(worker, 2))
+        loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, 32, five.config.batch_size, context)
+        parts.append(evaluate_batches(Seer(five), family, KnownLoss(), loader, index, five.config, "fp32", CPU,
+                                      per_image=True))
+    evaluation = combine(parts, KnownLoss(), index)
+    losses = evaluation.image_losses
+    assert losses is not None
+    assert losses.tolist() == [[1, 0, 1], [2, 0, 2], [4, 0, 1], [8, 0, 1], [16, 0, 1]]
+    assert losses.mean(0) == pytest.approx(list(evaluation.losses.values()))
+    assert run(Collectives(), five).image_losses is None
 
 
 def test_every_image_is_in_one_batch_of_one_worker(five: Scenes) -> None:

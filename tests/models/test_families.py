@@ -8,7 +8,7 @@ from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models.detector import Detector
-from ray_yolo.models.families import FAMILIES, build_model, find_family, load_weights
+from ray_yolo.models.families import FAMILIES, GivenClasses, build_model, find_family, load_weights
 
 SMALL = {
     "anchors": [[8, 8]],
@@ -113,3 +113,27 @@ def test_copied_weights_are_no_longer_those_of_the_source() -> None:
         for parameter in model.parameters():
             parameter.zero_()
     assert source.state_dict()["model.0.conv.weight"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo26n"])
+def test_rows_of_known_classes_are_copied_into_a_larger_or_smaller_class_layer(name: str) -> None:
+    old = build_model(name, 2)
+    state = {key: torch.randn_like(value) if value.is_floating_point() else value
+             for key, value in old.state_dict().items()}
+    for rows in ((1, None, 0), (None,)):
+        model = build_model(name, len(rows))
+        drawn = {key: value.clone() for key, value in model.state_dict().items()}
+        transfer = load_weights(model, state, given=GivenClasses(rows, 2))
+        assert transfer.left_out == ()
+        head = f"model.{len(model.model) - 1}"
+        for layer in model.head.class_layers():
+            for kind in ("weight", "bias"):
+                loaded = model.state_dict()[f"{head}.{layer}.{kind}"]
+                for number, row in enumerate(rows):
+                    own = model.head.class_outputs([number])
+                    given = old.head.class_outputs([0 if row is None else row])
+                    expected = state[f"{head}.{layer}.{kind}"][given]
+                    if row is None:  # box and objectness come from the file, the class does not
+                        is_class = torch.tensor([output not in model.head.class_outputs([]) for output in own])
+                        expected[is_class] = drawn[f"{head}.{layer}.{kind}"][own][is_class]
+                    assert torch.equal(loaded[own], expected)

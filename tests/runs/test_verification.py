@@ -97,3 +97,28 @@ def test_what_cannot_be_compared_is_refused(uninterrupted: Path, tmp_path: Path)
         compare_runs(uninterrupted, make(tmp_path / "other", {3: 0.5}))
     with pytest.raises(InputError, match="has neither checkpoints nor weights"):
         check_files(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("weights", "code"), [
+    ({2: 0.5, 4: 0.25, 6: 0.125}, 0),
+    ({2: 0.5, 4: 0.5, 6: 0.125}, 1),
+    ({2: 0.5, 4: 0.5}, 1),  # it differs, however far it got
+    ({2: 0.5, 4: 0.25}, 125),  # equal as far as it got
+    ({3: 0.5}, 125),
+])
+def test_the_exit_codes_are_those_that_git_bisect_reads(
+        uninterrupted: Path, tmp_path: Path, weights: dict[int, float], code: int) -> None:
+    other = make(tmp_path / "other", weights)
+    assert verify([str(uninterrupted), str(other), "--exit-code"]) == code
+
+
+def test_what_cannot_be_read_is_skipped_by_git_bisect(
+        uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify([str(uninterrupted), str(tmp_path / "missing"), "--exit-code"]) == 125
+    assert "missing" in capsys.readouterr().err
+    other = make(tmp_path / "other", {2: 0.5, 4: 0.25, 6: 0.125})
+    (uninterrupted / "checkpoints" / "step-4" / "state.pt").write_bytes(b"")
+    assert verify([str(uninterrupted), str(other), "--exit-code"]) == 125
+    with pytest.raises(SystemExit) as stop:
+        verify([str(uninterrupted), "--exit-code"])
+    assert stop.value.code == 2

@@ -45,7 +45,7 @@ from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import cluster, map_on_workers, node_checks, trainer
-from ray_yolo.runtime.preflight import first_record, read_dataset, spec_of, with_workers
+from ray_yolo.runtime.preflight import first_record, read_dataset, spec_of_run, with_workers
 from ray_yolo.runtime.resources import NodeResources
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
@@ -309,7 +309,8 @@ def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "weights.pt"
     torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, weights)
-    monkeypatch.setattr("ray_yolo.runtime.trainer.spec_of", lambda *given: (weights.unlink(), spec_of(*given))[1])
+    monkeypatch.setattr("ray_yolo.runtime.trainer.spec_of_run",
+                        lambda *given: (weights.unlink(), spec_of_run(*given))[1])
     with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
         fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import re
@@ -192,6 +193,35 @@ def test_validation_writes_the_pictures_of_training_and_the_requested_files(
         shares = (x + width / 2) / 64, (y + height / 2) / 48, width / 64, height / 48
         lines = [list(map(float, line.split())) for line in texts[row["image_id"]]]
         assert any(np.allclose(line, [row["category_id"], *shares, row["score"]], atol=1e-4) for line in lines)
+
+
+def test_the_worst_images_and_the_doubtful_labels_are_listed_and_drawn(tmp_path: Path) -> None:
+    make_weights(tmp_path)
+    make_dataset(tmp_path / "data")
+    [image, *_] = (tmp_path / "data" / "images" / "val").iterdir()
+    before = found_in(tmp_path, worst=4)
+    rows = list(csv.DictReader((before.folder / "worst.csv").read_text().splitlines()))
+    images = [row for row in rows if row["kind"] == "image"]
+    assert len(images) == 4
+    values = [float(row["value"]) for row in images]
+    assert values == sorted(values, reverse=True)
+    for row in images:
+        parts = [float(row[f"{term}_loss"]) for term in ("box", "obj", "cls")]
+        assert sum(parts) == pytest.approx(float(row["value"]), rel=1e-3)
+    labels = [row for row in rows if row["kind"] != "image"]
+    assert 0 < len(labels) <= 4
+    assert {row["kind"] for row in labels} <= {"missing label", "denied label", "wrong class"}
+    assert all(Path(row["file"]).parent == image.parent for row in rows)
+    assert {path.name for path in before.folder.glob("worst*")} == {"worst.csv", "worst_images0.jpg",
+                                                                  "worst_labels0.jpg"}
+    everything = found_in(tmp_path, worst=99, placement={"noplots": True})
+    assert {path.name for path in everything.folder.iterdir()} == {"results.json", "worst.csv"}
+    table = list(csv.DictReader((everything.folder / "worst.csv").read_text().splitlines()))
+    losses = [float(row["value"]) for row in table if row["kind"] == "image"]
+    assert len(losses) == 11
+    assert sum(losses) / 11 == pytest.approx(sum(everything.losses.values()), rel=1e-3)
+    assert everything.losses == before.losses
+    assert not list(found_in(tmp_path).folder.glob("worst*"))
 
 
 def test_results_for_coco_have_the_ids_of_the_file(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ _POLL_SECONDS = 1.0
 _TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
 _END_SECONDS = 15.0  # for the other workers, after the first has finished
 
-Work = Callable[[dict[str, Any], int], Any]
+WorkerFunction = Callable[[dict[str, Any], int], Any]
 
 
 class WorkerPool:
@@ -45,7 +45,7 @@ class WorkerPool:
         emit: takes the event of each placement group.
     """
 
-    def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement, gpus: float,
+    def __init__(self, work: WorkerFunction, config: Mapping[str, Any], placement: Placement, gpus: float,
                  emit: Emit = lambda event: None) -> None:
         self._resources, self._emit = cluster.resources_of(placement, gpus), emit
         self._resources |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}

@@ -1,0 +1,59 @@
+"""`val --worst`: the images with the highest loss, and the labels that are most probably wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from ray_yolo.core.files import atomic_write
+from ray_yolo.core.formatting import encodable
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.ops.label_errors import DoubtfulLabel, doubtful_labels
+from ray_yolo.sinks.pictures import Failed, draw_doubtful_labels, draw_worst_images
+
+TABLE = "worst.csv"
+
+
+def write_worst(evaluation: Evaluation, index: AnnotationIndex, most: int, imgsz: int, folder: Path, failed: Failed, *,
+                draw: bool) -> None:
+    """Write worst.csv, and with `draw` worst_images*.jpg and worst_labels*.jpg, with at most `most` images and labels.
+
+    Images are ranked by the sum of their `Evaluation.image_losses`, what is not finite first; labels as in
+    `doubtful_labels`.
+    """
+    losses = evaluation.image_losses
+    assert losses is not None, "they were requested"
+    totals = np.nan_to_num(losses.sum(1), nan=np.inf)
+    images = np.argsort(-totals, kind="stable")[:most].tolist()
+    labels = doubtful_labels(evaluation.detections, index.owners, index.classes, index.boxes, index.crowds, most)
+    atomic_write(folder / TABLE, _table(losses, tuple(evaluation.losses), images, labels, index))
+    if draw:
+        draw_worst_images(images, totals, evaluation.detections, index, imgsz, folder, failed)
+        draw_doubtful_labels(labels, index, imgsz, folder, failed)
+
+
+def _table(losses: np.ndarray, terms: tuple[str, ...], images: list[int], labels: list[DoubtfulLabel],
+           index: AnnotationIndex) -> str:
+    """Rows of kind, file, value (an image's loss, a label's doubt), classes, box in pixels, and the image's losses."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("kind", "file", "value", "labelled", "detected", "x1", "y1", "x2", "y2",
+                    *(f"{term}_loss" for term in terms)))
+
+    def parts(image: int) -> list[str]:
+        return [f"{loss:.5g}" for loss in losses[image].tolist()]
+
+    def name(kind: int | None) -> str:
+        return "" if kind is None else index.names[kind]
+
+    for image in images:
+        table.writerow(("image", encodable(index.paths[image]), f"{losses[image].sum():.5g}", *[""] * 6, *parts(image)))
+    for label in labels:
+        corners = [f"{edge:.1f}" for edge in label.box]
+        table.writerow((label.kind, encodable(index.paths[label.image]), f"{label.doubt:.4f}", name(label.labelled),
+                        name(label.detected), *corners, *parts(label.image)))
+    return text.getvalue()
