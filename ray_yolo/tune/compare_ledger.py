@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError, TrainingError
@@ -19,7 +19,7 @@ from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.identity import changed_parts
-from ray_yolo.tune.ledger_events import LedgerEvent, Numbers
+from ray_yolo.tune.ledger_events import LedgerEvent, TrialNumbers
 from ray_yolo.tune.sides import Recipes
 
 VERSION = 1
@@ -35,7 +35,6 @@ class ComparisonEvent(LedgerEvent):
     identity: Mapping[str, str]  # digests of the data sets and named files of both sides; see `tune.identity`
     a: Recipe  # resolved; its seed is the one from which those of the pairs follow
     b: Recipe
-    notes: tuple[str, ...] = ()  # for the reader of the claim
 
     @property
     def recipes(self) -> Recipes:
@@ -50,11 +49,10 @@ class TrainedEvent(LedgerEvent):
     side: Side
     seed: int
     fitness: float | None
-    metrics: Numbers = {}
-    classes: Numbers = {}  # mAP50-95 by class, of the epoch of `fitness`, the best one
+    metrics: TrialNumbers = Field(default_factory=dict)
+    classes: TrialNumbers = Field(default_factory=dict)  # mAP50-95 by class, of the epoch of `fitness`, the best one
     weights: str = ""
     reason: str = ""  # why it has diverged
-    folder: str = ""  # of the run, if it is not in this comparison
 
 
 class ClaimEvent(LedgerEvent):
@@ -83,8 +81,8 @@ class CompareLedger:
         if self.lines:
             changed = changed_parts(begun_of(self.lines).identity, begun.identity)
             if changed:
-                raise InputError(f"{path}: started with another {' and another '.join(changed)}; restore it to continue, "
-                                 "or give another --name to start a new comparison (nothing was changed)")
+                raise InputError(f"{path}: started with another {' and another '.join(changed)}; restore it to "
+                                 "continue, or give another --name to start a new comparison (nothing was changed)")
         self._log = EventLog(path, durable=True)
         if not self.lines:
             self.append(begun)

@@ -7,23 +7,23 @@ numbers, whatever the order in which trainings end: it does not depend on worker
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import config_fields
+import numpy as np
+
 from ray_yolo.core.errors import NOT_FINITE
+from ray_yolo.core.events import METRICS
 from ray_yolo.ops.seeding import Stream, generator
-from ray_yolo.ops.statistics import mean_of
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.tune.claim import PairsClaim, difference_error, judge_pairs
 from ray_yolo.tune.compare_ledger import Results, Side, TrainedEvent
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.schedule import Outcome, Task
-from ray_yolo.tune.sides import Recipes
+from ray_yolo.tune.sides import Recipes, all_settings
 
-_ORDER: tuple[Side, Side] = ("A", "B")
+SIDES: tuple[Side, Side] = ("A", "B")
 
 
 def pair_seed(base: int, pair: int) -> int:
@@ -33,27 +33,17 @@ def pair_seed(base: int, pair: int) -> int:
 
 def training_number(pair: int, side: Side) -> int:
     """The number of a training: 0 and 1 are A and B of pair 1."""
-    return 2 * (pair - 1) + _ORDER.index(side)
+    return 2 * (pair - 1) + SIDES.index(side)
 
 
 def pair_of(number: int) -> tuple[int, Side]:
     """Pair and side of a training's number."""
-    return number // 2 + 1, _ORDER[number % 2]
+    return number // 2 + 1, SIDES[number % 2]
 
 
 def training_folder(pair: int, side: Side) -> str:
     """The name of a training's run folder: pair1-a."""
     return f"pair{pair}-{side.lower()}"
-
-
-def all_settings(recipe: Recipe) -> dict[str, Any]:
-    """Every setting of a recipe by path, as plain JSON."""
-    tree = recipe.model_dump(mode="json")
-    settings = {}
-    for path in config_fields(Recipe):
-        section, _, name = path.rpartition(".")
-        settings[path] = tree[section][name] if section else tree[name]
-    return settings
 
 
 def claim_from(results: Results, most: int | None = None) -> PairsClaim:
@@ -66,8 +56,8 @@ def claim_from(results: Results, most: int | None = None) -> PairsClaim:
     failed = [0, 0]
     claim = judge_pairs([], [])
     pair = 1
-    while all((pair, side) in results for side in _ORDER) and (most is None or pair <= most) and not claim.better:
-        for number, side in enumerate(_ORDER):
+    while all((pair, side) in results for side in SIDES) and (most is None or pair <= most) and not claim.better:
+        for number, side in enumerate(SIDES):
             result = results[pair, side]
             fitness[side].append(result.fitness or 0.0)
             failed[number] += result.fitness is None
@@ -131,10 +121,10 @@ class PairSchedule:
 
     def _next_task(self, explore: Callable[[], bool]) -> Task | None:
         for pair in range(1, self._pairs + 1):
-            missing = [side for side in _ORDER if (pair, side) not in self._started]
+            missing = [side for side in SIDES if (pair, side) not in self._started]
             if not missing:
                 continue
-            is_new = len(missing) == len(_ORDER)
+            is_new = len(missing) == len(SIDES)
             if is_new and not explore():
                 return None
             side = missing[0]
@@ -152,47 +142,56 @@ class PairDispatcher(Dispatcher):
 
 
 def class_precision(folder: Path) -> dict[str, float | None]:
-    """mAP50-95 by class of the best epoch of a run, with that of all classes; empty without a validation."""
+    """mAP50-95 by class of the best epoch of a run; empty without a validation."""
     best = best_row(epoch_rows(surviving(read_events(folder / EVENTS_FILE))))
     return {result.name: result.map50_95 for result in best.per_class} if best else {}
 
 
-class ClassRow(NamedTuple):
-    """One class in the table."""
+class ComparedRow(NamedTuple):
+    """A number of both sides in the table: fitness, a metric, or the AP of a class."""
 
     name: str
-    a: float  # mean mAP50-95 of A
+    a: float  # mean of A
     b: float
-    difference: float  # b - a
     error: float | None  # standard error of the difference; None with a single pair
     pairs: int  # in which both sides have a value
 
+    @property
+    def difference(self) -> float:
+        """B less A."""
+        return self.b - self.a
 
-def class_rows(results: Results, pairs: int) -> list[ClassRow]:
-    """Mean AP of each class over the first pairs, in the order of the first result. A training that diverged has an AP
-    of 0. A class that only one side knows is left out.
+
+def compared_metrics(results: Results, pairs: int) -> list[ComparedRow]:
+    """The mean fitness and metrics of both sides over the first pairs. A training that diverged counts with 0."""
+    rows = [_row("fitness", {key: result.fitness for key, result in results.items()}, results, pairs)]
+    for name in METRICS:
+        rows.append(_row(name, {key: result.metrics.get(name) for key, result in results.items()}, results, pairs))
+    return [row for row in rows if row]
+
+
+def compared_classes(results: Results, pairs: int) -> list[ComparedRow]:
+    """The mean AP (mAP50-95) of each class over the first pairs, in the order of the data set.
+
+    A class without labels in the validation set has no AP and no row.
     """
-    counted = [result for (pair, _), result in sorted(results.items()) if pair <= pairs]
-    names = list(dict.fromkeys(name for result in counted for name in result.classes))
+    names = dict.fromkeys(name for (pair, _), result in sorted(results.items()) if pair <= pairs
+                          for name in result.classes)
     rows = []
     for name in names:
-        a, b = _values(results, pairs, name)
-        if a:
-            error = difference_error(a, b)
-            rows.append(ClassRow(name, mean_of(a), mean_of(b), mean_of(b) - mean_of(a), error, len(a)))
-    return rows
+        rows.append(_row(name, {key: result.classes.get(name) for key, result in results.items()}, results, pairs))
+    return [row for row in rows if row]
 
 
-def _values(results: Results, pairs: int, name: str) -> tuple[Sequence[float], Sequence[float]]:
-    """The AP of a class in the pairs where both sides have one."""
+def _row(name: str, values: Mapping[tuple[int, Side], float | None], results: Results, pairs: int
+         ) -> ComparedRow | None:
+    """The row of one number, from its value in each training; None if no pair has it on both sides."""
     a, b = list[float](), list[float]()
     for pair in range(1, pairs + 1):
-        first, second = (_value(results[pair, side], name) for side in _ORDER)
+        first, second = (0.0 if results[pair, side].fitness is None else values[pair, side] for side in SIDES)
         if first is not None and second is not None:
             a.append(first)
             b.append(second)
-    return a, b
-
-
-def _value(result: TrainedEvent, name: str) -> float | None:
-    return 0.0 if result.fitness is None else result.classes.get(name)
+    if not a:
+        return None
+    return ComparedRow(name, float(np.mean(a)), float(np.mean(b)), difference_error(a, b), len(a))

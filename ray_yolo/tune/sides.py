@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from ray_yolo.config.model_facts import facts_of
+from ray_yolo.config.named_recipes import RECIPES, named_recipe
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 from ray_yolo.config.settings import (
+    DEFAULT,
     SourcedValue,
     canonical,
     config_fields,
@@ -19,15 +22,20 @@ from ray_yolo.config.settings import (
     read_config_file,
     resolve_config,
 )
+from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.core.formatting import format_count
-from ray_yolo.runs.record import RECORD_FILE
+from ray_yolo.runs.fork import recipe_settings
+from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
+from ray_yolo.storage.store import is_address
 from ray_yolo.tune.claim import FEWEST_PAIRS
-from ray_yolo.tune.trials import changed_defaults, recipe_value
+from ray_yolo.tune.trials import recipe_value
 
-SIDES = ("A", "B")
-COMMON = "common setting"
-_SUFFIXES = (".yaml", ".yml")
+BASE = "base"
+"""The word for a side with the common settings alone."""
+
+_DATA_KEY = "train"  # every description of a data set has it, and no file of settings
+_LONGEST_VALUE = 8  # items of a list that are printed
 
 Words = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
@@ -37,9 +45,6 @@ class ComparePlacement(Placement):
 
     project: str = "runs/compare"
     """Folder of comparisons."""
-    num_workers: int | tuple[int, int] | str = 1
-    """Ray workers of each training; as many trainings run at once as fit on the cluster. 0: no Ray, one training after
-    the other in this process."""
     noplots: bool = True
     """Draw no plots for single trainings (the comparison's own are always drawn)."""
 
@@ -47,23 +52,30 @@ class ComparePlacement(Placement):
 class PairsConfig(ConfigModel):
     """The two sides, and when their comparison ends."""
 
-    a: Words = ()
-    """Settings of side A: YAML files and PATH=VALUE, over the common settings; none: the common settings. Or a folder
-    of finished runs, if B is one, too."""
-    b: Words = ()
-    """The same of side B."""
+    a: str
+    """Side A, one word: base (the settings of the flags alone), a YAML file of settings, a named recipe, the folder of
+    a run (its recipe), a data set (YAML or folder), initial weights (.pt, .safetensors), or PATH=VALUE."""
+    b: str
+    """Side B, the same."""
+    set_a: Words = ()
+    """More settings of side A alone, over all others: PATH=VALUE, several times."""
+    set_b: Words = ()
+    """More settings of side B alone."""
     pairs: int = Field(10, ge=FEWEST_PAIRS, le=1000)
-    """Most pairs; a pair trains A and B on one fresh seed."""
+    """Most pairs. A pair trains A and B on one fresh seed; seeds follow from --seed."""
     hours: float = Field(0.0, ge=0.0)
-    """Hours after which no new pair starts if it could not end in them, over all starts; 0: no limit."""
+    """Hours after which no new pair starts, over all starts of this comparison; 0: no limit."""
+    workers_per_training: int = Field(1, ge=0, le=4096)
+    """Ray workers of each training; as many trainings run at once as fit on the cluster. 0: no Ray, one training after
+    the other in this process."""
 
 
 class CompareConfig(ConfigModel):
     """One comparison: both sides are the recipe with settings of their own."""
 
+    comparison: PairsConfig
     recipe: Recipe = Recipe()
     placement: ComparePlacement = ComparePlacement()
-    comparison: PairsConfig = PairsConfig()
 
 
 class Recipes(NamedTuple):
@@ -74,112 +86,126 @@ class Recipes(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """The settings in which the sides differ, a line each."""
+        """The settings in which the sides differ, a line each; the seed of B is not used."""
         lines = []
         for path in config_fields(Recipe):
             first, second = recipe_value(self.a, path), recipe_value(self.b, path)
-            if first != second:
+            if first != second and path != "seed":
                 lines.append(f"{path}: {_shown(first)} in A, {_shown(second)} in B")
         return lines
 
 
-def read_sides(config: CompareConfig) -> Recipes:
+class _Word(NamedTuple):
+    """The meaning of a side's word: settings by path, below and above those of the flags."""
+
+    below: Mapping[str, SourcedValue] = {}  # of a whole recipe: the flags override it, as they do after --recipe
+    above: Mapping[str, SourcedValue] = {}
+
+
+def all_settings(recipe: Recipe) -> dict[str, Any]:
+    """Every setting of a recipe by path, as plain JSON."""
+    tree = recipe.model_dump(mode="json")
+    settings = {}
+    for path in config_fields(Recipe):
+        section, _, name = path.rpartition(".")
+        settings[path] = tree[section][name] if section else tree[name]
+    return settings
+
+
+def read_sides(config: CompareConfig, origins: Mapping[str, str]) -> Recipes:
     """The recipes of both sides.
+
+    A side is: defaults <- its run or named recipe <- the settings of the command <- its other settings. So a flag
+    overrides a whole recipe, and a single setting of a side overrides a flag.
+
+    Args:
+        origins: of the settings by path; those with the origin `DEFAULT` were not given.
 
     Raises:
         ConfigError: for a setting that is unknown, illegal, or would measure the sides differently.
-        InputError: for a file that cannot be read.
+        InputError: for a word that means nothing, or a file that cannot be read.
     """
-    recipes = [_read_side(config, side) for side in SIDES]
+    common = {path: SourcedValue(value, origins[path]) for path, value in all_settings(config.recipe).items()
+              if origins[path] != DEFAULT}
+    pairs = config.comparison
+    a, b = (_read_side(f"{side}", word, extra, common)
+            for side, word, extra in (("A", pairs.a, pairs.set_a), ("B", pairs.b, pairs.set_b)))
     for section in ("objective", "evaluate"):
-        if getattr(recipes[0], section) != getattr(recipes[1], section):
-            raise ConfigError(f"{section}: A and B have different ones, so their fitness would be measured differently; "
-                              f"set {section} for both, outside of --a and --b")
-    return Recipes(*recipes)
+        if getattr(a, section) != getattr(b, section):
+            raise ConfigError(f"{section}: A has {getattr(a, section)}, B has {getattr(b, section)}, so their fitness "
+                              f"would be measured differently; give the settings of {section} once, for both sides")
+    return Recipes(a, b)
 
 
-def words_of(config: CompareConfig, side: str) -> tuple[str, ...]:
-    """The words of side A or B."""
-    return config.comparison.a if side == "A" else config.comparison.b
-
-
-def run_folders(config: CompareConfig) -> tuple[Path, Path] | None:
-    """The folders of finished runs, if the sides are these; None if they are settings.
-
-    Raises:
-        InputError: if only one side is a folder of runs, or a folder has none.
-    """
-    folders = [_folder_of_runs(side, words_of(config, side)) for side in SIDES]
-    a, b = folders
-    if a and b:
-        return a, b
-    for side, other, folder in (("A", "B", a), ("B", "A", b)):
-        if folder:
-            raise InputError(f"{side}: {folder} is a folder of finished runs, but {other} is not; give such a folder "
-                             "for both, or settings for both")
-    return None
-
-
-def _folder_of_runs(side: str, words: tuple[str, ...]) -> Path | None:
-    if len(words) != 1 or "=" in words[0] or not Path(words[0]).is_dir():
-        return None
-    folder = Path(words[0])
-    if not run_records(folder):
-        raise InputError(f"{side}: {folder}: has no runs; give a folder of runs, such as runs/train, or write "
-                         f"data={folder} for a data set")
-    return folder
-
-
-def run_records(folder: Path) -> list[Path]:
-    """The run folders in a project's folder, or in that of a comparison, by name."""
-    records = [*folder.glob(f"*/{RECORD_FILE}"), *folder.glob(f"trials/*/{RECORD_FILE}")]
-    return sorted(path.parent for path in records)
-
-
-def _read_side(config: CompareConfig, side: str) -> Recipe:
-    given: dict[str, SourcedValue] = {}
-    for word in words_of(config, side):
-        given |= _read_word(side, word)
-    fields = config_fields(Recipe)
-    for path, item in given.items():
-        if path in fields or path not in config_fields(CompareConfig):
-            continue
-        raise ConfigError(f"{item.origin}: {path} is no setting of a recipe; both sides are trained in the same way, so "
-                          "give it as a flag")
-    if "seed" in given:
-        raise ConfigError(f"{given['seed'].origin}: seed: each pair trains both sides on a fresh seed; leave it out, "
-                          "or give --seed, from which they follow")
-    values = _common(config.recipe, given) | given
-    recipe, _ = resolve_config(Recipe, values)
+def _read_side(side: str, word: str, extra: tuple[str, ...], common: Mapping[str, SourcedValue]) -> Recipe:
+    own: dict[str, SourcedValue] = {}
+    for text in extra:
+        own |= _assignment(f"--set-{side.lower()}", text)
+    meaning = _read_word(side, word, common, own)
+    own = {**meaning.above, **own}
+    _check_settings(own)
+    below = {path: value for path, value in meaning.below.items() if path != "seed"}
+    recipe, _ = resolve_config(Recipe, {**below, **common, **own})
     return recipe
 
 
-def _common(recipe: Recipe, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
-    """The settings that a side starts from, by path."""
-    values = {path: recipe_value(recipe, path) for path in config_fields(Recipe)}
-    if "model" in given:
-        values |= changed_defaults(recipe, str(given["model"].value))
-    return {path: SourcedValue(value, COMMON) for path, value in values.items()}
+def _check_settings(own: Mapping[str, SourcedValue]) -> None:
+    """Refuse settings that a side cannot have of its own. An unknown one is left to `resolve_config`."""
+    for path, item in own.items():
+        if path == "seed":
+            raise ConfigError(f"{item.origin}: seed: each pair trains both sides on a fresh seed; leave it out, or "
+                              "give --seed, from which they follow")
+        if path in config_fields(CompareConfig) and path not in config_fields(Recipe):
+            raise ConfigError(f"{item.origin}: {path} is no setting of a recipe; both sides are trained in the same "
+                              "way, so give it as a flag")
 
 
-def _read_word(side: str, word: str) -> dict[str, SourcedValue]:
-    key, equals, value = word.partition("=")
-    if equals and not Path(word).is_file():
-        path = canonical(key)
-        if path not in config_fields(CompareConfig):
-            raise ConfigError(f"{side}: {explain_unknown(path, config_fields(Recipe))}")
-        return {path: SourcedValue(None if value == "null" else value, f"{side}: {key}")}
-    if Path(word).suffix not in _SUFFIXES:
-        kind = "weights" if Path(word).suffix in (".pt", ".safetensors") else "data"
-        raise InputError(f"{side}: {word}: give a YAML file of settings, PATH=VALUE, or a folder of finished runs; a data "
-                         f"set is data=PATH, weights are weights=FILE{f' (write {kind}={word})' if word else ''}")
-    values = read_config_file(word)
-    if "train" in values and "train" not in config_fields(CompareConfig):
-        raise InputError(f"{side}: {word}: describes a data set, not settings; write data={word}")
-    return values
+def _read_word(side: str, word: str, common: Mapping[str, SourcedValue], own: Mapping[str, SourcedValue]) -> _Word:
+    path = Path(word)
+    if word == BASE:
+        return _Word()
+    if (path / RECORD_FILE).is_file():
+        return _Word(below=_settings_of_run(side, path, {**common, **own}))
+    if path.is_dir():
+        return _Word(above={"data": SourcedValue(word, side)})
+    if path.suffix in (".yaml", ".yml"):
+        if _DATA_KEY in load_text_yaml(word).data:
+            return _Word(above={"data": SourcedValue(word, side)})
+        return _Word(above=read_config_file(word))
+    if path.suffix in (".pt", ".safetensors") and "=" not in word:
+        return _Word(above={"weights": SourcedValue(word, side)})
+    if "=" in word:
+        return _Word(above=_assignment(side, word))
+    if word in RECIPES:
+        model = {**common, **own}.get("model", SourcedValue(Recipe.model_fields["model"].default, DEFAULT))
+        facts = facts_of(str(model.value))
+        named = named_recipe(word, has_anchors=facts is None or facts.has_anchors)  # None: a YAML file, not read here
+        return _Word(below={name: SourcedValue(item.value, f"{side}: {word}") for name, item in named.items()})
+    if is_address(word):
+        raise InputError(f"{side}: {word}: a run or data set in a bucket cannot be a side; weights are weights=ADDRESS")
+    raise InputError(f"{side}: {word}: no such file, folder or recipe; give {BASE}, a YAML file of settings, a recipe "
+                     f"({', '.join(RECIPES)}), the folder of a run, a data set, weights, or PATH=VALUE")
+
+
+def _settings_of_run(side: str, folder: Path, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    record = read_record(folder)
+    if not isinstance(record, RunRecord):
+        raise InputError(f"{side}: {folder}: is a sweep or a comparison; give one of its trainings, such as "
+                         f"{folder}/trials/NAME")
+    return recipe_settings(record, f"{side}: {folder}", given)
+
+
+def _assignment(origin: str, text: str) -> dict[str, SourcedValue]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{origin}: {text}: write PATH=VALUE, e.g. optimizer.lr0=0.02")
+    path = canonical(key)
+    if path not in config_fields(CompareConfig):
+        raise ConfigError(f"{origin}: {explain_unknown(path, config_fields(Recipe))}")
+    return {path: SourcedValue(None if value == "null" else value, f"{origin}: {key}")}
 
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
-        return format_count(len(value), "value") if len(value) > 8 else str([str(each) for each in value])
+        return format_count(len(value), "value") if len(value) > _LONGEST_VALUE else str([str(each) for each in value])
     return repr(value) if isinstance(value, str) else str(value)
