@@ -35,8 +35,8 @@ from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
+from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.search import SweepConfig, TuneConfig
-from ray_yolo.tune.sides import CompareConfig, read_sides
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -245,6 +245,8 @@ def tune(argv: Sequence[str] | None = None) -> int:
 def compare(argv: Sequence[str] | None = None) -> int:
     """Say which of two recipes, data sets or weights is better, from pairs of trainings."""
     config, origins, is_dry_run = parse_compare(argv)
+    from ray_yolo.tune.sides import read_sides  # here: it loads NumPy
+
     sides = read_sides(config, origins)
     for recipe in sides:
         check_model_name(recipe.model)

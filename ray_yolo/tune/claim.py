@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ray_yolo.core.formatting import format_count
 from ray_yolo.ops.statistics import NORMAL_95, student, student_quantile
+from ray_yolo.tune.compare_settings import FEWEST_PAIRS
 
 NOISE = 0.1  # of one training, as a share of its fitness; that of two recipes on one seed is not correlated
 PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
@@ -91,7 +92,6 @@ def _noise(candidate: Sequence[float], default: Sequence[float], prior: float) -
 
 
 PAIRS_ERROR = 0.05  # probability that a comparison of equal sides ever claims a difference
-FEWEST_PAIRS = 3  # before the first look
 
 
 class PairsClaim(BaseModel, frozen=True):

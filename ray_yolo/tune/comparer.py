@@ -64,6 +64,7 @@ from ray_yolo.tune.compare_ledger import (
     results_of,
 )
 from ray_yolo.tune.compare_page import write_page
+from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.compare_status import comparison_table, result_text
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.identity import identity_of
@@ -77,7 +78,7 @@ from ray_yolo.tune.pairs import (
 from ray_yolo.tune.ray_adapter import LadderScheduler, TaskSearcher, TrialCallback, run_trials
 from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome
-from ray_yolo.tune.sides import CompareConfig, Recipes
+from ray_yolo.tune.sides import Recipes
 from ray_yolo.tune.task import read_outcome, task_config
 from ray_yolo.tune.trainable import train_task, wait_until_released
 from ray_yolo.tune.trials import train_command

@@ -1,18 +1,14 @@
-"""The settings of a comparison, and the recipes of its sides A and B. It imports neither torch nor Ray."""
+"""The recipes of a comparison's sides A and B. It imports neither torch nor Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BeforeValidator, Field
+from typing import Any, NamedTuple
 
 from ray_yolo.config.model_facts import facts_of
 from ray_yolo.config.named_recipes import RECIPES, named_recipe
-from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.sections import ConfigModel
 from ray_yolo.config.settings import (
     DEFAULT,
     SourcedValue,
@@ -28,7 +24,7 @@ from ray_yolo.core.formatting import format_count
 from ray_yolo.runs.fork import recipe_settings
 from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
 from ray_yolo.storage.store import is_address
-from ray_yolo.tune.claim import FEWEST_PAIRS
+from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.trials import recipe_value
 
 BASE = "base"
@@ -36,46 +32,6 @@ BASE = "base"
 
 _DATA_KEY = "train"  # every description of a data set has it, and no file of settings
 _LONGEST_VALUE = 8  # items of a list that are printed
-
-Words = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-
-
-class ComparePlacement(Placement):
-    """Where each training of a comparison runs."""
-
-    project: str = "runs/compare"
-    """Folder of comparisons."""
-    noplots: bool = True
-    """Draw no plots for single trainings (the comparison's own are always drawn)."""
-
-
-class PairsConfig(ConfigModel):
-    """The two sides, and when their comparison ends."""
-
-    a: str
-    """Side A, one word: base (the settings of the flags alone), a YAML file of settings, a named recipe, the folder of
-    a run (its recipe), a data set (YAML or folder), initial weights (.pt, .safetensors), or PATH=VALUE."""
-    b: str
-    """Side B, the same."""
-    set_a: Words = ()
-    """More settings of side A alone, over all others: PATH=VALUE, several times."""
-    set_b: Words = ()
-    """More settings of side B alone."""
-    pairs: int = Field(10, ge=FEWEST_PAIRS, le=1000)
-    """Most pairs. A pair trains A and B on one fresh seed; seeds follow from --seed."""
-    hours: float = Field(0.0, ge=0.0)
-    """Hours after which no new pair starts, over all starts of this comparison; 0: no limit."""
-    workers_per_training: int = Field(1, ge=0, le=4096)
-    """Ray workers of each training; as many trainings run at once as fit on the cluster. 0: no Ray, one training after
-    the other in this process."""
-
-
-class CompareConfig(ConfigModel):
-    """One comparison: both sides are the recipe with settings of their own."""
-
-    comparison: PairsConfig
-    recipe: Recipe = Recipe()
-    placement: ComparePlacement = ComparePlacement()
 
 
 class Recipes(NamedTuple):
@@ -184,7 +140,8 @@ def _read_word(side: str, word: str, common: Mapping[str, SourcedValue], own: Ma
     if is_address(word):
         raise InputError(f"{side}: {word}: a run or data set in a bucket cannot be a side; weights are weights=ADDRESS")
     raise InputError(f"{side}: {word}: no such file, folder or recipe; give {BASE}, a YAML file of settings, a recipe "
-                     f"({', '.join(RECIPES)}), the folder of a run, a data set, weights, or PATH=VALUE")
+                     f"({', '.join(RECIPES)}), the folder of a run, a data set, weights, or PATH=VALUE, such as "
+                     "model=yolov5n or data=shapes")
 
 
 def _settings_of_run(side: str, folder: Path, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
