@@ -268,7 +268,7 @@ class _Execution:
                                      lambda text: self.say(f"WARNING: {text}"))
         self.schedule = PairSchedule(
             self.recipes, config.comparison.pairs, self.write, results_of(ledger.lines),
-            lambda name: class_precision(self.trials / name))
+            lambda name: class_precision(self.trials / name), lambda: self.slots)
         self.dispatcher = PairDispatcher(
             self.schedule, self.recipes.a.seed, self.may_start_pair, lambda task: None, lambda: self.slots)
 

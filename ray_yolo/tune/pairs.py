@@ -75,14 +75,16 @@ class PairSchedule:
         write: called with each new result, before it takes effect.
         results: of earlier commands.
         class_precision: returns the mAP50-95 by class of the training in a run folder of this name.
+        limit: returns the most trainings at once. More are not handed out, for a result may end the comparison.
     """
 
     def __init__(self, recipes: Recipes, pairs: int, write: Callable[[TrainedEvent], None], results: Results,
-                 class_precision: Callable[[str], Mapping[str, float | None]] = lambda name: {}) -> None:
+                 class_precision: Callable[[str], Mapping[str, float | None]] = lambda name: {},
+                 limit: Callable[[], int] = lambda: 1) -> None:
         self._settings = {"A": all_settings(recipes.a), "B": all_settings(recipes.b)}
         self._epochs = {"A": recipes.a.epochs, "B": recipes.b.epochs}
         self._seed, self._pairs, self._write = recipes.a.seed, pairs, write
-        self._class_precision = class_precision
+        self._class_precision, self._limit = class_precision, limit
         self.results = dict(results)
         self._started = set(results)  # pair and side of trainings that were handed out, or have a result
         self.error = ""
@@ -99,10 +101,14 @@ class PairSchedule:
         claim = claim_from(self.results, self._pairs)
         if claim.better or claim.pairs >= self._pairs:
             return claim
-        task = None if self.error else self._next_task(explore)
+        if self.error:
+            return claim
+        num_running = len(self._started - self.results.keys())
+        if num_running >= self._limit():
+            return None
+        task = self._next_task(explore)
         if task is None:
-            is_waiting = self._started != set(self.results)
-            return None if is_waiting and not self.error else claim
+            return None if num_running else claim
         self._started.add(pair_of(task.trial))
         return task
 

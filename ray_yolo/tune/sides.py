@@ -159,7 +159,7 @@ def _assignment(origin: str, text: str) -> dict[str, SourcedValue]:
     path = canonical(key)
     if path not in config_fields(CompareConfig):
         raise ConfigError(f"{origin}: {explain_unknown(path, config_fields(Recipe))}")
-    return {path: SourcedValue(None if value == "null" else value, f"{origin}: {key}")}
+    return {path: SourcedValue(None if value == "null" else value, origin)}
 
 
 def _shown(value: object) -> str:

@@ -146,7 +146,8 @@ def test_the_margin_of_three_pairs_is_worked_by_hand():
 
 
 def test_a_comparison_that_shows_nothing_says_why():
-    assert str(judge_pairs([0.5, 0.6, 0.7], [0.5, 0.6, 0.71])).startswith("no difference is shown: B less A is 0.0033 +-")
+    shown = str(judge_pairs([0.5, 0.6, 0.7], [0.5, 0.6, 0.71]))
+    assert shown.startswith("no difference is shown: B less A is 0.0033 +- ")
     assert str(judge_pairs([0.5], [0.9])) == "no difference is shown: 1 pair, and a claim needs 3 or more"
     assert "no seed has changed" in str(judge_pairs([0.5] * 4, [0.6] * 4))
     assert str(judge_pairs([0.0] * 3, [0.5, 0.51, 0.52], failed=(3, 0))).endswith(

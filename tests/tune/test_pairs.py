@@ -38,23 +38,22 @@ def fitness_of(task: Task) -> float:
     return 0.4 + 0.01 * noise + (0.08 if side == "B" else 0.0)
 
 
-def make_schedule(results: Iterable[TrainedEvent] = (), pairs: int = 6) -> tuple[PairSchedule, list[TrainedEvent]]:
+def make_schedule(results: Iterable[TrainedEvent] = (), pairs: int = 6, slots: int = 4
+                  ) -> tuple[PairSchedule, list[TrainedEvent]]:
     written = list(results)
     known = {(result.pair, result.side): result for result in written}
-    return PairSchedule(Recipes(A, B), pairs, written.append, known), written
+    return PairSchedule(Recipes(A, B), pairs, written.append, known, limit=lambda: slots), written
 
 
 def run(schedule: PairSchedule, slots: int, order: np.random.Generator, kill_after: int = 10**6) -> PairsClaim | None:
     """Train on slots whose trainings end in any order; None if killed after a number of results."""
     running: list[Task] = []
     for _ in range(1000):
-        while len(running) < slots:
-            reply = schedule.next(lambda: True)
+        while (reply := schedule.next(lambda: True)) is not None:
             if isinstance(reply, PairsClaim):
                 return reply
-            if reply is None:
-                break
             running.append(reply)
+        assert 1 <= len(running) <= slots
         task = running.pop(int(order.integers(len(running))))
         schedule.finish(task, Outcome(fitness=fitness_of(task)))
         kill_after -= 1
@@ -77,7 +76,7 @@ def test_a_pair_trains_both_sides_on_its_fresh_seed_and_each_with_its_own_settin
 
 
 def test_the_claim_depends_neither_on_slots_nor_on_the_order_of_ends_nor_on_kills() -> None:
-    schedule, _ = make_schedule()
+    schedule, _ = make_schedule(slots=1)
     expected = run(schedule, 1, np.random.default_rng(0))
     assert expected is not None
     assert (expected.better, 3 <= expected.pairs < 6) == ("B", True)
@@ -86,8 +85,9 @@ def test_the_claim_depends_neither_on_slots_nor_on_the_order_of_ends_nor_on_kill
         written: list[TrainedEvent] = []
         claim = None
         while claim is None:
-            schedule, written = make_schedule(written)
-            claim = run(schedule, int(rng.integers(1, 6)), rng, kill_after=int(rng.integers(1, 4)))
+            slots = int(rng.integers(1, 6))
+            schedule, written = make_schedule(written, slots=slots)
+            claim = run(schedule, slots, rng, kill_after=int(rng.integers(1, 4)))
         assert claim == expected
         keys = [(line.pair, line.side) for line in written]
         assert len(set(keys)) == len(keys)  # none was trained twice
