@@ -140,8 +140,8 @@ def judge_pairs(a: Sequence[float], b: Sequence[float], failed: tuple[int, int] 
     The shares of all looks add up to 5 %. So a comparison of equal sides ever claims a difference with a probability
     of at most 5 % (the union bound), and the intervals of all looks together contain the true difference with one of
     95 %, no matter when or why it stops. This holds for fitness with normal noise: simulated for 30 pairs, it errs in
-    2.0 to 3.8 % of all comparisons, depending on the ratio of the noise of A and of B. The noise of both sides is taken as
-    independent, as it was measured (see `NOISE`); if their common seed makes it alike, the law errs less often. No
+    2.0 to 3.8 % of all comparisons, depending on the ratio of the noise of A and of B. The noise of both sides is taken
+    as independent, as it was measured (see `NOISE`); if their common seed makes it alike, the law errs less often. No
     noise is assumed beforehand: it may be any, and that of A and of B may differ.
     """
     pairs = len(a)
