@@ -30,7 +30,7 @@ from ray_yolo.config.settings import resolve_config, sourced_by_keyword
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.data.sources import InputSource, read_source
-from ray_yolo.engine.build import local_device
+from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.exported import Exported
 from ray_yolo.inference.output import Output, detect_frames, prediction_of, write_tables
 from ray_yolo.inference.predictor import (

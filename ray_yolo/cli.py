@@ -559,7 +559,7 @@ def _has_no_reader(file_number: int) -> bool:
 def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config],
          note: Callable[[Config], str] | None = None) -> int:
     """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
-    from ray_yolo.data.index_cache import check_cache_folder
+    from ray_yolo.core.cache_folder import check_cache_folder
 
     check_cache_folder()
     config, origins, dry_run = parsed

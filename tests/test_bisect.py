@@ -35,7 +35,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.long
-def test_git_bisect_finds_the_first_commit_with_other_bits_and_skips_one_that_cannot_train(
+def test_git_bisect_finds_the_commit_that_changed_the_bits(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [script] = [block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "--exit-code" in block]
     (tmp_path / "bisect.sh").write_text(script)

@@ -69,7 +69,7 @@ ELSEWHERE = {
     "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
     "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",
     "--wait-for-resources":  # starts Ray
-        "runtime/test_trainer.py::test_workers_that_the_cluster_can_never_hold_are_waited_for_aloud_and_refused_with_advice",
+        "runtime/test_trainer.py::test_a_request_larger_than_the_cluster_is_announced_then_refused_with_advice",
     "--stall-seconds":  # freezes a worker
         "runtime/test_faults.py::test_a_process_that_is_killed_crashes_or_is_frozen",
     "--version":  # ends the command

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from ray_yolo.checkpoints.remote_checkpoints import download_state
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.files import replacing
 from ray_yolo.core.redact import redact
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.storage.store import Store, is_address, open_store
 
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors", ".onnx", ".xml")

@@ -22,12 +22,13 @@ from typing import IO, Any, Literal
 import cv2
 import numpy as np
 
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import available_memory
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
-from ray_yolo.data.index_cache import cache_folder, content_key
+from ray_yolo.data.index_cache import content_key
 from ray_yolo.storage.lease import try_lock
 
 Mode = Literal["none", "ram", "disk"]

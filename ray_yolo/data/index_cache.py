@@ -1,4 +1,4 @@
-"""The user's cache folder, and the label index in it, so that later starts need not read all label files.
+"""The label index in the user's cache folder, so that later starts need not read all label files.
 
 Entries are reproducible. They are named by a digest of their sources, so a changed data set has a new entry. They
 appear atomically, so several processes may create the same entry at the same time. The data set's folder is never
@@ -11,9 +11,8 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
@@ -21,57 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
 FORMAT = 5  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """RAY_YOLO_CACHE if set, else ray_yolo under XDG_CACHE_HOME, else ~/.cache/ray_yolo. Not created here."""
-    if own := os.environ.get("RAY_YOLO_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
-
-
-def check_cache_folder() -> None:
-    """Create RAY_YOLO_CACHE, if it is set.
-
-    Raises:
-        InputError: if it cannot be created. Without the other folders a command works, only slower.
-    """
-    if os.environ.get("RAY_YOLO_CACHE"):
-        try:
-            cache_folder().mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unusable(cache_folder(), error) from None
-
-
-def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
-    """`target`, made by `make(temporary path)` and renamed into place; a file replaces another, a folder never does.
-
-    Raises:
-        InputError: if its folder cannot be written to.
-    """
-    if target.is_dir():
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-            temporary = Path(folder, target.name)
-            make(temporary)
-            temporary.replace(target)
-    except OSError as error:
-        if not target.is_dir():  # another process was faster
-            raise _unusable(target.parent, error) from error
-    return target
-
-
-def _unusable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"{folder}: the cache cannot be written ({error.strerror}); set RAY_YOLO_CACHE to a folder that "
-                      "can be")
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:

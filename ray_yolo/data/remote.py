@@ -31,13 +31,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot, Paths
 from ray_yolo.data import voc
 from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.other_files import label_folders
 from ray_yolo.data.sources import suffix
 from ray_yolo.data.yolo_txt import label_path

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from ray_yolo.core.cache_folder import build_in_place, cache_folder
 from ray_yolo.core.structures import Annotation
-from ray_yolo.data.index_cache import build_in_place, cache_folder
 from ray_yolo.data.labels import covered
 from ray_yolo.data.yolo_txt import shares_of
 

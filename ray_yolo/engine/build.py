@@ -20,9 +20,7 @@ from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
-from ray_yolo.core.errors import ResourcesError
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.core.system import processor_name
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
@@ -106,23 +104,6 @@ class TrainComponents:
     loader: Batches
     val_batches: Batches  # this worker's shard
     stores: tuple[ImageStore, ImageStore]  # of training and validation; the session closes them
-
-
-def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
-    """The device of this process: a GPU if there is one, unless `gpus_per_worker` is 0.
-
-    Raises:
-        ResourcesError: if a number of GPUs was requested, and there is none.
-    """
-    if gpus_per_worker not in ("auto", 0) and not torch.cuda.is_available():
-        raise ResourcesError(f"gpus_per_worker: {gpus_per_worker:g} was requested, but this machine has no GPU that "
-                             "torch can use; use --gpus-per-worker 0 (or auto), or a machine with one")
-    return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
-
-
-def device_name(device: torch.device) -> str:
-    """The name of a GPU, or of this machine's processor. Kernels, and so the last bits of a result, depend on it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:

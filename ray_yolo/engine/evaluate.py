@@ -30,6 +30,7 @@ from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.nms import select
 
+DETECTIONS_FILE = "detections.npy"  # in a run's folder: the best epoch's, from which plots are drawn
 STAGES = ("preprocess", "inference", "postprocess")
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
 

@@ -42,20 +42,19 @@ from ray_yolo.engine.build import (
     TrainSpec,
     WorkerContext,
     build,
-    device_name,
     rebuild,
     regroup,
     release_process_group,
 )
 from ray_yolo.engine.collectives import Collectives, collective_errors
-from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
+from ray_yolo.engine.devices import device_name
+from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
 from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
 
-DETECTIONS_FILE = "detections.npy"
 STEP_EVENTS_PER_EPOCH = 100
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are also compared before each checkpoint and regrouping
 LEAVING_SECONDS = 10.0  # between two saves while all workers drain, because their nodes can disappear at any moment

@@ -27,11 +27,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import InputError, RayYoloError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of
-from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE, log_file
 from ray_yolo.runs.recorder import STOP_REQUEST

@@ -28,7 +28,7 @@ from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.core.system import SPINS, cores
-from ray_yolo.engine.build import local_device
+from ray_yolo.engine.devices import local_device
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
 from ray_yolo.runtime.ray_internals import (

@@ -45,8 +45,8 @@ def compare_datasets(data: str, against: str, runs: Sequence[Path], placement: P
     changes = compare_versions(old, new)
     classes = _class_rows(old, new, changes, precisions)
     folder = output_folder(placement, [image.file for image in (*old, *new)])
-    atomic_write(folder / "changes.csv", _as_csv(ImageChange._fields, [
-        [*change[:-1], " ".join(change.classes)] for change in changes]), durable=False)
+    change_rows = [[*change[:-1], " ".join(change.classes)] for change in changes]  # the classes are the last field
+    atomic_write(folder / "changes.csv", _as_csv(ImageChange._fields, change_rows), durable=False)
     atomic_write(folder / "classes.csv", _as_csv(_CLASS_COLUMNS, classes), durable=False)
     publish(folder)
     lines = [f"{data} against {against}: {len(old)} images before, {len(new)} after",
@@ -91,14 +91,15 @@ def _class_rows(old: Sequence[Image], new: Sequence[Image], changes: Sequence[Im
                 precisions: Sequence[Mapping[str, float | None]]) -> list[list[object]]:
     """A row for each class of either version, in the columns of `_CLASS_COLUMNS`; None where there is no number."""
     before, after = count_boxes(old), count_boxes(new)
-    places = {name: set[tuple[str, str]]() for name in sorted(before.keys() | after.keys())}
+    changed_images = {name: set[tuple[str, str]]() for name in sorted(before.keys() | after.keys())}
     for change in changes:
+        image = (change.split or change.old_split, change.path or change.old_path)
         for name in change.classes:
-            places[name].add((change.split or change.old_split, change.path or change.old_path))
-    of_new, of_old = precisions or ({}, {})
+            changed_images[name].add(image)  # once, although an image may be moved and relabelled
+    new_precisions, old_precisions = precisions or ({}, {})
     rows: list[list[object]] = []
-    for name, changed in places.items():
-        one, other = of_old.get(name), of_new.get(name)
+    for name, changed in changed_images.items():
+        one, other = old_precisions.get(name), new_precisions.get(name)
         difference = None if one is None or other is None else other - one
         rows.append([name, before[name], after[name], len(changed), one, other, difference])
     return rows

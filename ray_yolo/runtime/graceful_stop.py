@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_yolo.core import deadline
-from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, PlacementEvent, ResourcesEvent, StartEvent
 from ray_yolo.core.signals import STOPS, exit_on_hangup, exit_status_of, leave_terminal
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, follow, read_events
@@ -162,34 +163,51 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
                 ) -> None:
     """For a driver: stop running trainings, and wait until all have ended, according to their logs or `ended`. The wait
     is at most `SAVE_SECONDS`.
+
+    A training that begins meanwhile stops after its first step.
     """
     logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
-    training = {folder for folder, log in logs.items() if _is_training(next(log))}
-    if not training:
+    phases = {folder: _phase(next(log), _Phase.NONE) for folder, log in logs.items()}
+    if _Phase.TRAINING not in phases.values():
         return
     notify(MESSAGE)
     until = time.monotonic() + SAVE_SECONDS
-    stopped = list(training)
-    requests = [folder / STOP_REQUEST for folder in stopped]
+    asked = set()
     with contextlib.suppress(OSError):  # failing storage must not prevent the usual exit
-        for request in requests:
-            request.touch()
         try:
-            while training and time.monotonic() < until:
-                if ended():
-                    training.clear()
-                    break
+            while _Phase.TRAINING in phases.values() and time.monotonic() < until and not ended():
+                for folder, phase in phases.items():
+                    if phase in (_Phase.STARTING, _Phase.TRAINING):
+                        asked.add(folder)
+                        (folder / STOP_REQUEST).touch()  # again: a recorder that starts removes an earlier request
                 time.sleep(_POLL_SECONDS / 2)
-                training -= {folder for folder in training
-                             if any(isinstance(event, EndEvent) for event in next(logs[folder]))}
+                phases = {folder: _phase(next(logs[folder]), phase) for folder, phase in phases.items()}
         finally:
-            for request in requests:
-                request.unlink(missing_ok=True)
-    extend_if_saved(stopped)
+            for folder in asked:
+                (folder / STOP_REQUEST).unlink(missing_ok=True)
+    extend_if_saved(asked)
 
 
-def _is_training(events: Iterable[Event]) -> bool:
-    """Whether workers train, according to a log: those placed last have started, or others continue meanwhile."""
-    states = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))
-              and not getattr(event, "instead_of", "")]
-    return bool(states) and isinstance(states[-1], StartEvent)
+class _Phase(Enum):
+    """What a training does, according to its log."""
+
+    NONE = auto()  # it has no log yet
+    STARTING = auto()  # workers are placed, or start up: nothing is there to save
+    TRAINING = auto()
+    ENDED = auto()
+
+
+def _phase(events: Iterable[Event], before: _Phase) -> _Phase:
+    """The phase of a training after more events of its log."""
+    phase = before
+    for event in events:
+        if isinstance(event, PlacementEvent):
+            if not event.instead_of:  # else other workers train meanwhile
+                phase = _Phase.STARTING
+        elif isinstance(event, ResourcesEvent):  # the first event of each start of a driver or of a trial
+            phase = _Phase.STARTING
+        elif isinstance(event, StartEvent):
+            phase = _Phase.TRAINING
+        elif isinstance(event, EndEvent):
+            phase = _Phase.ENDED
+    return phase

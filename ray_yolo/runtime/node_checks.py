@@ -26,12 +26,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray_yolo
 from ray_yolo.config.model_facts import plugins
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.image_cache import room_for_images
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.remote import WAIT_SECONDS, snapshot
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import available_resources
@@ -206,15 +206,16 @@ def describe_cluster(address: str) -> tuple[list[str], bool]:
         RayYoloError: from `cluster.connect`.
     """
     cluster.connect(Placement(address=address), start=False)
-    free, ours = available_resources(), versions()
-    others = other_nodes()
+    ours = versions()
+    lines = ["driver: " + ", ".join(f"{name} {version}" for name, version in ours.items())]
+    fit = True
+    free, others = available_resources(), other_nodes()
     answers = _run_on(others, report, tempfile.gettempdir(), ())
-    lines, fit = [f"driver: {', '.join(f'{name} {each}' for name, each in ours.items())}"], True
-    for node in filter(lambda node: node["Alive"], ray.nodes()):
-        name, has = _name(node), {kind: node["Resources"].get(kind, 0) for kind in ("CPU", "GPU")}
-        amounts = ", ".join(f"{free.get(node['NodeID'], {}).get(kind, 0):g} of {amount:g} {kind} free"
-                            for kind, amount in has.items() if amount)
-        lines.append(f"node {name}: {amounts or 'takes no workers'}")
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        name = _name(node)
+        lines.append(f"node {name}: {_free_amounts(node, free.get(node['NodeID'], {})) or 'takes no workers'}")
         if node["NodeID"] in others:
             node_report, now = answers[name]
             errors = [str(error) for error in node_errors(name, node_report, ours, tempfile.gettempdir(), 0)]
@@ -222,6 +223,16 @@ def describe_cluster(address: str) -> tuple[list[str], bool]:
             lines += [f"  {text}" for text in (*errors, *warnings)]
             fit = fit and not errors
     return lines, fit
+
+
+def _free_amounts(node: Mapping[str, Any], free: Mapping[str, float]) -> str:
+    """The CPUs and GPUs of a node, and how many of them are free; '': it has none."""
+    amounts = []
+    for kind in ("CPU", "GPU"):
+        amount = node["Resources"].get(kind, 0)
+        if amount:
+            amounts.append(f"{free.get(kind, 0):g} of {amount:g} {kind} free")
+    return ", ".join(amounts)
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import printable
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
-from ray_yolo.engine.build import local_device
+from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.output import Output, Prediction, detect_files, write_tables
 from ray_yolo.inference.predictor import (
     Opened,

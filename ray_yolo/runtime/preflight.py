@@ -37,7 +37,8 @@ from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.index import chosen_by, label_sizes, read_splits, refuse_count_from_one, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import TrainSpec, local_device
+from ray_yolo.engine.build import TrainSpec
+from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.families import (

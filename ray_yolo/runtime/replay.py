@@ -24,7 +24,8 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_count, format_number
 from ray_yolo.core.redact import printable
 from ray_yolo.core.system import cores, keep_freed_memory
-from ray_yolo.engine.build import TrainSpec, WorkerContext, device_name, local_device
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.devices import device_name, local_device
 from ray_yolo.engine.loop import StepResult
 from ray_yolo.engine.probe import LayerNorms, NotFinite, ObservedImage, ReplaySession
 from ray_yolo.plots.boxes import Picture, plot_pictures
@@ -242,24 +243,47 @@ def _named(terms: Sequence[str], losses: Sequence[float]) -> Mapping[str, float]
 
 def _lines(result: ReplayResult, spec: TrainSpec) -> list[str]:
     """The output at the end."""
-    step = result.result
-    losses = ", ".join(f"{name} {loss:.4g}" for name, loss in zip(result.terms, step.losses.tolist(), strict=True))
-    end = "; skipped, no weight has changed" if step.skipped else ""
+    return [*_agreement_lines(result), _step_line(result), *_not_finite_lines(result.not_finite),
+            "", *_image_table(result, spec), "", *_layer_table(result),
+            "", f"all images and layers: {location(result.folder)}/{RESULT_FILE}"]
+
+
+def _agreement_lines(result: ReplayResult) -> list[str]:
+    """Whether the losses are the log's, and what may have changed them if they are not."""
     lines = [result.agreement.line]
-    if result.agreement.first is not None:
-        lines += [f"    {reason}" for reason in result.reasons] or [
-            "    no known reason: versions, device and threads are the same; the images may have changed"]
-    lines += [f"step {result.step}: loss {losses}; gradient norm {step.gradient_norm:.4g}{end}",
-              *_not_finite_lines(result.not_finite)]
-    lines += ["", f"{'highest parts of the loss':<44}{'boxes':>6}{''.join(f'{name:>10}' for name in result.terms)}"]
-    for number in sorted(range(len(result.images)), key=lambda number: _rank(result.images[number].losses))[:SHOWN]:
-        image = result.images[number]
+    if result.agreement.first is None:
+        return lines
+    reasons = result.reasons or ["no known reason: versions, device and threads are the same; the images may have "
+                                 "changed"]
+    return lines + [f"    {reason}" for reason in reasons]
+
+
+def _step_line(result: ReplayResult) -> str:
+    step = result.result
+    losses = zip(result.terms, step.losses.tolist(), strict=True)
+    named = ", ".join(f"{name} {loss:.4g}" for name, loss in losses)
+    end = "; skipped, no weight has changed" if step.skipped else ""
+    return f"step {result.step}: loss {named}; gradient norm {step.gradient_norm:.4g}{end}"
+
+
+def _image_table(result: ReplayResult, spec: TrainSpec) -> list[str]:
+    """The images with the highest losses."""
+    titles = "".join(f"{name:>10}" for name in result.terms)
+    lines = [f"{'highest parts of the loss':<44}{'boxes':>6}{titles}"]
+    numbered = sorted(enumerate(result.images), key=lambda pair: _rank(pair[1].losses))
+    for number, image in numbered[:SHOWN]:
         name = f"{number}: {Path(spec.train.paths[image.samples[0]]).name}"
-        lines.append(f"{name[:43]:<44}{len(image.boxes):>6}{''.join(f'{loss:>10.3g}' for loss in image.losses)}")
-    lines += ["", f"{'largest gradients':<44}{'gradient':>10}{'weights':>10}"]
+        losses = "".join(f"{loss:>10.3g}" for loss in image.losses)
+        lines.append(f"{name[:43]:<44}{len(image.boxes):>6}{losses}")
+    return lines
+
+
+def _layer_table(result: ReplayResult) -> list[str]:
+    """The layers with the largest gradients."""
+    lines = [f"{'largest gradients':<44}{'gradient':>10}{'weights':>10}"]
     for layer in sorted(result.layers, key=lambda layer: _rank([layer.gradient]))[:SHOWN]:
         lines.append(f"{layer.layer[:43]:<44}{layer.gradient:>10.3g}{layer.weights:>10.3g}")
-    return [*lines, "", f"all images and layers: {location(result.folder)}/{RESULT_FILE}"]
+    return lines
 
 
 def _rank(losses: Sequence[float]) -> float:

@@ -52,7 +52,7 @@ from ray_yolo.core.errors import ConfigError
 from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
-from ray_yolo.engine.build import local_device
+from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained
 from ray_yolo.runtime.cluster import connect, is_shared
 

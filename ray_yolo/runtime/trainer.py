@@ -25,7 +25,8 @@ from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
-from ray_yolo.engine.build import TrainSpec, WorkerContext, local_device
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE

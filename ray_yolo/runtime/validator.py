@@ -27,8 +27,9 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
-from ray_yolo.engine.build import WorkerContext, local_device, val_loader
+from ray_yolo.engine.build import WorkerContext, val_loader
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.evaluate import (
     EvaluatedBatches,
     Evaluation,

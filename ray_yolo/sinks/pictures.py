@@ -18,8 +18,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import chosen_by, read_splits
 from ray_yolo.engine.build import TrainSpec, first_batches
-from ray_yolo.engine.evaluate import metrics_of
-from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.engine.evaluate import DETECTIONS_FILE, metrics_of
 from ray_yolo.ops.confusion import confusion_matrix
 from ray_yolo.ops.label_errors import DoubtfulLabel
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections

@@ -183,8 +183,8 @@ def waiting_limit() -> float:
     """Seconds for which a command waits for the process at its end; infinite if the process ends with the command."""
     if ends_with_command():
         return math.inf
-    is_interactive = sys.stdout.isatty() or hasattr(sys, "ps1")  # a notebook has `ps1`, too
-    return PROMPT_SECONDS if is_interactive else JOB_SECONDS
+    is_at_prompt = sys.stdout.isatty()  # in a notebook the next cell may open the pictures at once: it is no prompt
+    return PROMPT_SECONDS if is_at_prompt else JOB_SECONDS
 
 
 def ends_with_command(proc: Path = Path("/proc")) -> bool:

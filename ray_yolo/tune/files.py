@@ -21,7 +21,7 @@ from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.core.events import ANCHOR_TERMS
 from ray_yolo.core.files import atomic_write
-from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store

@@ -17,7 +17,7 @@ from ray_yolo.config.commands import DetectConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import canonical
 from ray_yolo.core.errors import ConfigError
-from ray_yolo.engine.build import local_device
+from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import Trained, build_predictor
 from ray_yolo.models.families import build_model, find_family, read_model
 from ray_yolo.tune.evolution import Space

@@ -29,11 +29,11 @@ import ray.tune
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core import deadline
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record

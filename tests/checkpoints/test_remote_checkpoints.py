@@ -248,7 +248,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_again_at_0(
     assert there.download() == ([], [])
 
 
-def test_a_damaged_checkpoint_that_was_set_aside_does_not_make_the_next_start_begin_at_0(
+def test_the_next_start_after_a_damaged_checkpoint_does_not_begin_at_0(
         here: Machine, there: Machine, store: FolderStore) -> None:
     here.save(1)
     for entry in store.list("states/"):

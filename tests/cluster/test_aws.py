@@ -70,7 +70,7 @@ def test_nothing_is_open_to_the_internet() -> None:
     assert all(node["node_config"]["SecurityGroupIds"] for node in NODE_TYPES.values())
 
 
-def test_the_head_has_the_rights_of_the_autoscaler_over_its_own_nodes_and_the_others_none() -> None:
+def test_only_the_head_may_manage_nodes_and_only_its_own() -> None:
     """Ray's launcher gives a head that names no profile AmazonEC2FullAccess and AmazonS3FullAccess."""
     profiles = {name: node["node_config"].get("IamInstanceProfile") for name, node in NODE_TYPES.items()}
     assert profiles == {"head": {"Name": "ray-yolo-head"}, "gpu": None, "gpu_spot": None}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.data.index_cache import build_in_place, cache_folder
+from ray_yolo.core.cache_folder import build_in_place, cache_folder
 
 
 def test_own_variable_beats_xdg_beats_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def counting(function, sent: list[int], collectives: Collectives, argument: int)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_a_worker_sends_about_twice_the_parameters_however_many_workers_and_microbatches_there_are(
+def test_bytes_sent_per_step_do_not_grow_with_workers_or_microbatches(
         workers: int) -> None:
     for aligned, more in run_workers(workers, bytes_sent, [workers, 4 * workers]):
         assert aligned == pytest.approx(2 * (workers - 1) / workers, rel=0.05)

@@ -156,7 +156,7 @@ def test_a_loss_that_knows_the_progress_of_training_goes_on_with_the_same_bits(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["yolov5n6", "yolov5nu", "yolo11n", "yolo12n", "yolo26n"])
-def test_killed_stopped_and_continued_on_more_workers_each_family_ends_with_the_same_bits(
+def test_each_family_keeps_its_bits_through_kill_stop_and_more_workers(
         tmp_path: Path, model: str) -> None:
     recipe = {**EXACT, "model": model, "imgsz": 2 * MODELS[model].grid}
     uninterrupted, killed = (replace(make_spec(tmp_path / name, **recipe), architecture=None)
@@ -171,7 +171,7 @@ def test_killed_stopped_and_continued_on_more_workers_each_family_ends_with_the_
     assert_same(last_state(killed), train(Collectives(), uninterrupted, Placement())["state"])
 
 
-def test_a_training_that_paused_twice_ends_on_other_workers_with_the_bits_of_one_that_never_did(
+def test_pausing_twice_and_changing_workers_leaves_the_bits_equal(
         uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     spec, done = make_spec(tmp_path, **EXACT), []
     for epochs, workers in ((1, 1), (3, 2), (0, 1)):
@@ -452,7 +452,7 @@ def train_beside_an_abort(collectives: Collectives, spec: TrainSpec, at: int, si
 
 
 @pytest.mark.parametrize(("at", "silent"), [(4, True), (8, True), (4, False)])
-def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_step_is_lost(
+def test_an_aborted_exchange_on_gpus_changes_no_finished_step(
         tmp_path: Path, at: int, silent: bool) -> None:
     """The device was still computing the previous step. The 8th step is the last one: no exchange follows it."""
     recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}}
@@ -875,7 +875,7 @@ def test_scheduled_changes_of_settings_apply_through_kills_and_on_other_workers(
         assert_same(expected["state"], uninterrupted["state"])
 
 
-def test_stopped_after_every_step_a_training_repeats_none_and_ends_with_the_same_bits(
+def test_stopping_after_every_step_repeats_none_and_keeps_the_bits(
         uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     spec, done = make_spec(tmp_path, **EXACT), []
     for number in range(steps(uninterrupted)[-1]):  # every second one is the last of its epoch
@@ -935,7 +935,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(
     assert_same(result["state"], uninterrupted["state"])
 
 
-def test_where_every_checkpoint_is_damaged_nothing_is_trained_until_the_user_moves_them_away(
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start(
         uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     spec = make_spec(tmp_path, **EXACT)
     train(Collectives(), spec, EVERY_STEP, die_at=4)
@@ -959,7 +959,7 @@ def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> Non
         train(Collectives(), make_spec(tmp_path, **{**EXACT, "seed": 1}), EVERY_STEP)
 
 
-def test_killed_before_a_checkpoint_is_published_the_next_start_publishes_it_without_training(
+def test_a_checkpoint_written_but_not_published_is_published_at_the_next_start(
         uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path, **EXACT)
     train(Collectives(), spec, EVERY_STEP, die_at=8)
@@ -986,7 +986,7 @@ def test_a_finished_training_is_not_trained_again(uninterrupted: dict[str, Any],
     assert events_of(again, Event)[-1].type == "end"
 
 
-def test_early_stopping_ends_after_patience_epochs_without_improvement_also_after_a_restart(tmp_path: Path) -> None:
+def test_early_stopping_counts_patience_across_restarts(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                    schedule={"warmup_epochs": 0, "ema_decay": 0.0})
     result = train(Collectives(), spec, Placement())
@@ -1065,7 +1065,7 @@ def test_full_storage_is_tolerated_for_a_while_then_training_fails_with_a_remedy
 
 
 @pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)])
-def test_a_training_whose_last_checkpoint_cannot_be_written_fails_and_continues_when_it_can(
+def test_a_failed_last_checkpoint_fails_the_run_which_can_then_be_continued(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement) -> None:
     spec = make_spec(tmp_path, **{**EXACT, "epochs": 2})
     expected = train(Collectives(), make_spec(tmp_path / "uninterrupted", **{**EXACT, "epochs": 2}), Placement())
@@ -1224,7 +1224,7 @@ def test_a_save_that_was_requested_for_an_abandoned_step_is_requested_again(
     made.close()
 
 
-def test_a_reader_of_the_best_epochs_detections_sees_them_whole_and_training_does_not_wait(
+def test_detections_are_written_atomically_without_stopping_the_training(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path)
     spec.run_dir.mkdir()

@@ -15,8 +15,8 @@ import pytest
 
 from ray_yolo.config import model_facts
 from ray_yolo.config.model_facts import MODELS, plugin_of, plugins
+from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import ConfigError
-from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.models.families import find_family
 
 TOY = Path(__file__).parents[1] / "support" / "toy_family"
@@ -97,7 +97,7 @@ def test_a_plugin_that_cannot_be_used_is_refused_with_its_package(installed: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_toy_family_trains_resumes_validates_predicts_and_exports_and_is_refused_where_it_is_missing(
+def test_a_plugin_family_works_in_every_command_and_is_refused_where_missing(
         tmp_path: Path) -> None:
     site, run_dir = install(tmp_path / "site"), tmp_path / "runs" / "train" / "mine"
     training = start(tmp_path, *TRAIN, site=site)

@@ -38,7 +38,7 @@ def test_multi_scale_sizes_are_multiples_of_the_stride_within_half_and_one_and_a
     assert sizes[5] == image_size(0, 5, 640, 32)
 
 
-def test_no_multi_scale_size_is_below_two_strides_and_from_128_px_on_that_changes_no_draw() -> None:
+def test_multi_scale_sizes_are_at_least_two_strides() -> None:
     def drawn(imgsz: int, step: int) -> int:
         return int(generator(Stream.IMAGE_SIZE, 0, step).integers(imgsz // 2, imgsz * 3 // 2 + 32)) // 32 * 32
 

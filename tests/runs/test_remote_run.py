@@ -136,7 +136,7 @@ def test_on_its_own_machine_the_next_command_does_not_wait(start: Start, monkeyp
     assert remote(start()).attempt == 2
 
 
-def test_files_that_a_dead_driver_had_not_stored_are_stored_by_the_next_command_on_its_machine(
+def test_the_next_command_uploads_what_a_dead_driver_had_not(
         start: Start, bucket: FolderStore) -> None:
     run = start()
     notify(run, "a")
@@ -243,7 +243,7 @@ def test_a_segment_of_another_process_is_not_overwritten(start: Start, bucket: F
         remote(run).flush_log()
 
 
-def test_the_log_is_stored_with_what_must_not_be_lost_and_files_only_when_they_have_changed(
+def test_important_log_lines_are_uploaded_at_once_and_files_only_when_changed(
         start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     run, puts, put = start(), list[str](), FolderStore.put
     monkeypatch.setattr(FolderStore, "put", lambda self, key, data: (puts.append(key), put(self, key, data)))
@@ -438,7 +438,7 @@ def copies(node: Path) -> set[str]:
     return {path.name for path in node.rglob(".copy-*")}
 
 
-def test_a_worker_removes_the_copies_of_workers_that_were_killed_on_its_node_and_no_others(
+def test_a_worker_removes_only_the_copies_of_dead_workers_on_its_node(
         start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     payload = remote(start()).payload
     node = tmp_path / "node"

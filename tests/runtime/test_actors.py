@@ -73,9 +73,9 @@ def test_the_controller_is_killed_and_all_restart_from_the_checkpoint(uninterrup
 
 def test_the_job_queue_is_killed_and_its_trials_continue(tmp_path: Path) -> None:
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
-    uninterrupted = pool_sweep(tmp_path / "calm", trials=3)
+    uninterrupted = pool_sweep(tmp_path / "calm", trials=3, epochs=30)
     with ThreadPoolExecutor(1) as pool:
-        churned = pool.submit(pool_sweep, tmp_path / "churned", trials=3)
+        churned = pool.submit(pool_sweep, tmp_path / "churned", trials=3, epochs=30)
         wait_for_workers(trials, lambda present: present == 2)
         kill_actor("JobQueue")
         assert_equal_rows(churned.result(), uninterrupted)

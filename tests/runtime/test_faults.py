@@ -156,8 +156,8 @@ def test_a_sweep_grows_and_shrinks_with_its_nodes(nodes: Cluster, tmp_path: Path
     """Two slots, four, two, four, and two again without a word: the rows of the sweep that was left alone."""
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     with ThreadPoolExecutor(1) as pool:
-        uninterrupted = pool.submit(pool_sweep, tmp_path / "calm", trials=10).result()
-        churned = pool.submit(pool_sweep, tmp_path / "churned", trials=10)
+        uninterrupted = pool.submit(pool_sweep, tmp_path / "calm", trials=10, epochs=24).result()
+        churned = pool.submit(pool_sweep, tmp_path / "churned", trials=10, epochs=24)
         wait_for_workers(trials, lambda present: present == 2)
         for drains in (True, False):
             node = nodes.add_node(num_cpus=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core import deadline
-from ray_yolo.core.events import Event, PlacementEvent
+from ray_yolo.core.events import Event, PlacementEvent, ResourcesEvent
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import graceful_stop
@@ -28,6 +28,8 @@ from ray_yolo.runtime.graceful_stop import (
 from tests.support import run_log
 
 PLACED, STARTED, AGAIN = PlacementEvent(group="g"), run_log.start(), PlacementEvent(group="h", instead_of="g")
+RESOURCES = ResourcesEvent(cpus=1.0, threads=1, loader_processes=0, cache="ram", reasons=())
+
 
 class TerminatedError(Exception):
     """What the handler of SIGTERM raises here."""
@@ -216,11 +218,16 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
     assert seen == [terminate, False]
 
 
+def wait_for_request(folder: Path) -> None:
+    """Wait until a training is requested to stop."""
+    while not (folder / STOP_REQUEST).exists():
+        time.sleep(0.01)
+
+
 def stop_when_asked(folder: Path, log: EventLog) -> None:
     """Stands for a training: it stops half a second after the request."""
     def work() -> None:
-        while not (folder / STOP_REQUEST).exists():
-            time.sleep(0.01)
+        wait_for_request(folder)
         time.sleep(0.5)
         log.append(run_log.end(5, "stopped"))
 
@@ -256,6 +263,32 @@ def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
     log.append(run_log.start())
     answers = iter([False, False, True])
     request_stop([tmp_path], lambda text: None, lambda: next(answers))
+
+
+def test_a_training_that_begins_while_others_stop_is_stopped_too(tmp_path: Path) -> None:
+    """It is a trial of a sweep that waited for a worker of one that has stopped."""
+    folders = tmp_path / "trial0", tmp_path / "trial1"
+    for folder in folders:
+        folder.mkdir()
+    training, starting = (EventLog(folder / "events.jsonl") for folder in folders)
+    training.append(run_log.start())
+    starting.append(RESOURCES)
+    seen = []
+
+    def work() -> None:
+        wait_for_request(folders[0])
+        (folders[1] / STOP_REQUEST).unlink(missing_ok=True)  # as its recorder does when it starts
+        starting.append(run_log.start())
+        training.append(run_log.end(5, "stopped"))
+        wait_for_request(folders[1])
+        seen.append(folders[1])
+        starting.append(run_log.end(1, "stopped"))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    request_stop(folders, lambda text: None)
+    thread.join(1)
+    assert seen == [folders[1]]
 
 
 def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:

@@ -383,13 +383,16 @@ def test_the_command_serves_on_a_private_ray_until_it_is_stopped(
 @pytest.mark.slow
 def test_a_command_that_is_stopped_loses_no_request(weights: Path, tmp_path: Path) -> None:
     """300 in flight at SIGTERM. Each is answered, or refused with a status that clients try again; none gets 404 or
-    500. Until the end, new ones are refused so, and then there is no connection.
+    500. Until the end, new ones are refused so, and then there is no connection. The kernel resets a connection that
+    waits to be accepted while the server closes its socket: nothing of it was read.
     """
     def ask(number: int) -> str:
         try:
             return str(client(content)[0])
         except ConnectionRefusedError:
             return "no server"
+        except ConnectionResetError:
+            return "reset"
         except (http.client.HTTPException, OSError) as error:
             return f"lost: {type(error).__name__}"
 
@@ -421,6 +424,7 @@ def test_a_command_that_is_stopped_loses_no_request(weights: Path, tmp_path: Pat
     print(f"held {dict(counts)}, later {dict(refused)}, {seconds:.1f} s")
     assert set(counts) <= {"200", "503"}
     assert counts["200"] > 0  # how many depends on the machine
-    assert set(refused) <= {"200", "503", "no server"}
+    assert set(refused) <= {"200", "503", "no server", "reset"}
+    assert refused["reset"] <= 2  # of twenty a second
     assert refused["503"] > 0
     assert seconds < 30

@@ -290,7 +290,7 @@ def test_a_range_of_workers_gives_the_weights_of_one_process(uninterrupted: Trai
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_the_last_checkpoint_is_written_before_the_end_though_it_takes_long_and_its_worker_is_killed(
+def test_a_slow_last_checkpoint_is_written_although_its_worker_is_killed(
         uninterrupted: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_trainer, "_END_SECONDS", 1.0)
     monkeypatch.setattr(worker, "train_worker", slow_to_save)
@@ -329,7 +329,7 @@ def kill_a_worker_after_an_epoch(log: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_workers_that_the_cluster_can_never_hold_are_waited_for_aloud_and_refused_with_advice(
+def test_a_request_larger_than_the_cluster_is_announced_then_refused_with_advice(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An autoscaler gets the request for nodes, and its end."""
     began, asked = time.monotonic(), []

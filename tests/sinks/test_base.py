@@ -89,7 +89,7 @@ class TestThread:
         assert running.sink.rounds[-1] == (0, True)
         assert running.warnings == []
 
-    def test_the_last_update_knows_the_whole_log_also_if_the_end_was_asked_for_while_a_round_was_under_way(
+    def test_an_end_requested_during_a_round_still_gets_a_last_update_with_the_whole_log(
             self, tmp_path: Path) -> None:
         entered, go = threading.Event(), threading.Event()
         running = Running(tmp_path, lambda: entered.set() or go.wait(5))
@@ -151,7 +151,7 @@ class TestThread:
 
 
 class TestHistory:
-    def test_of_steps_in_a_row_the_first_and_the_last_are_kept_which_cost_what_all_of_them_do(self) -> None:
+    def test_merged_steps_keep_the_total_time(self) -> None:
         events = [run_log.start(), *map(run_log.step, range(1, 8)), run_log.epoch(0), run_log.start(4, regrouped=True),
                   run_log.step(5), run_log.step(6)]
         events = [event.model_copy(update={"time": float(second)}) for second, event in enumerate(events)]

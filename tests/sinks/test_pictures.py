@@ -14,7 +14,7 @@ from ray_yolo.config.recipe import resolve
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EpochEvent, Event
 from ray_yolo.data.index import read_splits
-from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.record import RunRecord, write_record
 from ray_yolo.sinks import pictures as pictures_module
 from ray_yolo.sinks.base import RecordError

@@ -18,7 +18,7 @@ import pytest
 from ray_yolo import sync
 from ray_yolo.core.events import WarningEvent
 from ray_yolo.core.system import set_priority
-from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks import record_process
@@ -184,6 +184,13 @@ class TestEnds:
             monkeypatch.setattr(record_process, "ends_with_command", lambda ends=ends: ends)
             monkeypatch.setattr("sys.stdout.isatty", lambda shown=is_terminal: shown, raising=False)
             assert waiting_limit() == expected
+
+    def test_in_a_notebook_a_training_waits_as_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The next cell may open `results.png`."""
+        monkeypatch.setattr(record_process, "ends_with_command", lambda: False)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+        monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+        assert waiting_limit() == JOB_SECONDS
 
 
 @pytest.mark.slow

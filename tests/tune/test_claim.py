@@ -18,7 +18,7 @@ def trials(gain, noise, runs, count=2000):
         yield judge(candidate, default, noise)
 
 
-def test_better_is_said_wrongly_in_five_percent_and_the_interval_holds_the_truth_in_ninety():
+def test_error_rate_and_coverage_of_the_claim():
     for noise, runs in product((0.03, 0.08), (1, 2, 5)):
         claims = list(trials(0.0, noise, runs))
         assert np.mean([claim.better for claim in claims]) <= 0.06, (noise, runs)

@@ -9,7 +9,7 @@ from ray_yolo.tune.schedule import Outcome
 from tests.support.schedules import dispatcher_of, names_of, open_ledger, outcome_of, run_sweep
 
 
-def test_the_task_whose_result_is_needed_first_comes_first_and_only_so_many_are_under_way(tmp_path: Path) -> None:
+def test_tasks_are_dispatched_by_need_up_to_the_limit(tmp_path: Path) -> None:
     dispatcher = dispatcher_of(open_ledger(tmp_path / "ledger.jsonl", virtual_slots=4), 20, slots=2)
     taken = [task for _ in range(4) if (task := dispatcher.take(lambda name: True))]
     assert names_of(taken) == [(0, 3, 3), (1, 3, 3)]

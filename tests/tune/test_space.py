@@ -180,7 +180,7 @@ def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(accepted_spaces(["gp"]), st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 11))
-def test_every_trial_of_the_default_algorithm_is_a_valid_recipe_whose_fitness_compares_with_the_others(
+def test_each_trial_of_the_default_search_is_a_valid_comparable_recipe(
         accepted, seed, slots, fails_each):
     base, space = accepted
     resolved, lines = resolve(base, 1, gpu=False), []

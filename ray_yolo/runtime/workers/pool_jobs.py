@@ -26,6 +26,7 @@ from ray_yolo.runtime.workers.job_queue import JobStatus
 from ray_yolo.runtime.workers.pool import Supervisor, WorkerPool
 from ray_yolo.runtime.workers.watchdog import start_queue
 
+QUIET_SECONDS = 10.0  # without a worker, before a warning that other jobs hold the resources
 _STATUS_SECONDS = 0.5  # until a trial gets a reply if its job has no news
 _END_SECONDS = 30.0  # for the pool to end, which takes some seconds: then its resources are free
 
@@ -54,8 +55,26 @@ def standing_pool(placement: Placement, gpus: float, notify: Callable[[str], Non
 
     queue = start_queue()
     policy = FailurePolicy(Path(placement.storage_path), placement.max_failures, show)
-    with pool_of(queue, placement, gpus, policy, grows=grows):
-        yield queue
+    over = threading.Event()
+    threading.Thread(target=_warn_of_wait, args=(queue, placement, gpus, notify, over), name="ray_yolo wait",
+                     daemon=True).start()
+    try:
+        with pool_of(queue, placement, gpus, policy, grows=grows):
+            yield queue
+    finally:
+        over.set()
+
+
+def _warn_of_wait(queue: QueueHandle, placement: Placement, gpus: float, notify: Callable[[str], None],
+                  over: threading.Event) -> None:
+    """Warn once if no worker has started because other jobs hold the resources."""
+    if over.wait(QUIET_SECONDS):
+        return
+    with contextlib.suppress(ray.exceptions.RayError):
+        has_workers = answer(queue.present.remote()) > 0
+        text = "" if has_workers else cluster.describe_wait(placement, gpus)
+        if text and not over.is_set():
+            notify(text)
 
 
 @contextlib.contextmanager

@@ -18,14 +18,12 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
-from ray_yolo.runtime.workers.pool_jobs import PoolShare, pool_of, train_on_queue
+from ray_yolo.runtime.workers.pool_jobs import QUIET_SECONDS, PoolShare, pool_of, train_on_queue
 from ray_yolo.runtime.workers.watchdog import start_queue, watchdog
 
 if TYPE_CHECKING:
     from ray_yolo.runs.run_dir import Run
     from ray_yolo.sinks.run_logger import RunLogger
-
-_QUIET_SECONDS = 10.0  # before a warning that resources are reserved by other jobs
 
 
 def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, share: PoolShare | None,
@@ -77,7 +75,7 @@ def _warn_of_wait(placement: Placement, gpus: float, run_dir: Path, notify: Call
     """Warn once if no worker has started because other jobs hold the resources."""
     log = follow(run_dir / EVENTS_FILE)
     next(log)
-    time.sleep(_QUIET_SECONDS)
+    time.sleep(QUIET_SECONDS)
     if not any(isinstance(event, WorkerEvent) for event in next(log)) and (
             text := cluster.describe_wait(placement, gpus)):
         notify(text)

@@ -106,7 +106,7 @@ def test_the_only_one_with_a_state_does_not_leave_before_it_is_taken_over() -> N
     assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 0, True)
 
 
-def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_has_its_number() -> None:
+def test_the_death_of_a_leaving_worker_is_no_failure() -> None:
     desk = started()
     desk.coordinator.drain_nodes({"b"})
     desk.coordinator.drain_nodes({"nowhere"})
@@ -617,7 +617,7 @@ def introduce(desk: Desk, name: str, quorum: Quorum) -> bool:
     return desk.coordinator.introduce(name, arrival, quorum)
 
 
-def test_members_introduce_themselves_to_a_restarted_coordinator_before_newcomers_form_a_group() -> None:
+def test_members_rejoin_a_restarted_coordinator_before_newcomers_form_a_group() -> None:
     desk = started()
     desk.register("abc", 4)
     quorum = {**dict.fromkeys("abc"), **restarted(desk)} if desk.members("abc") else {}

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 import ray
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import StartEvent, Summary
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.status import read_members
-from ray_yolo.runtime.workers import client, worker
+from ray_yolo.runtime.workers import client, pool_jobs, worker
 from ray_yolo.runtime.workers.client import JobClient, PoolJobClient
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
@@ -140,6 +141,22 @@ class Model:
 MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
+@pytest.mark.parametrize(("present", "text", "is_over", "expected"), [
+    (0, "waiting for 1 workers", False, ["waiting for 1 workers"]), (0, "", False, []),
+    (1, "waiting for 1 workers", False, []), (0, "waiting for 1 workers", True, []),
+])
+def test_a_sweep_says_that_it_waits_for_other_jobs(
+        monkeypatch: pytest.MonkeyPatch, present: int, text: str, is_over: bool, expected: list[str]) -> None:
+    queue, over, said = SimpleNamespace(present=SimpleNamespace(remote=lambda: present)), threading.Event(), list[str]()
+    monkeypatch.setattr(pool_jobs, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
+    monkeypatch.setattr(pool_jobs.cluster, "describe_wait", lambda *_: text)
+    if is_over:
+        over.set()
+    pool_jobs._warn_of_wait(queue, Placement(num_workers=(1, 2)), 0.0, said.append, over)
+    assert said == expected
+
+
 def train_or_diverge(payload: dict[str, Any], number: int, coordinator: JobClient) -> Summary:
     """Every second job fails, with an error that was raised from another one."""
     model = Model()
@@ -193,7 +210,7 @@ def test_a_process_that_may_have_caused_an_error_is_replaced(
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray_session")
-def test_a_sweep_whose_workers_and_trials_are_killed_has_the_rows_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_killed_workers_and_trials_do_not_change_a_sweeps_rows(tmp_path: Path) -> None:
     uninterrupted, done = pool_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
     hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"

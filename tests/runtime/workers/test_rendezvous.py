@@ -289,7 +289,7 @@ def test_a_worker_that_its_queue_recalls_tells_its_coordinator_until_it_has_left
 @pytest.mark.parametrize("driver", [own_process(), own_process()._replace(pid=2**22 + 1)])
 @pytest.mark.parametrize("sigterm", [False, True])
 @pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
-def test_without_a_coordinator_a_sigterm_to_one_stops_all_after_a_step_as_does_the_drivers_end(
+def test_without_a_coordinator_sigterm_to_one_worker_stops_all_after_a_step(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any, driver: Process) -> None:
     """They restart from the step that they have saved. With a coordinator this worker leaves alone."""
     received, stops = SimpleQueue[int](), list[bool]()
