@@ -250,7 +250,7 @@ def compare(argv: Sequence[str] | None = None) -> int:
     sides = read_sides(config, origins)
     for recipe in sides:
         check_model_name(recipe.model)
-    from ray_yolo.data.index_cache import check_cache_folder
+    from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import comparer
 
     check_cache_folder()

@@ -32,7 +32,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.synthetic import BUILT_IN
-from ray_yolo.engine.build import local_device
+from ray_yolo.engine.devices import local_device
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
