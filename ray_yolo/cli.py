@@ -35,6 +35,7 @@ from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.storage.store import is_address
+from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -146,7 +147,7 @@ REPLAY = Command(
     model=ReplayConfig,
     paths=("step", "around", "data", "gpus_per_worker", "workers", "project", "name", "exist_ok", "storage_path",
            "noplots"),
-    argument="run",
+    arguments=("run",),
 )
 
 TUNE = Command(
@@ -161,6 +162,23 @@ TUNE = Command(
              "--evolve": "not needed: use --space evolve --trials N"},
 )
 
+COMPARE = Command(
+    prog="python -m ray_yolo.compare",
+    description="Is B really better than A? Trains both on pairs of fresh seeds, many at once, until one side is shown "
+                "to be\nbetter or --pairs and --hours are spent; rerun the same command to continue. Every other flag "
+                "is for both sides.\nA and B: base (these flags alone), a YAML file of settings, a named recipe, the "
+                "folder of a run (its recipe),\na data set, initial weights, or PATH=VALUE. For example:\n"
+                "  base lr0=0.1 --data data.yaml        old.yaml new.yaml --model yolov5n        "
+                "runs/train/exp runs/train/exp2",
+    model=CompareConfig,
+    paths=("set_a", "set_b", "pairs", "hours", "workers_per_training",
+           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after", "registered_name"))),
+    switches=TRAIN.switches,
+    unsupported={"--num-workers": "use --workers-per-training; the number of trainings at once follows from the "
+                                  "cluster"},
+    arguments=("a", "b"),
+)
+
 EXAMPLES = (
     ("ray_yolo train --data shapes8 --model yolov5n --imgsz 64 --epochs 3",
      "train on a built-in data set, on this machine; the results are in runs/train/exp"),
@@ -172,12 +190,14 @@ EXAMPLES = (
      "detect in a folder of pictures; the results are in runs/detect/exp"),
     ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space ladder --trials 50",
      "search the settings with 50 trials"),
+    ("ray_yolo compare base lr0=0.02 --data data.yaml --model yolov5n --epochs 10",
+     "say whether this learning rate is better, from pairs of trainings on fresh seeds"),
 )
 """Command lines that `ray_yolo --help` shows, each with its effect."""
 
 parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
 parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
-parse_serve, parse_replay = partial(parse, SERVE), partial(parse, REPLAY)
+parse_serve, parse_replay, parse_compare = partial(parse, SERVE), partial(parse, REPLAY), partial(parse, COMPARE)
 
 
 def train(argv: Sequence[str] | None = None) -> int:
@@ -220,6 +240,26 @@ def tune(argv: Sequence[str] | None = None) -> int:
 
     return _act(parsed, tuner.search, tuner.dry_run, lambda config: "\n".join(
         f"# {line}" for line in (report.settings_line(config.recipe), *tuner.plan(config))))
+
+
+def compare(argv: Sequence[str] | None = None) -> int:
+    """Say which of two recipes, data sets or weights is better, from pairs of trainings."""
+    config, origins, is_dry_run = parse_compare(argv)
+    from ray_yolo.tune.sides import read_sides  # here: it loads NumPy
+
+    sides = read_sides(config, origins)
+    for recipe in sides:
+        check_model_name(recipe.model)
+    from ray_yolo.core.cache_folder import check_cache_folder
+    from ray_yolo.tune import comparer
+
+    check_cache_folder()
+    if not is_dry_run:
+        comparer.compare(config, sides)
+        return 0
+    lines = comparer.dry_run(config, sides)
+    print("\n".join([describe(config, origins), *(f"# {line}" for line in lines)]))
+    return 0
 
 
 def val(argv: Sequence[str] | None = None) -> int:
@@ -433,7 +473,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
 
 list_runs.__name__ = "list"  # the name of the command; in this module it is that of a builtin
-COMMANDS = (train, val, predict, export, serve, tune, sync, verify, replay, status, list_runs, checks)
+COMMANDS = (train, val, predict, export, serve, tune, compare, sync, verify, replay, status, list_runs, checks)
 
 
 def console() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.cli import COMMANDS, EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
+from ray_yolo.cli import COMMANDS, COMPARE, EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import parse
 from ray_yolo.core.system import SPINS
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
-          "replay": REPLAY}
+          "replay": REPLAY, "compare": COMPARE}
 OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
           "--record-durations", "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
 UNPARSED = ("--against", "--runs", "--exit-code")  # of checks and verify, which have parsers of their own

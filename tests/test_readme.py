@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ray_yolo.cli import EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
+from ray_yolo.cli import COMPARE, EXPORT, PREDICT, REPLAY, SERVE, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import parse
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ EXTRA, SERVING, HEAD = "pip install '.[export]'", "pip install '.[serve]'", "ray
 MINUTES, DEMO = "minutes", "make demo"
 HEAD_ADDRESS = "http://127.0.0.1:8265"
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
-          "replay": REPLAY}
+          "replay": REPLAY, "compare": COMPARE}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 

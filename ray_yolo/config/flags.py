@@ -59,7 +59,7 @@ ALIASES = {
 ALONE = {"cache": "ram", "resume": "auto"}
 """Flags with an optional value, and their value without one."""
 
-SEVERAL = ("imgsz", "freeze", "changes", "classes")
+SEVERAL = ("imgsz", "freeze", "changes", "classes", "set_a", "set_b")
 """Flags that take one or more values."""
 
 FILES = {
@@ -76,7 +76,7 @@ METAVARS = {
     "changes": "EPOCH:PATH=VALUE",
     "num_workers": "N|LOW-HIGH|auto", "address": "HOST:PORT", "project": "DIR", "storage_path": "DIR|ADDRESS",
     "resume": "RUN", "mlflow_uri": "URI", "imgsz": "PIXELS", "freeze": "N", "classes": "N", "space": "NAME|YAML",
-    "warm_start": "PATH",
+    "warm_start": "PATH", "set_a": "PATH=VALUE", "set_b": "PATH=VALUE",
 }
 """Placeholders of flag values in the help text, where the type is not enough."""
 
@@ -95,7 +95,7 @@ class Command(NamedTuple, Generic[Config]):
     paths: Sequence[str]  # config paths with a flag of their own; --set reaches the others
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
-    argument: str = ""  # config path of the value that is given without a flag; '': none
+    arguments: Sequence[str] = ()  # config paths of the values that are given without a flag
     # Settings of `--from RUN[@EPOCH]`, which all others override; called with its value and the other settings
     inherit: Callable[[str, Mapping[str, SourcedValue]], dict[str, SourcedValue]] | None = None
 
@@ -188,21 +188,20 @@ def _check_allowed(given: Mapping[str, SourcedValue], flag: str, fields: Mapping
         if runs_code:
             raise ConfigError(f"{item.origin}: {path} runs code, which a file must not do; give it as {spelled}")
         section = fields[path].keys[0] if path in fields else ""  # an unknown path is refused later
-        if flag == "--hyp" and section in ("placement", "sweep"):
+        if flag == "--hyp" and section in ("placement", "sweep", "comparison"):
             raise ConfigError(f"{item.origin}: {path} is not a setting of the recipe, which is all that --hyp takes; "
                               f"give it as {spelled}, or in a --config file")
 
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     """The argparse parser of a command; it collects values as text in `given` of its namespace."""
-    shown = f"{command.argument.upper()} " if command.argument else ""
+    shown = "".join(f"{path.upper()} " for path in command.arguments)
     parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
                      usage=f"%(prog)s {shown}[--flag VALUE ...] [--set PATH=VALUE ...]", add_help=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     fields = config_fields(command.model)
-    if command.argument:
-        parser.add_argument(command.argument, action=_Note, metavar=command.argument.upper(),
-                            help=_help(fields[command.argument]))
+    for path in command.arguments:
+        parser.add_argument(path, action=_Note, metavar=path.upper(), help=_help(fields[path]))
     required = [path for path in command.paths if fields[path].info.is_required()]
     optional = [path for path in command.paths if path not in required]
     groups: dict[str, argparse._ArgumentGroup] = {}

@@ -35,7 +35,7 @@ LEGACY_GENES = {
 }
 """Keys of YOLOv5's files that are accepted and ignored with a warning -> why."""
 
-TRANSPARENT = ("recipe", "placement", "sweep")  # sections whose names users omit
+TRANSPARENT = ("recipe", "placement", "sweep", "comparison")  # sections whose names users omit
 DEFAULT = "default"  # origin of a value that the user has not set
 
 Config = TypeVar("Config", bound=BaseModel)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import traceback
 
+NOT_FINITE = "loss or gradient not finite"
+"""In the message of a training that has diverged."""
+
 
 class RayYoloError(Exception):
     """Base of every error raised on purpose; `exit_code` is the command's exit status."""

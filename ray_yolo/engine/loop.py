@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.core.errors import PeerLostError, TrainingError
+from ray_yolo.core.errors import NOT_FINITE, PeerLostError, TrainingError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import TrainComponents, draw_weights
 from ray_yolo.engine.evaluate import autocast
@@ -94,8 +94,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
             state.moved |= not result.skipped and math.isfinite(result.gradient_norm)  # fp16 may have overflowed
             after_step(step, launched.rates, result)
             if state.skipped_in_row >= MAX_SKIPPED:
-                raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
-                                    f"a row; {REMEDY}")
+                raise TrainingError(f"step {state.progress.step}: {NOT_FINITE} {MAX_SKIPPED} times in a row; {REMEDY}")
             if result.flags.stop or result.flags.regroup:
                 components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return

@@ -17,6 +17,7 @@ class Stream(IntEnum):
     IMAGE_SIZE = 3
     ANCHORS = 4
     TRIALS = 6
+    PAIRS = 7
 
 
 def generator(stream: Stream, *key: int) -> np.random.Generator:

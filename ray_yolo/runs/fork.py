@@ -62,6 +62,18 @@ def fork_settings(source: str, given: Mapping[str, SourcedValue]) -> dict[str, S
     return {path: SourcedValue(value, f"--from {source}") for path, value in inherited.items()}
 
 
+def recipe_settings(record: RunRecord, origin: str, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """The recipe of a run by config path, with its seed and its initial weights, to train it again.
+
+    Settings are kept and left out as in `fork_settings`.
+
+    Args:
+        origin: of the values, for messages.
+        given: the settings that will override those returned.
+    """
+    return {path: SourcedValue(value, origin) for path, value in _differing(_recipe_of(record, given)).items()}
+
+
 def lineage_of(weights: str) -> ForkOrigin | None:
     """The run that a weights file belongs to, and its position there; None if it belongs to no run of this machine."""
     if not weights or is_address(weights):

@@ -15,11 +15,11 @@ from ray_yolo.runs.event_log import EVENTS_FILE
 FORMAT = 1
 RECORD_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
-"""The log of a sweep, in its folder."""
+"""The log of a sweep or comparison, in its folder."""
 
 
 class SweepRecord(Frozen):
-    """The record of a sweep."""
+    """The record of a sweep, or of a comparison."""
 
     format: int = FORMAT
     digest: str
@@ -28,6 +28,8 @@ class SweepRecord(Frozen):
     trials: int
     seconds: float = 0.0
     """For which its commands have run."""
+    is_comparison: bool = False
+    """Of two sides in pairs, not a search; `digest` is then that of both recipes, and `space` is empty."""
 
 
 class TransferRecord(Frozen):

@@ -72,6 +72,13 @@ class Run:
         return isinstance(self.record, SweepRecord)
 
     @property
+    def kind(self) -> str:
+        """What the folder is of, in words."""
+        if not isinstance(self.record, SweepRecord):
+            return "a training"
+        return "a comparison" if self.record.is_comparison else "a sweep"
+
+    @property
     def training(self) -> RunRecord:
         """The record of a training after `begin_run`."""
         assert isinstance(self.record, RunRecord)
@@ -122,13 +129,14 @@ class Run:
 
 @usable_storage()
 def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None = None,
-             labels: Callable[[], str] | None = None) -> Run | None:
+             labels: Callable[[], str] | None = None, digest: str = "") -> Run | None:
     """The run that this command continues, locked; None if it starts a new one. Creates nothing.
 
     Args:
         extends: for a sweep, returns whether the finished sweep of this name in a folder has more to do. None for a
         training.
         labels: returns the digest of the training labels. Equal labels identify a data set at a new path.
+        digest: that the record of the run has; '': the recipe's.
 
     Raises:
         InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
@@ -143,7 +151,7 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
         return _resumed(recipe, placement)
     with storage_probe(placement):
         pass
-    digest = recipe_digest(recipe)
+    digest = digest or recipe_digest(recipe)
 
     def is_same(record: FolderRecord) -> bool:
         return record.digest == digest
@@ -247,6 +255,9 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
     run = _open(folder)
     if isinstance(run.record, SweepRecord):
         run.release()
+        if run.record.is_comparison:
+            raise InputError(f"resume: {folder} is a comparison; to continue it, run its python -m ray_yolo.compare "
+                             "command again")
         raise InputError(f"resume: {folder} is a sweep; to continue it, run its python -m ray_yolo.tune command again "
                          f"(--space {shlex.quote(run.record.space)})")
     return _checked_settings(recipe, run)
@@ -303,7 +314,7 @@ def _reason_against(run: Run, matches: Callable[[FolderRecord], bool], extends: 
     """What the run is instead of one that the command continues; '' if the command continues it."""
     searches = extends is not None
     if run.is_sweep != searches:
-        return "a sweep" if run.is_sweep else "a training"
+        return run.kind
     if (run.folder / FINISHED).exists():
         has_more_to_do = extends is not None and extends(run.folder)
         if not has_more_to_do:

@@ -141,6 +141,13 @@ def describe_job(job: str) -> str:
     return redact(other_jobs().get(job, f"job {job}"))[:_LONGEST_JOB]
 
 
+def parallel_trainings(placement: Placement, workers: int, gpus: float) -> int:
+    """The number of trainings on `workers` workers each that the whole cluster can hold at once."""
+    total = ray.cluster_resources()
+    needed = {"CPU": placement.cpus * workers, "GPU": gpus * workers}
+    return min(math.floor(total.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
+
+
 def describe_wait(placement: Placement, gpus: float) -> str:
     """The reserved resources that the minimum number of workers waits for, and the jobs that hold them; '': no wait, or
     Ray does not answer.

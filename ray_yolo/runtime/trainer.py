@@ -74,7 +74,7 @@ class TrainResult:
 
 def fit(config: RunConfig, *, quiet: bool = False,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
-        trained: Callable[[], None] = lambda: None,
+        trained: Callable[[], None] = lambda: None, has_own_records: bool = True,
         functions: Mapping[str, object] = MappingProxyType({})) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
@@ -83,6 +83,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
         command: recorded as the command of this training.
         queue: of a standing worker pool; None: start workers for this training.
         trained: called when log and weights are complete, before the records that are derived from them.
+        has_own_records: start a process that makes the run's records; False if the caller has one for several runs.
         functions: of the caller, by name, as in `sinks.callbacks`; they replace those of the `callbacks` setting.
 
     Raises:
@@ -114,7 +115,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
             result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,
-                            trained=trained)
+                            trained=trained, has_own_records=has_own_records)
     finally:
         if run:
             deadline.wait_for(run.release, "release")
@@ -123,7 +124,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
 
 
 def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
-           quiet: bool, queue: PoolShare | None, trained: Callable[[], None]) -> TrainResult:
+           quiet: bool, queue: PoolShare | None, trained: Callable[[], None], has_own_records: bool) -> TrainResult:
     local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
@@ -135,7 +136,8 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
         with RunLogger(run, spec, placement, local=local, quiet=quiet,
-                       writer=queue.recorder if queue else None) as run_logger:
+                       writer=queue.recorder if queue else None,
+                       has_own_records=has_own_records) as run_logger:
             run_logger.emit(resources)
             if lost := run.lost_checkpoints():
                 run_logger.warn(lost)

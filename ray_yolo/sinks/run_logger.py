@@ -60,7 +60,7 @@ class RunLogger:
     """
 
     def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
-                 writer: RecorderHandle | None = None) -> None:
+                 writer: RecorderHandle | None = None, has_own_records: bool = True) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
         self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
@@ -76,8 +76,9 @@ class RunLogger:
         if lasting_folder() != Path.cwd():
             print("the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
                   f"{run.folder}", file=stream)
-        # A sweep has one process for the records of all its trials.
-        self._records = None if writer else RecordProcess("ray_yolo.sinks.records", run.folder, uri, self.warn)
+        # A sweep or comparison has one process for the records of all its trainings.
+        self._records = RecordProcess("ray_yolo.sinks.records", run.folder, uri, self.warn
+                                      ) if has_own_records and not writer else None
         self._is_interrupted = False
         self._sinks = Sinks(log, [
             *([RecordSink(self._records, self._waiting_limit)] if self._records else []),

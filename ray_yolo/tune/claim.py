@@ -1,15 +1,17 @@
-"""The claim of a sweep about its winner, from trainings of the winner and of the default on fresh seeds."""
+"""What may be claimed from trainings on fresh seeds: of a sweep's winner, and of two sides that are compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel
 
 from ray_yolo.core.formatting import format_count
-from ray_yolo.ops.statistics import NORMAL_95, student
+from ray_yolo.ops.statistics import NORMAL_95, student, student_quantile
+from ray_yolo.tune.compare_settings import FEWEST_PAIRS
 
 NOISE = 0.1  # of one training, as a share of its fitness; that of two recipes on one seed is not correlated
 PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
@@ -87,6 +89,85 @@ def _noise(candidate: Sequence[float], default: Sequence[float], prior: float) -
             freedom += len(runs) - 1
     before = math.sqrt(NOISE * prior) if prior else NOISE
     return math.sqrt((PRIOR_FREEDOM * before**2 + squares) / freedom), freedom
+
+
+PAIRS_ERROR = 0.05  # probability that a comparison of equal sides ever claims a difference
+
+
+class PairsClaim(BaseModel, frozen=True):
+    """Which of the sides A and B is better, after a number of pairs. See `judge_pairs` for the law."""
+
+    pairs: int
+    difference: float = 0.0  #: mean fitness of B less that of A
+    error: float | None = None  #: standard error of the difference; None with fewer than two pairs
+    margin: float | None = None  #: half the width of the interval; None if these pairs have none
+    failed: tuple[int, int] = (0, 0)  #: trainings of A and of B that have diverged, and count with a fitness of 0
+
+    @property
+    def better(self) -> Literal["A", "B", ""]:
+        """The side that is better; '' if no difference is shown."""
+        if self.margin is None or abs(self.difference) <= self.margin:
+            return ""
+        return "B" if self.difference > 0 else "A"
+
+    def __str__(self) -> str:
+        pairs = format_count(self.pairs, "pair")
+        if self.better:
+            text = f"{self.better} is better by {abs(self.difference):.4f} +- {self.margin:.2g}, {pairs}"
+        elif self.margin is not None:
+            text = (f"no difference is shown: B less A is {self.difference:.4f} +- {self.margin:.2g}, {pairs}; more "
+                    "pairs may show a smaller one")
+        elif self.pairs < FEWEST_PAIRS:
+            text = f"no difference is shown: {pairs}, and a claim needs {FEWEST_PAIRS} or more"
+        else:
+            text = f"no difference is shown: {pairs}, and no seed has changed the fitness of either side"
+        for side, failed in zip("AB", self.failed, strict=True):
+            if failed:
+                text += f"; {format_count(failed, 'training')} of {side} diverged, counted with a fitness of 0"
+        return text
+
+
+def judge_pairs(a: Sequence[float], b: Sequence[float], failed: tuple[int, int] = (0, 0)) -> PairsClaim:
+    """The claim from the fitness of A and of B on the seeds of all pairs so far.
+
+    After n pairs, the interval is mean(b) - mean(a) +- margin, with
+
+        error  = sqrt((var(a) + var(b)) / n)
+        margin = error x the quantile of Student's distribution at 1 - share(n) / 2, freedom by Welch
+        share(n) = 5 % x 2 / (n (n - 1)), for n = 3, 4, 5, ...
+
+    A side is better if the interval is without 0. A comparison looks after each pair and stops at the first claim.
+    The shares of all looks add up to 5 %. So a comparison of equal sides ever claims a difference with a probability
+    of at most 5 % (the union bound), and the intervals of all looks together contain the true difference with one of
+    95 %, no matter when or why it stops. This holds for fitness with normal noise: simulated for 30 pairs, it errs in
+    2.0 to 3.8 % of all comparisons, depending on the ratio of the noise of A and of B. The noise of both sides is taken
+    as independent, as it was measured (see `NOISE`); if their common seed makes it alike, the law errs less often. No
+    noise is assumed beforehand: it may be any, and that of A and of B may differ.
+    """
+    pairs = len(a)
+    difference = _rounded(float(np.mean(b) - np.mean(a))) if pairs else 0.0
+    error = difference_error(a, b)
+    if pairs < FEWEST_PAIRS or not error:
+        return PairsClaim(pairs=pairs, difference=difference, error=error, failed=failed)
+    share = PAIRS_ERROR * (FEWEST_PAIRS - 1) / (pairs * (pairs - 1))
+    margin = student_quantile(share / 2, _welch_freedom(a, b)) * error
+    return PairsClaim(pairs=pairs, difference=difference, error=error, margin=_rounded(margin), failed=failed)
+
+
+def difference_error(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The standard error of mean(b) - mean(a) for equally many values; None with fewer than two each."""
+    if len(a) < 2:
+        return None
+    return _rounded(math.sqrt((float(np.var(a, ddof=1)) + float(np.var(b, ddof=1))) / len(a)))
+
+
+def _welch_freedom(a: Sequence[float], b: Sequence[float]) -> float:
+    """Degrees of freedom of the difference of two means of n values each: from n - 1 to 2 (n - 1).
+
+    Source: Welch 1947, The generalization of Student's problem when several different variances are involved.
+    """
+    first, second = float(np.var(a, ddof=1)), float(np.var(b, ddof=1))
+    return (len(a) - 1) * (first + second) ** 2 / (first**2 + second**2)
 
 
 def _rounded(value: float) -> float:

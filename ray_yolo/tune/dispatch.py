@@ -1,14 +1,26 @@
-"""Passes the tasks of a sweep's schedule to Ray Tune, the virtually earliest first, and returns their results."""
+"""Passes the tasks of a schedule to Ray Tune, the virtually earliest first, and returns their results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.ledger_events import ClaimedEvent
-from ray_yolo.tune.schedule import Outcome, Schedule, Task
+from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.trials import trial_folder
+
+
+class TaskSource(Protocol):
+    """Decides what to train next: the schedule of a sweep, or that of a comparison's pairs."""
+
+    def next(self, explore: Callable[[], bool], finishing: Callable[[], float]
+             ) -> Task | ClaimedEvent | PairsClaim | None:
+        """The next task, the claim at the end, or None until one of the tasks handed out has its outcome."""
+
+    def finish(self, task: Task, outcome: Outcome) -> None:
+        """Record the outcome of a task."""
 
 
 class Dispatcher:
@@ -22,24 +34,24 @@ class Dispatcher:
         finishing: returns the virtual time for paused trials to end once exploration is closed; see `Schedule.next`.
     """
 
-    def __init__(self, schedule: Schedule, seed: int, explores: Callable[[], bool],
+    def __init__(self, schedule: TaskSource, seed: int, explores: Callable[[], bool],
                  known: Callable[[Task], Outcome | None], limit: Callable[[], int],
                  finishing: Callable[[], float] = lambda: math.inf) -> None:
         self._schedule, self._seed, self._known, self._limit = schedule, seed, known, limit
         self._explores, self._finishing = explores, finishing
         self._ready: list[Task] = []
         self.running: dict[str, Task] = {}
-        self.over: ClaimedEvent | None = None
-        """The end of the sweep."""
+        self.over: ClaimedEvent | PairsClaim | None = None
+        """The claim at the end."""
 
     def advance(self) -> None:
         """Make the decisions that are due."""
         while self.over is None:
             reply = self._schedule.next(self._explores, self._finishing)
-            if isinstance(reply, ClaimedEvent):
-                self.over = reply
-            elif reply is None:
+            if reply is None:
                 return
+            if not isinstance(reply, Task):
+                self.over = reply
             elif outcome := self._known(reply):
                 self._schedule.finish(reply, outcome)
             else:

@@ -1,4 +1,4 @@
-"""A table of the runs and sweeps of a project, in a folder or a bucket. It imports neither torch nor Ray."""
+"""A table of the runs, sweeps and comparisons in a project's folder or bucket. It imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ray_yolo.runs.location import is_active, local_folder
 from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.status import describe_state
 from ray_yolo.storage.store import is_address, open_store
+from ray_yolo.tune.compare_ledger import claim_of, is_comparison, read_comparison, results_of
+from ray_yolo.tune.compare_status import comparison_state
 from ray_yolo.tune.ledger import read_ledger, read_trials
+from ray_yolo.tune.pairs import claim_from
 from ray_yolo.tune.status import sweep_state
 from ray_yolo.tune.trials import best_trial
 
@@ -25,12 +28,12 @@ _HEADER = ("run", "state", "epochs", "mAP50-95", "started", "changed")
 
 
 class Listed(NamedTuple):
-    """One run or sweep, in words."""
+    """One run, sweep or comparison, in words."""
 
     name: str
     state: str  # training, finished, interrupted, ...
-    epochs: str  # '3 of 100'; of a sweep its trials
-    best: str  # mAP50-95 of the best epoch; of a sweep the fitness of its best trial
+    epochs: str  # '3 of 100'; of a sweep its trials, of a comparison its pairs
+    best: str  # mAP50-95 of the best epoch; of a sweep the fitness of its best trial; of a comparison its claim
     started: float | None  # seconds since 1970; None: not recorded
     changed: float | None
 
@@ -75,7 +78,9 @@ def _read(address: str, name: str) -> Listed:
         folder = local_folder(address, whole=False)
     except InputError as error:  # a folder of something else, or storage that fails
         return Listed(name, f"unreadable: {error}", "", "", None, None)
-    return _sweep(folder, name) if (folder / LEDGER_FILE).is_file() else _run(folder, name)
+    if not (folder / LEDGER_FILE).is_file():
+        return _run(folder, name)
+    return _comparison(folder, name) if is_comparison(folder) else _sweep(folder, name)
 
 
 def _run(folder: Path, name: str) -> Listed:
@@ -96,12 +101,26 @@ def _run(folder: Path, name: str) -> Listed:
 def _sweep(folder: Path, name: str) -> Listed:
     trials = list(read_trials(read_ledger(folder / LEDGER_FILE)).values())
     best = best_trial(trials)
-    logs = [event for log in (folder / "trials").glob(f"*/{EVENTS_FILE}") for event in read_events(log)]
-    times = [event.time for event in logs]
+    times = _event_times(folder)
     return Listed(
         name=name, state=f"sweep, {sweep_state(folder).partition(':')[0]}", epochs=format_count(len(trials), "trial"),
         best=f"{best.fitness:.4f} (fitness)" if best else "", started=min(times, default=None),
         changed=max(times, default=None))
+
+
+def _comparison(folder: Path, name: str) -> Listed:
+    lines = read_comparison(folder / LEDGER_FILE)
+    claim = claim_of(lines) or claim_from(results_of(lines))
+    times = _event_times(folder)
+    return Listed(
+        name=name, state=f"comparison, {comparison_state(folder).partition(':')[0]}",
+        epochs=format_count(claim.pairs, "pair"), best=f"{claim.better} is better" if claim.better else "no difference",
+        started=min(times, default=None), changed=max(times, default=None))
+
+
+def _event_times(folder: Path) -> list[float]:
+    """The times of the events of all trials, in seconds since 1970."""
+    return [event.time for log in (folder / "trials").glob(f"*/{EVENTS_FILE}") for event in read_events(log)]
 
 
 def _date(seconds: float | None, now: float) -> str:

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.core.events import METRICS
-from ray_yolo.runs.working_copy import address_of
+from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.working_copy import FINISHED, address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
 from ray_yolo.sinks.mlflow_errors import explained
 from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
+from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name, short_value
@@ -115,6 +117,22 @@ class SweepMlflow:
     def run_of(self, trials: Sequence[Trial], status: Status, claim: ClaimedEvent | None) -> SweepRun:
         """The desired content, given the rows of the ledger."""
         return SweepRun(self._config, trials, status, claim, self._command)
+
+    def show(self, status: Status) -> None:
+        """Make the run as the ledger has it, with this status; the first call creates it.
+
+        Raises:
+            RecordError: as `update` does.
+        """
+        lines = read_ledger(self._folder / LEDGER_FILE)
+        self.update(self.run_of(list(read_trials(lines).values()), status, claim_of(lines)))
+
+    def last_status(self) -> Status:
+        """How the sweep has ended, according to its folder."""
+        if (self._folder / FINISHED).exists():
+            return "FINISHED"
+        trials = read_trials(read_ledger(self._folder / LEDGER_FILE)).values()
+        return "FAILED" if trials and all(trial.state == "failed" for trial in trials) else "KILLED"
 
     def update(self, sweep: SweepRun) -> str:
         """Make the run so; the first call creates it and records its id in the folder. Returns the id.

@@ -6,11 +6,15 @@ Ray's saving and restoring of searches is not used: in a test it ran finished tr
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
+import ray.tune
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
@@ -18,7 +22,8 @@ from ray.tune.search import Searcher
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held
-from ray_yolo.runtime.ray_internals import keep_trial_processes
+from ray_yolo.runtime.graceful_stop import run_in_background
+from ray_yolo.runtime.ray_internals import expect_no_result_files, keep_trial_processes, on_node
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, draw, nearest
@@ -40,6 +45,37 @@ _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands
 def _no_state(self: object) -> dict[str, Any]:
     """Nothing to pickle, because Ray's restore is not used."""
     return {}
+
+
+def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failures: int, *,
+               param_space: Mapping[str, Any] | None = None, on_this_node: bool = False, **settings: Any) -> None:
+    """Run trials with Ray Tune until its scheduler or searcher ends.
+
+    Args:
+        folder: of the sweep or comparison.
+        max_failures: restarts of a trial whose recipe did not cause its failure.
+        on_this_node: keep the processes of the trials on this node; their workers may be anywhere.
+        settings: of Tune's `TuneConfig`.
+    """
+    node: dict[str, Any] = {}
+    if on_this_node:
+        node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
+    # Memory, not CPU: even a hundredth of a CPU would take the slot of a worker
+    trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **node))
+    tune = ray.tune.Tuner(
+        trainable, param_space=dict(param_space or {}),
+        tune_config=ray.tune.TuneConfig(reuse_actors=True, trial_name_creator=_trial_name,
+                                        trial_dirname_creator=_trial_name, **settings),
+        run_config=ray.tune.RunConfig(
+            name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0,
+            callbacks=[callback], failure_config=ray.tune.FailureConfig(max_failures=max_failures)))
+    expect_no_result_files()
+    run_in_background(tune.fit)
+    callback.check_room()
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.config["trial"])
 
 
 class LadderScheduler(FIFOScheduler):
@@ -122,23 +158,72 @@ class TaskSearcher(Searcher):
     __getstate__ = _no_state
 
 
-class SweepCallback(Callback):
+class TrialCallback(Callback):
+    """Handles failures that no recipe has caused: Tune starts these trials again.
+
+    Args:
+        say: prints a line.
+        fail: records that the task in a run folder has failed too often, with a reason.
+        stop: called if the cluster has no capacity for any trial; running trials continue.
+        each_step: called many times a second.
+    """
+
+    def __init__(self, say: Callable[[str], None], fail: Callable[[str, str], None],
+                 stop: Callable[[], None] = lambda: None, each_step: Callable[[], None] = lambda: None) -> None:
+        self._say, self._fail, self._stop, self._each_step = say, fail, stop, each_step
+        self._lacking = ""  # why the cluster has no capacity for any trial
+        self._lost: dict[str, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
+
+    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any],
+                        **info: Any) -> None:
+        """Note the reason of a failure."""
+        if "lost" in result:
+            self._lost[str(trial)] = result
+
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Print why Tune starts a trial again: the recipe did not cause the failure."""
+        self._say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Record a trial that failed too often. If the cluster has no capacity, trials end and it stays queued."""
+        report = self._lost.pop(str(trial), _DIED)
+        if report["lacking"]:
+            self._lacking = report["lost"]
+            self._stop()
+        else:
+            self._fail(str(trial), report["lost"])
+
+    def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        """Call `each_step`; Tune calls this many times a second."""
+        self._each_step()
+
+    def check_room(self) -> None:
+        """Check, after the last trial, that the cluster had capacity for all of them.
+
+        Raises:
+            ResourcesError: if trials are left without capacity.
+        """
+        if self._lacking:
+            raise ResourcesError(f"{self._lacking}; the same command continues")
+
+    __getstate__ = _no_state
+
+
+class SweepCallback(TrialCallback):
     """Handles the events of a sweep's trials: display, files, weights, and failures that no recipe has caused.
 
     Args:
         drops: whether the weights of trials that cannot win are removed.
-        fail: records that the task in a run folder has failed, with a reason; by default a line of the ledger.
-        stop: called if the cluster has no capacity for any trial; running trials continue.
-        each_step: called many times a second.
+        fail: see `TrialCallback`; by default it writes a line of the ledger.
+        stop: see `TrialCallback`.
+        each_step: see `TrialCallback`.
     """
 
     def __init__(self, ledger: Ledger, display: SweepDisplay, *, drops: bool = False,
                  fail: Callable[[str, str], None] | None = None, stop: Callable[[], None] = lambda: None,
                  each_step: Callable[[], None] = lambda: None) -> None:
+        super().__init__(display.say, fail or self._write_failure, stop, each_step)
         self._ledger, self._display, self._drops = ledger, display, drops
-        self._fail, self._stop, self._each_step = fail or self._write_failure, stop, each_step
-        self._lacking = ""  # why the cluster has no capacity for any trial
-        self._lost: dict[str, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
         self._dropped: set[int] = set()
         self._remover = ThreadPoolExecutor(1)
         self._seen = -1  # lines of the ledger that the files show
@@ -150,23 +235,13 @@ class SweepCallback(Callback):
     def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any],
                         **info: Any) -> None:
         """Note the reason of a failure, and show results."""
-        if "lost" in result:
-            self._lost[str(trial)] = result
+        super().on_trial_result(iteration, trials, trial, result, **info)
         if "outcome" in result:
             self._display.ended(str(trial))
 
-    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Print why Tune starts a trial again: the recipe did not cause the failure."""
-        self._display.say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
-
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record a trial that failed too often. If the cluster has no capacity, the sweep ends and it stays queued."""
-        report = self._lost.pop(str(trial), _DIED)
-        if report["lacking"]:
-            self._lacking = report["lost"]
-            self._stop()
-        else:
-            self._fail(str(trial), report["lost"])
+        """Record a trial that failed too often, and show that it has ended."""
+        super().on_trial_error(iteration, trials, trial, **info)
         self._display.ended(str(trial))
 
     def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
@@ -177,7 +252,7 @@ class SweepCallback(Callback):
         """
         if self._ledger.stored and self._ledger.stored.is_lost:
             raise TrainingError(f"{self._ledger.stored.address}: another process has taken over this sweep")
-        self._each_step()
+        super().on_step_end(iteration, trials, **info)
         if len(self._ledger.lines) != self._seen:
             self._seen = len(self._ledger.lines)
             rows = self._ledger.trials
@@ -193,8 +268,7 @@ class SweepCallback(Callback):
             ResourcesError: if trials are left without capacity.
         """
         self._remover.shutdown()
-        if self._lacking:
-            raise ResourcesError(f"{self._lacking}; the same command continues")
+        super().check_room()
 
     def _write_failure(self, name: str, reason: str) -> None:
         self._ledger.append(FailedEvent(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))

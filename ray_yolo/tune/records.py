@@ -1,4 +1,4 @@
-"""Makes the records of a sweep in a process of its own: `python -m ray_yolo.tune.records SWEEP`.
+"""Makes the records of a sweep or comparison in a process of its own: `python -m ray_yolo.tune.records SWEEP`.
 
 One process follows the ledger and the logs of all trials. It makes the MLflow run of the sweep first, because those of
 the trials are below it, then the records of each trial (`sinks/records`).
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from pydantic import BaseModel
 
 from ray_yolo.core.events import EndEvent, StartEvent
 from ray_yolo.core.files import atomic_write
@@ -21,7 +22,7 @@ from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain
 from ray_yolo.runs.folders import lock_file
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
-from ray_yolo.runs.working_copy import FINISHED, address_of
+from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.base import RecordError, Warn
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
 from ray_yolo.sinks.records import (
@@ -39,13 +40,15 @@ from ray_yolo.sinks.records import (
     wait_for_lock,
     work_until_complete,
 )
-from ray_yolo.tune.ledger import begun_of, claim_of, read_ledger, read_trials
+from ray_yolo.tune.compare_ledger import is_comparison
+from ray_yolo.tune.compare_mlflow import CompareMlflow
+from ray_yolo.tune.ledger import begun_of, read_ledger
 from ray_yolo.tune.mlflow import Status, SweepMlflow
 from ray_yolo.tune.search import TuneConfig
 
 
-def write_options(folder: Path, config: TuneConfig) -> None:
-    """Write opt.yaml of a sweep: its settings and its command, without secrets."""
+def write_options(folder: Path, config: BaseModel) -> None:
+    """Write opt.yaml of a sweep or comparison: its settings and its command, without secrets."""
     options = {**config.model_dump(mode="json"), "command": shlex.join(sys.orig_argv)}
     atomic_write(folder / OPTIONS_FILE, yaml.safe_dump(plain(options), sort_keys=False), durable=False)
 
@@ -62,6 +65,16 @@ def read_options(folder: Path) -> tuple[TuneConfig, str]:
     return TuneConfig.model_validate({"recipe": recipe, "sweep": sweep}), ""
 
 
+def _parent_run(folder: Path, uri: str) -> SweepMlflow | CompareMlflow:
+    """The MLflow run above those of the trials."""
+    if not is_comparison(folder):
+        return SweepMlflow(folder, uri, *read_options(folder))
+    command = ""
+    with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
+        command = yaml.safe_load((folder / OPTIONS_FILE).read_text())["command"]
+    return CompareMlflow(folder, uri, command)
+
+
 @dataclass
 class _OpenTrial:
     """The records of a trial that is not complete, with its lock."""
@@ -71,7 +84,7 @@ class _OpenTrial:
 
 
 class SweepRecords:
-    """The records of a sweep and of its trials.
+    """The records of a sweep or comparison, and of its trials.
 
     Args:
         uri: the MLflow server; None: no tracking.
@@ -82,7 +95,7 @@ class SweepRecords:
     def __init__(self, folder: Path, uri: str | None, start: Path, warn: Warn) -> None:
         self._folder, self._uri, self._start, self._warn = folder, uri, start, warn
         self._open: dict[str, _OpenTrial] = {}
-        self._sweep = SweepMlflow(folder, uri, *read_options(folder)) if uri else None
+        self._parent = _parent_run(folder, uri) if uri else None
         self._own: list[Record] = []
         if address := address_of(folder):
             from ray_yolo.sinks.upload import FileUpload  # here: it imports torch
@@ -115,8 +128,8 @@ class SweepRecords:
         self._update_sweep("RUNNING")
         for folder in sorted((self._folder / "trials").glob("*")):
             self._update_trial(folder, ended)
-        if ended and set(self.pending) <= set(self.failing):  # their runs have their own ends now
-            self._update_sweep(self._last_status())
+        if ended and self._parent and set(self.pending) <= set(self.failing):  # their runs have their own ends now
+            self._update_sweep(self._parent.last_status())
         for record in self._own:
             self._attempt(record.name, lambda record=record: record.update((), ended))
 
@@ -153,19 +166,10 @@ class SweepRecords:
     def _update_sweep(self, status: Status) -> None:
         ledger = self._folder / LEDGER_FILE
         size = ledger.stat().st_size if ledger.exists() else 0
-        if self._sweep is None or not size or (size, status) == (self._ledger_size, self._status):
+        if self._parent is None or not size or (size, status) == (self._ledger_size, self._status):
             return
-        lines = read_ledger(ledger)
-        run = self._sweep.run_of(list(read_trials(lines).values()), status, claim_of(lines))
-        if self._attempt("MLflow", lambda: self._sweep and self._sweep.update(run)):
+        if self._attempt("MLflow", lambda: self._parent and self._parent.show(status)):
             self._ledger_size, self._status = size, status
-
-    def _last_status(self) -> Status:
-        """How the sweep has ended, according to its folder."""
-        if (self._folder / FINISHED).exists():
-            return "FINISHED"
-        trials = read_trials(read_ledger(self._folder / LEDGER_FILE)).values()
-        return "FAILED" if trials and all(trial.state == "failed" for trial in trials) else "KILLED"
 
     def _attempt(self, name: str, work: Any) -> bool:
         try:

@@ -14,6 +14,8 @@ from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.location import is_active, local_folder, location
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
+from ray_yolo.tune.compare_ledger import is_comparison
+from ray_yolo.tune.compare_status import describe_comparison
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_value
 
@@ -56,13 +58,15 @@ def sweep_state(folder: Path) -> str:
 
 
 def describe_sweep(folder: Path) -> list[str]:
-    """The status of a run or sweep, line by line. A sweep's running trials are described as by `describe_run`.
+    """The status of a run, sweep or comparison, line by line. Running trials are described as by `describe_run`.
 
     Raises:
-        InputError: if the folder is not that of a run or sweep.
+        InputError: if the folder is not that of a run, sweep or comparison.
     """
     if not (folder / LEDGER_FILE).is_file():
         return describe_run(folder)
+    if is_comparison(folder):
+        return describe_comparison(folder)
     ledger = read_ledger(folder / LEDGER_FILE)
     trials = list(read_trials(ledger).values())
     lines = [f"{location(folder)}: {sweep_state(folder)}; {summary_line(trials)}"]

@@ -29,7 +29,7 @@ from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError,
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event
 from ray_yolo.core.system import undo_niceness
 from ray_yolo.core.threads import run_in_thread
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, follow, read_events, surviving
+from ray_yolo.runs.event_log import EVENTS_FILE, follow, read_events
 from ray_yolo.runs.folders import is_held, project_folder
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder, start_recorder
 from ray_yolo.runs.run_dir import download_run
@@ -40,6 +40,7 @@ from ray_yolo.runtime.workers.pool_jobs import PoolShare
 from ray_yolo.tune.budget import trained_spans
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork
 from ray_yolo.tune.schedule import Outcome
+from ray_yolo.tune.task import read_outcome, task_config
 from ray_yolo.tune.trials import Origin, overlay, train_command
 
 POINTER_FILE = "origin.json"
@@ -77,32 +78,6 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     spans = trained_spans(read_events(folder / EVENTS_FILE), run_config.placement.max_workers) if trains else []
     epochs, seconds = spans[-1] if spans else (0, 0.0)
     ray.tune.report({"outcome": outcome.model_dump_json(), "epochs": epochs, "seconds": seconds})
-
-
-def task_config(payload: Mapping[str, Any], config: Mapping[str, Any]) -> RunConfig:
-    """The training of a task: the base recipe with its genes and seed, in its own run folder, up to its pause."""
-    base = RunConfig.model_validate({"recipe": payload["recipe"], "placement": payload["placement"]})
-    recipe = overlay(base.recipe, config["genes"]).model_copy(update={"seed": config["seed"]})
-    placement = {"name": config["trial"], "stop_after": config["until"] % recipe.epochs, "keep_checkpoints": 1}
-    return RunConfig(recipe=recipe, placement=base.placement.model_copy(update=placement))
-
-
-def read_outcome(folder: Path, until: int) -> Outcome | None:
-    """The result of a training after `until` epochs, or at its earlier end, from its log; None: not yet known.
-
-    Fitness, metrics and losses are those of the best epoch so far, the epoch of best.pt.
-    """
-    events = read_events(folder / EVENTS_FILE)
-    rows = [row for row in epoch_rows(surviving(events)) if row.epoch < until]
-    digests = {event.step: event.digest for event in events if isinstance(event, CheckpointEvent)}
-    best = best_row(rows)
-    if best is None:
-        return None
-    last = rows[-1]
-    is_over = last.epoch + 1 == until or (folder / "finished").exists()
-    if not is_over or last.step not in digests:  # without its checkpoint the trial could not continue
-        return None
-    return Outcome(fitness=best.fitness, metrics=best.metrics or {}, losses=best.val or {}, weights=digests[last.step])
 
 
 def _prepare_process(payload: Mapping[str, Any]) -> None:

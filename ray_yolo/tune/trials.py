@@ -149,16 +149,25 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
     """
     tree = recipe.model_dump()
     if "model" in genes:
-        before, after = family_defaults(recipe.model), family_defaults(str(genes["model"]))
-        for path in before.keys() | after.keys():
+        for path, value in changed_defaults(recipe, str(genes["model"])).items():
             section, field = path.split(".")
-            plain = SECTIONS[section].model_fields[field].default
-            if tree[section][field] == before.get(path, plain):
-                tree[section][field] = after.get(path, plain)
+            tree[section][field] = value
     for name, value in genes.items():
         *sections, last = canonical(name).split(".")
         functools.reduce(dict.__getitem__, sections, tree)[last] = value
     return Recipe.model_validate(tree)
+
+
+def changed_defaults(recipe: Recipe, model: str) -> dict[str, GeneValue]:
+    """The defaults of another model's family, by path, where the recipe has those of its own model's family."""
+    before, after = family_defaults(recipe.model), family_defaults(model)
+    changed: dict[str, GeneValue] = {}
+    for path in sorted(before.keys() | after.keys()):
+        section, field = path.split(".")
+        plain = SECTIONS[section].model_fields[field].default
+        if recipe_value(recipe, path) == before.get(path, plain):
+            changed[path] = after.get(path, plain)
+    return changed
 
 
 def network_name(recipe: Recipe) -> str:

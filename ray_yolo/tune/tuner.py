@@ -15,7 +15,6 @@ import contextlib
 import io
 import itertools
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -40,7 +39,7 @@ from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
+from ray_yolo.runtime.graceful_stop import request_stop
 from ray_yolo.runtime.map_on_workers import map_on_workers
 from ray_yolo.runtime.preflight import (
     check_cluster,
@@ -51,7 +50,6 @@ from ray_yolo.runtime.preflight import (
     read_dataset,
     resolve_recipe,
 )
-from ray_yolo.runtime.ray_internals import expect_no_result_files, on_node
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, waiting_limit
@@ -74,6 +72,7 @@ from ray_yolo.tune.ray_adapter import (
     SweepCallback,
     TaskSearcher,
     build_pbt,
+    run_trials,
 )
 from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
@@ -106,9 +105,7 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
 
 def room_for_trials(config: TuneConfig, gpus: float) -> int:
     """The number of trials that fit on the current cluster in parallel; 0: none."""
-    total, workers = ray.cluster_resources(), config.sweep.workers_per_trial
-    needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
-    slots = min(math.floor(total.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
+    slots = cluster.parallel_trainings(config.placement, config.sweep.workers_per_trial, gpus)
     return slots if config.sweep.max_concurrent == "auto" else min(slots, config.sweep.max_concurrent)
 
 
@@ -416,22 +413,9 @@ class _Execution:
                        max_concurrent_trials=self.slots)
 
     def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
-        node: dict[str, Any] = {}
-        if self.ledger.stored:  # the folder of the sweep is on this node
-            node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
-        # Memory, not CPU: even a hundredth of a CPU would take the slot of a worker
-        trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **node))
-        tune = ray.tune.Tuner(
-            trainable, param_space=param_space,
-            tune_config=ray.tune.TuneConfig(reuse_actors=True, trial_name_creator=_trial_name,
-                                            trial_dirname_creator=_trial_name, **settings),
-            run_config=ray.tune.RunConfig(
-                name=f"{self.folder.name}-{os.getpid()}", storage_path=str(self.folder / "ray"), verbose=0,
-                callbacks=[callback],
-                failure_config=ray.tune.FailureConfig(max_failures=self.config.placement.max_failures)))
-        expect_no_result_files()
-        run_in_background(tune.fit)
-        callback.check_room()
+        run_trials(trainable, callback, self.folder, self.config.placement.max_failures, param_space=param_space,
+                   on_this_node=self.ledger.stored is not None,  # the folder of the sweep is on this node
+                   **settings)
 
     def finish(self) -> SearchResult:
         """Write every file of the sweep, mark it as finished, and print where its results are."""
@@ -474,10 +458,6 @@ class _Execution:
 
     def _elsewhere(self) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
         return results_elsewhere(self.folder.parent, self.ledger.begun.identity, self.ledger.path)
-
-
-def _trial_name(trial: Any) -> str:
-    return str(trial.config["trial"])
 
 
 def _population(ledger: Ledger, total: int) -> dict[str, Any]:

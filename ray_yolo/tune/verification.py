@@ -10,20 +10,28 @@ from typing import Any
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.verification import CheckResult, check_files
+from ray_yolo.tune.compare_ledger import is_comparison
+from ray_yolo.tune.compare_status import check_claim, compare_comparisons
 from ray_yolo.tune.identity import DATA
 from ray_yolo.tune.ledger import SweepEvent, read_ledger, verify
 from ray_yolo.tune.ledger_events import LedgerEvent
 
 
 def check_sweep(folder: Path) -> list[CheckResult]:
-    """Verify that each line of a sweep's ledger follows from those before it, and the weights of a finished one."""
+    """Verify that each line of a sweep's ledger follows from those before it, and the weights of a finished one. Of a
+    comparison, verify that its claim follows from its results.
+    """
+    if is_comparison(folder):
+        return [CheckResult(LEDGER_FILE, check_claim(folder))]
     problems: list[str | None] = [*verify(_read(folder))]
     weights = check_files(folder) if (folder / "weights").is_dir() else []
     return [*(CheckResult(LEDGER_FILE, problem) for problem in problems or [None]), *weights]
 
 
 def compare_sweeps(one: Path, other: Path) -> list[CheckResult]:
-    """Compare the ledgers of two sweeps line by line, except for times, and the weights by the digests in them."""
+    """Compare the ledgers of two sweeps or comparisons line by line, and the weights by the digests in them."""
+    if is_comparison(one) or is_comparison(other):
+        return [CheckResult("ledgers", compare_comparisons(one, other))]
     return [CheckResult("ledgers", compare(_read(one), _read(other)))]
 
 

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.cli import (
+    COMPARE,
     EXPORT,
     PREDICT,
     REPLAY,
     TRAIN,
     VAL,
+    parse_compare,
     parse_export,
     parse_predict,
     parse_replay,
@@ -81,7 +83,12 @@ REPLAY_FLAGS = frozenset([
     "--storage-path", "--noplots", "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])
 
-COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT, REPLAY]
+COMPARE_FLAGS = TRAIN_FLAGS - frozenset([  # all that may be given for both sides
+    "--resume", "--stop-after", "--register", "--registered-name", "--from", "--bucket", "--evolve", "--resume_evolve",
+    "--evolve_population", "--local_rank", "--entity", "--upload_dataset", "--bbox_interval", "--artifact_alias",
+]) | frozenset(["--set-a", "--set-b", "--pairs", "--hours", "--workers-per-training"])
+
+COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT, REPLAY, COMPARE]
 
 
 def origins_of(argv: list[str]) -> dict[str, str]:
@@ -94,6 +101,7 @@ def test_the_flags_are_these() -> None:
     assert set(PREDICT.flags) == PREDICT_FLAGS
     assert set(EXPORT.flags) == EXPORT_FLAGS
     assert set(REPLAY.flags) == REPLAY_FLAGS
+    assert set(COMPARE.flags) == COMPARE_FLAGS
 
 
 def test_an_argument_is_the_word_without_a_flag() -> None:
@@ -105,6 +113,18 @@ def test_an_argument_is_the_word_without_a_flag() -> None:
         parse_replay(["--step", "3"])
     with pytest.raises(InputError, match="unexpected 'other'"):
         parse_replay(["runs/exp", "other", "--step", "3"])
+
+
+def test_two_arguments_may_stand_anywhere_among_the_flags() -> None:
+    for words in (["base", "lr0=0.1", "--pairs", "4"], ["base", "--pairs", "4", "lr0=0.1"],
+                  ["--pairs", "4", "base", "lr0=0.1"]):
+        pairs = parse_compare(words).config.comparison
+        assert (pairs.a, pairs.b, pairs.pairs, pairs.set_a) == ("base", "lr0=0.1", 4, ())
+    assert parse_compare(["base", "base", "--set-b", "lr0=0.1", "box=0.1"]).config.comparison.set_b == (
+        "lr0=0.1", "box=0.1")
+    assert parse_compare(["base", "base", "--set-b", "lr0=0.1"]).config.comparison.set_b == ("lr0=0.1",)
+    with pytest.raises(InputError, match="the following arguments are required: B; see"):
+        parse_compare(["base"])
 
 
 def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
@@ -128,7 +148,7 @@ def test_help_explains_every_field_that_can_be_given() -> None:
 
 def test_every_alias_is_of_a_field_that_some_command_has() -> None:
     assert set(ALIASES) <= {path for command in COMMANDS for path in command.paths}
-    assert set(SEVERAL) <= {*TRAIN.paths, *PREDICT.paths}
+    assert set(SEVERAL) <= {*TRAIN.paths, *PREDICT.paths, *COMPARE.paths}
 
 
 @pytest.mark.parametrize(("yolov5", "ours"), [

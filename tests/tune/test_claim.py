@@ -1,12 +1,13 @@
-"""What a sweep claims: its interval, and how often it is wrong."""
+"""What sweeps and comparisons claim: their intervals, and how often they are wrong."""
 
+import math
 from itertools import product
 
 import numpy as np
 import pytest
 
-from ray_yolo.ops.statistics import student
-from ray_yolo.tune.claim import judge
+from ray_yolo.ops.statistics import student, student_quantile, student_tail
+from ray_yolo.tune.claim import difference_error, judge, judge_pairs
 
 
 def trials(gain, noise, runs, count=2000):
@@ -97,3 +98,64 @@ def test_what_is_not_better_says_what_could_have_been_shown():
     assert not claim.better
     assert str(claim) == f"not better than the default; 2 fresh seeds could have shown {claim.detectable:.2g}"
     assert "; 1 fresh seed could have shown " in str(judge([0.6], [0.6]))
+
+
+def compare_until_claimed(rng, gain, noises, most_pairs):
+    """A simulated comparison: the claims of all looks, until one side is called better."""
+    a, b, looks = [], [], []
+    for _ in range(most_pairs):
+        a.append(0.4 + noises[0] * rng.standard_normal())
+        b.append(0.4 + gain + noises[1] * rng.standard_normal())
+        looks.append(judge_pairs(a, b))
+        if looks[-1].better:
+            break
+    return looks
+
+
+def test_two_hundred_comparisons_of_equal_sides_claim_a_difference_in_at_most_five_percent():
+    rng = np.random.default_rng(5)
+    ends = [compare_until_claimed(rng, 0.0, (0.03, 0.01), 6)[-1] for _ in range(200)]
+    assert sum(bool(end.better) for end in ends) <= 10
+
+
+def test_looking_at_ordinary_intervals_after_each_pair_would_claim_too_often():
+    """Why the law has shares: the negative control of the test above."""
+    rng, wrong = np.random.default_rng(5), 0
+    for _ in range(200):
+        a, b = 0.4 + 0.03 * rng.standard_normal((2, 6))
+        wrong += any(abs(np.mean(b[:n]) - np.mean(a[:n])) > student(2 * n - 2) * difference_error(a[:n], b[:n])
+                     for n in range(3, 7))
+    assert wrong > 20
+
+
+def test_a_true_difference_is_claimed_with_an_interval_that_holds_it():
+    rng = np.random.default_rng(6)
+    ends = [compare_until_claimed(rng, 0.06, (0.01, 0.01), 8)[-1] for _ in range(100)]
+    assert [end.better for end in ends].count("B") >= 95
+    assert sum(abs(end.difference - 0.06) <= end.margin for end in ends) >= 95
+
+
+def test_the_margin_of_three_pairs_is_worked_by_hand():
+    """Variances 0.0004 each, so an error of sqrt(0.0008 / 3), freedom 4, share 5 % x 2 / (3 x 2) = 1 / 60."""
+    claim = judge_pairs([0.50, 0.52, 0.54], [0.60, 0.62, 0.64])
+    assert claim.error == pytest.approx(math.sqrt(0.0008 / 3), rel=1e-5)
+    assert claim.margin == pytest.approx(3.96079 * math.sqrt(0.0008 / 3), rel=1e-4)  # t of 4 degrees at 1 - 1/120
+    assert (claim.better, claim.difference) == ("B", pytest.approx(0.1))
+    assert str(claim) == "B is better by 0.1000 +- 0.065, 3 pairs"
+    assert str(judge_pairs([0.60, 0.62, 0.64], [0.50, 0.52, 0.54])) == "A is better by 0.1000 +- 0.065, 3 pairs"
+
+
+def test_a_comparison_that_shows_nothing_says_why():
+    shown = str(judge_pairs([0.5, 0.6, 0.7], [0.5, 0.6, 0.71]))
+    assert shown.startswith("no difference is shown: B less A is 0.0033 +- ")
+    assert str(judge_pairs([0.5], [0.9])) == "no difference is shown: 1 pair, and a claim needs 3 or more"
+    assert "no seed has changed" in str(judge_pairs([0.5] * 4, [0.6] * 4))
+    assert str(judge_pairs([0.0] * 3, [0.5, 0.51, 0.52], failed=(3, 0))).endswith(
+        "3 trainings of A diverged, counted with a fitness of 0")
+
+
+def test_students_quantiles_are_those_of_the_tables():
+    for tail, freedom, value in ((0.025, 2, 4.30265), (0.005, 5, 4.03214), (0.0005, 10, 4.58689), (0.0001, 3, 22.2037),
+                                 (1 / 120, 4, 3.96079)):
+        assert student_quantile(tail, freedom) == pytest.approx(value, rel=1e-3)
+        assert student_tail(value, freedom) == pytest.approx(tail, rel=2e-3)

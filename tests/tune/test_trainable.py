@@ -20,7 +20,8 @@ from ray_yolo.runs.event_log import EventLog
 from ray_yolo.tune import trainable
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trainable import is_external_failure, read_outcome, task_config, train_task, train_trial
+from ray_yolo.tune.task import read_outcome, task_config
+from ray_yolo.tune.trainable import is_external_failure, train_task, train_trial
 from tests.support import run_log
 
 EPOCHS = 6

@@ -26,7 +26,7 @@ from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, verify
 from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, ProposedEvent, ScheduledEvent
 from ray_yolo.tune.search import Search, TuneConfig
-from ray_yolo.tune.trainable import task_config
+from ray_yolo.tune.task import task_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
 from ray_yolo.tune.tuner import search
 from ray_yolo.tune.verification import compare

@@ -1,0 +1,99 @@
+"""report.html and the pictures of a comparison, from its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ray_yolo.core.files import atomic_write
+from ray_yolo.plots.page import Section, render_page
+from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, save
+from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
+from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.tune.claim import judge_pairs
+from ray_yolo.tune.compare_ledger import Results, Side, begun_of, claim_of, read_comparison, results_of
+from ray_yolo.tune.compare_status import comparison_table, result_text
+from ray_yolo.tune.pairs import SIDES, claim_from, training_folder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CURVES, _PAIRS = "curves.png", "pairs.png"
+_DASHES = {"A": "-", "B": "--"}  # no figure relies on colour alone
+_MARKS = {"A": "o", "B": "s"}
+_COLOURS = dict(zip(SIDES, COLOURS, strict=False))
+
+
+def write_page(folder: Path) -> None:
+    """Draw the pictures of a comparison, and write its page."""
+    lines = read_comparison(folder / LEDGER_FILE)
+    results, recipes = results_of(lines), begun_of(lines).recipes
+    claim = claim_of(lines) or claim_from(results)
+    draw_curves(read_curves(folder, results), folder / _CURVES)
+    draw_pairs(results, claim.pairs, folder / _PAIRS)
+    page = render_page(folder.name, [
+        Section("Claim", [str(claim)]),
+        Section("Differences of the sides", recipes.differences),
+        Section("Means", comparison_table(results, claim)),
+        Section("Curves", pictures=[folder / _CURVES]),
+        Section("Pairs", pictures=[folder / _PAIRS]),
+        Section("Trainings", [result_text(result) for _, result in sorted(results.items())]),
+    ])
+    atomic_write(folder / "report.html", page, durable=False)
+
+
+def read_curves(folder: Path, results: Results) -> dict[tuple[int, Side], dict[int, float]]:
+    """The fitness of each ended training by epoch, counted from 1."""
+    curves = {}
+    for pair, side in sorted(results):
+        events = read_events(folder / "trials" / training_folder(pair, side) / EVENTS_FILE)
+        rows = epoch_rows(surviving(events))
+        curves[pair, side] = {row.epoch + 1: row.fitness for row in rows if row.fitness is not None}
+    return curves
+
+
+def draw_curves(curves: Mapping[tuple[int, Side], Mapping[int, float]], path: Path) -> Figure:
+    """Fitness over epochs: a thin line for each training, a thick one for the mean of each side."""
+    figure = new_figure(8, 4.5)
+    axes = dress(figure.subplots(), title="Fitness of both sides", x="Epoch", y="Fitness")
+    for side in SIDES:
+        own = [curve for (_, owner), curve in curves.items() if owner == side and curve]
+        style: dict[str, Any] = {"color": _COLOURS[side], "linestyle": _DASHES[side]}
+        for curve in own:
+            axes.plot(list(curve), list(curve.values()), linewidth=0.8, alpha=0.45, **style)
+        epochs = sorted({epoch for curve in own for epoch in curve})
+        means = [float(np.mean([curve[epoch] for curve in own if epoch in curve])) for epoch in epochs]
+        axes.plot(epochs, means, linewidth=2.2, label=f"{side}, mean", marker=_MARKS[side], markersize=3, **style)
+    axes.legend(fontsize=8, frameon=False)
+    count_along_x(axes)
+    return save(figure, path)
+
+
+def draw_pairs(results: Results, pairs: int, path: Path) -> Figure:
+    """Left: the fitness of both sides in each pair. Right: the mean difference after each pair, with its interval."""
+    numbers = list(range(1, pairs + 1))
+    fitness = {side: [results[pair, side].fitness or 0.0 for pair in numbers] for side in SIDES}
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
+    dress(left, title="Best fitness of each training", x="Pair", y="Fitness")
+    for side in SIDES:
+        left.plot(numbers, fitness[side], _MARKS[side], color=_COLOURS[side], label=side)
+    left.legend(fontsize=8, frameon=False)
+    dress(right, title="B less A after each pair, with its interval", x="Pairs", y="Difference")
+    _draw_looks(right, fitness["A"], fitness["B"])
+    for axes in (left, right):
+        count_along_x(axes)
+    return save(figure, path)
+
+
+def _draw_looks(axes: Axes, a: Sequence[float], b: Sequence[float]) -> None:
+    looks = [judge_pairs(a[:number], b[:number]) for number in range(1, len(a) + 1)]
+    axes.axhline(0.0, color=GREY, linewidth=1)
+    axes.plot([look.pairs for look in looks], [look.difference for look in looks], "o-", color=INK, linewidth=1)
+    for look in looks:
+        if look.margin is not None:
+            axes.errorbar(look.pairs, look.difference, look.margin, color=INK, capsize=3, linewidth=1)
