@@ -222,7 +222,10 @@ class Supervisor:
         """Give a place to another program of the cluster that waits for it, or request places again."""
         decision = self._sharing.decide(cluster.placement_groups(), available_resources().values(), self._giving)
         if decision.give is not None:
-            self._giving.add(decision.give)
+            if self._held.pop(decision.give, None) is None:
+                self._giving.add(decision.give)  # until its worker has left
+            else:  # it has left its draining node
+                self._pool.give(decision.give)
             self._policy.notify(f"worker place {decision.give} is given to {cluster.describe_job(decision.to)}, which "
                                 f"waits for it; it is requested again after {CALM_SECONDS:g} s in which nothing waits")
         if self._giving or self._pool.given:

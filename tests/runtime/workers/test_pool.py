@@ -199,6 +199,23 @@ def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_
     assert desk.said[-1] == "2 worker places that other programs got is requested again"
 
 
+def test_a_place_whose_worker_has_left_a_draining_node_is_given_at_once(
+        desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(desk.supervisor._sharing, "_clock", lambda: now[0])
+    desk.draining, desk.on_nodes, desk.outcome = {"left"}, {2: "left"}, ({}, {})
+    desk.supervisor.poll()
+    desk.outcome = ({2: None}, {})
+    desk.groups = [extra("own", 1), extra("own", 2), sharing.Group("w", "other", False, ({"CPU": 1.0},), False)]
+    desk.supervisor.poll()
+    now[0] = PATIENCE_SECONDS
+    desk.supervisor.poll()
+    assert desk.given == [2]
+    desk.draining = set()
+    desk.supervisor.poll()
+    assert desk.launched == []  # the place is another one's now
+
+
 def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_elsewhere(desk: Desk) -> None:
     desk.draining, desk.on_nodes = {"left"}, {1: "left"}
     desk.supervisor.poll()
