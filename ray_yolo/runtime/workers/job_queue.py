@@ -28,6 +28,9 @@ from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply
 
 SILENCE_SECONDS = 10.0  # without a message, until an idle worker is lost; heartbeats contain a busy one's limit
+HUNG_SECONDS = 10.0
+"""Beyond a busy worker's limit. Within it, the driver of its job finds that it hangs, and kills its process. If the queue
+forgot it earlier, the driver would not know it, and the process would hold its bundle for ever."""
 START_SECONDS = 90.0  # from an assignment to the first heartbeat, while the worker receives the job
 REASON_SECONDS = 3.0  # from the end of a worker's process, for the driver to report the reason
 ABSENCE_SECONDS = 20.0  # without a poll, until a job's trial counts as dead
@@ -242,7 +245,7 @@ class JobQueue:
             member: the worker's id in the job's coordinator.
         """
         state = self._workers.get(uid) or _QueueWorker(worker, 0.0, 0.0)
-        state.heard, state.limit = self._clock(), heartbeat.heartbeat_limit
+        state.heard, state.limit = self._clock(), heartbeat.heartbeat_limit + HUNG_SECONDS
         job, number = assignment
         if (state.job, state.number) != assignment:  # this queue does not know it, as after a restart
             self._remove(uid)

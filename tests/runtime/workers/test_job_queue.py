@@ -15,6 +15,7 @@ from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import (
     ABSENCE_SECONDS,
     ENDING_SECONDS,
+    HUNG_SECONDS,
     IDLE_SECONDS,
     REASON_SECONDS,
     SILENCE_SECONDS,
@@ -130,11 +131,11 @@ def test_a_job_has_ended_when_all_its_workers_have_or_their_time_is_up() -> None
 def test_a_silent_worker_is_lost_and_another_one_takes_its_number() -> None:
     desk = working()
     desk.heartbeat("abcd")
-    desk.pass_by(LIMIT + 1, "acd", "12")
+    desk.pass_by(LIMIT + HUNG_SECONDS + 1, "acd", "12")
     assert desk.queue.present() == 3
     desk = working()
     desk.heartbeat("abcd")
-    desk.pass_by(LIMIT, "acd", "12")
+    desk.pass_by(LIMIT + HUNG_SECONDS, "acd", "12")
     desk.now += 0.5
     assert desk.failures("1") == [(1, "lost")]
     assert desk.acquire("e") == [None]  # until the failure was judged
@@ -143,6 +144,26 @@ def test_a_silent_worker_is_lost_and_another_one_takes_its_number() -> None:
     assert desk.at["e"] == ("1", 1)
     desk.heartbeat("b")  # was only slow: both stay, the job's coordinator admits it too
     assert desk.queue.present() == 5
+
+
+def test_the_driver_of_a_job_finds_a_hung_worker_before_the_queue_forgets_it() -> None:
+    """Code that holds the interpreter sends no heartbeats. The process must be killed: it holds its bundle."""
+    desk = working()
+    for number, name in enumerate("ab"):
+        desk.queue.coordinator("1", 2, "register", name, Registration(number, ELSEWHERE, (name, 1), None, JOINING))
+    for name in "ab":
+        assert desk.queue.coordinator("1", 2, "quorum", name)
+    desk.heartbeat("abcd")
+    hung = None
+    while not hung:
+        desk.pass_by(1, "acd", "2")
+        assert desk.failures("1") == []
+        hung = desk.queue.coordinator("1", 2, "find_hung_worker")
+        assert desk.now < 3 * LIMIT
+    assert hung.process == ELSEWHERE
+    assert "worker 1" in hung.text
+    assert desk.queue.mark_lost({1: DIED}) == []  # Ray has noticed the end of the process
+    assert desk.failures("1") == [(1, "out of memory")]
 
 
 def test_an_idle_worker_is_lost_sooner_than_a_busy_one() -> None:
