@@ -29,8 +29,8 @@ from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Heartbe
 
 SILENCE_SECONDS = 10.0  # without a message, until an idle worker is lost; heartbeats contain a busy one's limit
 HUNG_SECONDS = 10.0
-"""Beyond a busy worker's limit. Within it, the driver of its job finds that it hangs, and kills its process. If the queue
-forgot it earlier, the driver would not know it, and the process would hold its bundle for ever."""
+"""Beyond a busy worker's limit. Within it, the driver of its job finds that it hangs, and kills its process. If the
+queue forgot it earlier, the driver would not know it, and the process would hold its bundle for ever."""
 START_SECONDS = 90.0  # from an assignment to the first heartbeat, while the worker receives the job
 REASON_SECONDS = 3.0  # from the end of a worker's process, for the driver to report the reason
 ABSENCE_SECONDS = 20.0  # without a poll, until a job's trial counts as dead
