@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -115,6 +116,8 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     """
     recipe = spec.recipe
     torch.set_num_threads(recipe.threads or context.threads)
+    if recipe.exact:  # before the first call of cuBLAS, which otherwise may add in any order, so torch refuses it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if recipe.exact != torch.are_deterministic_algorithms_enabled():  # a needless call would import torch's compiler
         torch.use_deterministic_algorithms(recipe.exact)  # then a nondeterministic kernel raises
     model = build_network(spec).to(memory_format=torch.channels_last)

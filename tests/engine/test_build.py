@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import WorkerContext, build, build_network, regroup, release_process_group, val_loader
 from ray_yolo.engine.collectives import Collectives
 from tests.support.jobs import make_index, make_spec
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(tmp_path: Path) -> None:
@@ -34,6 +37,22 @@ def test_frozen_layers_are_not_trained(tmp_path: Path) -> None:
     frozen = [name for name, p in components.model.named_parameters() if id(p) not in trained]
     assert frozen
     assert {name.split(".")[1] for name in frozen} == {"0", "1"}
+
+
+@pytest.mark.parametrize(("exact", "before", "after"), [
+    (True, None, ":4096:8"), (True, ":16:8", ":16:8"), (False, None, None)])
+def test_an_exact_training_in_any_process_sets_the_workspace_that_cublas_needs(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool, before: str | None, after: str | None) -> None:
+    """Without it, torch refuses the first product of matrices on a GPU."""
+    monkeypatch.setenv(CUBLAS, "")  # it is put back at the end, whatever the build sets
+    monkeypatch.delenv(CUBLAS)
+    if before:
+        monkeypatch.setenv(CUBLAS, before)
+    try:
+        build(make_spec(tmp_path, exact=exact), WorkerContext())
+        assert os.environ.get(CUBLAS) == after
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_initial_weights_are_taken_from_plain_tensors(tmp_path: Path) -> None:
