@@ -45,9 +45,9 @@ def test_the_installed_program_has_every_command(
     assert "trian: no such command; the commands are train" in errors
 
 
-def test_the_programs_help_has_five_lines_that_work_and_its_version_is_the_packages(
+def test_the_programs_help_has_six_lines_that_work_and_its_version_is_the_packages(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(cli.EXAMPLES) == 5
+    assert len(cli.EXAMPLES) == 6
     for line, _ in cli.EXAMPLES:
         program, command, *words = shlex.split(line)
         assert program == "ray_yolo"

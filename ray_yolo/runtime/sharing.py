@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it
 CALM_SECONDS = 60.0  # without a waiting group, until places are requested again; and between two moves of a worker
 _NAME = re.compile(r"ray_yolo/(minimum|extra)/(-?\d+)/(\d+)/[0-9a-f]+")
 
-Kind = Literal["minimum", "extra", "foreign"]
+GroupKind = Literal["minimum", "extra", "foreign"]
 
 
 class Group(NamedTuple):
@@ -37,7 +37,7 @@ class Group(NamedTuple):
     is_placed: bool  # otherwise it waits for resources
     bundles: tuple[Mapping[str, float], ...]  # CPUs and GPUs
     is_strict: bool  # its bundles may not be placed freely
-    kind: Kind = "foreign"
+    kind: GroupKind = "foreign"
     priority: int = 0
     number: int = 0  # of the pool's bundle
 
@@ -49,7 +49,7 @@ class Offer(NamedTuple):
     waits: Group
 
 
-def group_name(kind: Kind, priority: int, number: int) -> str:
+def group_name(kind: GroupKind, priority: int, number: int) -> str:
     """A new name for a placement group. Ray demands that it is unique."""
     return f"ray_yolo/{kind}/{priority}/{number}/{uuid.uuid4().hex}"
 
@@ -66,7 +66,7 @@ def read_groups(table: Mapping[str, Mapping[str, Any]], creator_of: Callable[[st
         is_strict = row["strategy"].startswith("STRICT") and len(bundles) > 1
         group = Group(identity, creator_of(identity), row["state"] == "CREATED", bundles, is_strict)
         if match := _NAME.fullmatch(row["name"]):
-            kind: Kind = "extra" if match[1] == "extra" else "minimum"
+            kind: GroupKind = "extra" if match[1] == "extra" else "minimum"
             group = group._replace(kind=kind, priority=int(match[2]), number=int(match[3]))
         groups.append(group)
     return groups

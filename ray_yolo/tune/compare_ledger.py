@@ -64,7 +64,7 @@ class ClaimEvent(LedgerEvent):
 _TYPES: dict[str, type[LedgerEvent]] = {FIRST: ComparisonEvent, "trained": TrainedEvent, "claim": ClaimEvent}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
-Results = dict[tuple[int, Side], TrainedEvent]
+PairResults = dict[tuple[int, Side], TrainedEvent]
 
 
 class CompareLedger:
@@ -141,9 +141,9 @@ def begun_of(lines: Sequence[LedgerEvent]) -> ComparisonEvent:
     return lines[0]
 
 
-def results_of(lines: Sequence[LedgerEvent]) -> Results:
+def results_of(lines: Sequence[LedgerEvent]) -> PairResults:
     """The result of each training, by pair and side."""
-    results: Results = {}
+    results: PairResults = {}
     for line in lines:
         if isinstance(line, TrainedEvent):
             results.setdefault((line.pair, line.side), line)

@@ -14,7 +14,7 @@ from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_f
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.claim import judge_pairs
-from ray_yolo.tune.compare_ledger import Results, Side, begun_of, claim_of, read_comparison, results_of
+from ray_yolo.tune.compare_ledger import PairResults, Side, begun_of, claim_of, read_comparison, results_of
 from ray_yolo.tune.compare_status import comparison_table, result_text
 from ray_yolo.tune.pairs import SIDES, claim_from, training_folder
 
@@ -46,7 +46,7 @@ def write_page(folder: Path) -> None:
     atomic_write(folder / "report.html", page, durable=False)
 
 
-def read_curves(folder: Path, results: Results) -> dict[tuple[int, Side], dict[int, float]]:
+def read_curves(folder: Path, results: PairResults) -> dict[tuple[int, Side], dict[int, float]]:
     """The fitness of each ended training by epoch, counted from 1."""
     curves = {}
     for pair, side in sorted(results):
@@ -73,7 +73,7 @@ def draw_curves(curves: Mapping[tuple[int, Side], Mapping[int, float]], path: Pa
     return save(figure, path)
 
 
-def draw_pairs(results: Results, pairs: int, path: Path) -> Figure:
+def draw_pairs(results: PairResults, pairs: int, path: Path) -> Figure:
     """Left: the fitness of both sides in each pair. Right: the mean difference after each pair, with its interval."""
     numbers = list(range(1, pairs + 1))
     fitness = {side: [results[pair, side].fitness or 0.0 for pair in numbers] for side in SIDES}

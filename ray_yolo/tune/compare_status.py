@@ -12,7 +12,7 @@ from ray_yolo.runs.location import is_active, location
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.claim import PairsClaim
-from ray_yolo.tune.compare_ledger import Results, TrainedEvent, begun_of, claim_of, read_comparison, results_of
+from ray_yolo.tune.compare_ledger import PairResults, TrainedEvent, begun_of, claim_of, read_comparison, results_of
 from ray_yolo.tune.pairs import ComparedRow, claim_from, compared_classes, compared_metrics, training_folder
 
 _REASON_LENGTH = 160
@@ -33,7 +33,7 @@ def result_text(result: TrainedEvent) -> str:
     return f"{name}: fitness {result.fitness:.4f} (seed {result.seed})"
 
 
-def comparison_table(results: Results, claim: PairsClaim) -> list[str]:
+def comparison_table(results: PairResults, claim: PairsClaim) -> list[str]:
     """The means of both sides and their difference: fitness, metrics, and the AP of each class; a line each.
 
     The standard error of a difference is beside it. Only the claim about fitness holds at every look.

@@ -102,7 +102,7 @@ class ComparisonResult:
     claim: PairsClaim
 
 
-class _Checked(NamedTuple):
+class _CheckedComparison(NamedTuple):
     """A comparison after all checks that need no cluster."""
 
     config: CompareConfig  # the placement has the workers of each training
@@ -133,7 +133,7 @@ def compare(config: CompareConfig, sides: Recipes, *, quiet: bool = False) -> Co
         begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b)
         ledger = CompareLedger(run.folder / LEDGER_FILE, begun)
         stream = io.StringIO() if quiet else sys.stdout
-        return _Execution(config, ledger, run, recipes, slots, gpus, stream).run_to_end()
+        return _ComparisonExecution(config, ledger, run, recipes, slots, gpus, stream).run_to_end()
     finally:
         if run:
             deadline.wait_for(run.release, "release")
@@ -154,7 +154,7 @@ def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
             f"at most {format_count(config.comparison.pairs, 'pair')}"]
 
 
-def _check(config: CompareConfig, sides: Recipes) -> _Checked:
+def _check(config: CompareConfig, sides: Recipes) -> _CheckedComparison:
     """Check everything that needs no cluster.
 
     Raises:
@@ -180,7 +180,7 @@ def _check(config: CompareConfig, sides: Recipes) -> _Checked:
                      for side, recipe, labels in zip("AB", sides, val, strict=True)]
         raise DatasetError(f"data: the validation sets of {' and '.join(described)} differ in images, labels or class "
                            "names, so their fitness cannot be compared; give the data set of B the `val` of A")
-    return _Checked(config, sides, (train[0], train[1]), val[0])
+    return _CheckedComparison(config, sides, (train[0], train[1]), val[0])
 
 
 def _digest(sides: Recipes) -> str:
@@ -188,7 +188,7 @@ def _digest(sides: Recipes) -> str:
     return hashlib.sha256("\0".join(map(recipe_digest, sides)).encode()).hexdigest()[:16]
 
 
-def _identity(checked: _Checked) -> dict[str, str]:
+def _identity(checked: _CheckedComparison) -> dict[str, str]:
     """Digests of everything that the settings of both sides only name."""
     identity = {}
     for side, recipe, train in zip("AB", checked.asked, checked.train, strict=True):
@@ -197,7 +197,7 @@ def _identity(checked: _Checked) -> dict[str, str]:
     return identity
 
 
-def _connect(checked: _Checked, run: Run | None) -> tuple[float, int]:
+def _connect(checked: _CheckedComparison, run: Run | None) -> tuple[float, int]:
     """The GPUs of each worker, and the number of trainings that run at once."""
     placement = checked.config.placement
     workers = checked.config.comparison.workers_per_training
@@ -244,7 +244,7 @@ def _differences(recipes: Recipes) -> list[str]:
     return recipes.differences or [EQUAL]
 
 
-class _Execution:
+class _ComparisonExecution:
     """One command's part of a comparison.
 
     Args:

@@ -18,7 +18,7 @@ from ray_yolo.core.events import METRICS
 from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.tune.claim import PairsClaim, difference_error, judge_pairs
-from ray_yolo.tune.compare_ledger import Results, Side, TrainedEvent
+from ray_yolo.tune.compare_ledger import PairResults, Side, TrainedEvent
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.sides import Recipes, all_settings
@@ -46,7 +46,7 @@ def training_folder(pair: int, side: Side) -> str:
     return f"pair{pair}-{side.lower()}"
 
 
-def claim_from(results: Results, most: int | None = None) -> PairsClaim:
+def claim_from(results: PairResults, most: int | None = None) -> PairsClaim:
     """The claim of the pairs that have ended on both sides: the first one that is significant, else the last one.
 
     Args:
@@ -78,7 +78,7 @@ class PairSchedule:
         limit: returns the most trainings at once. More are not handed out, for a result may end the comparison.
     """
 
-    def __init__(self, recipes: Recipes, pairs: int, write: Callable[[TrainedEvent], None], results: Results,
+    def __init__(self, recipes: Recipes, pairs: int, write: Callable[[TrainedEvent], None], results: PairResults,
                  class_precision: Callable[[str], Mapping[str, float | None]] = lambda name: {},
                  limit: Callable[[], int] = lambda: 1) -> None:
         self._settings = {"A": all_settings(recipes.a), "B": all_settings(recipes.b)}
@@ -168,7 +168,7 @@ class ComparedRow(NamedTuple):
         return self.b - self.a
 
 
-def compared_metrics(results: Results, pairs: int) -> list[ComparedRow]:
+def compared_metrics(results: PairResults, pairs: int) -> list[ComparedRow]:
     """The mean fitness and metrics of both sides over the first pairs. A training that diverged counts with 0."""
     rows = [_row("fitness", {key: result.fitness for key, result in results.items()}, results, pairs)]
     for name in METRICS:
@@ -176,7 +176,7 @@ def compared_metrics(results: Results, pairs: int) -> list[ComparedRow]:
     return [row for row in rows if row]
 
 
-def compared_classes(results: Results, pairs: int) -> list[ComparedRow]:
+def compared_classes(results: PairResults, pairs: int) -> list[ComparedRow]:
     """The mean AP (mAP50-95) of each class over the first pairs, in the order of the data set.
 
     A class without labels in the validation set has no AP and no row.
@@ -189,7 +189,7 @@ def compared_classes(results: Results, pairs: int) -> list[ComparedRow]:
     return [row for row in rows if row]
 
 
-def _row(name: str, values: Mapping[tuple[int, Side], float | None], results: Results, pairs: int
+def _row(name: str, values: Mapping[tuple[int, Side], float | None], results: PairResults, pairs: int
          ) -> ComparedRow | None:
     """The row of one number, from its value in each training; None if no pair has it on both sides."""
     a, b = list[float](), list[float]()

@@ -13,7 +13,7 @@ from ray_yolo.runtime.sharing import (
     CALM_SECONDS,
     PATIENCE_SECONDS,
     Group,
-    Kind,
+    GroupKind,
     Sharing,
     choose_offer,
     group_name,
@@ -24,7 +24,7 @@ CPU = {"CPU": 1.0}
 FULL: list[dict[str, float]] = [{}]
 
 
-def group(job: str, kind: Kind, number: int = 0, *, priority: int = 0, placed: bool = True, bundles: int = 1,
+def group(job: str, kind: GroupKind, number: int = 0, *, priority: int = 0, placed: bool = True, bundles: int = 1,
           needs: dict[str, float] = CPU, strict: bool = False) -> Group:
     return Group(f"{job}-{kind}-{number}", job, placed, (needs,) * bundles, strict, kind, priority, number)
 

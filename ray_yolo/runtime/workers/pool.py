@@ -27,7 +27,7 @@ from ray_yolo.core.events import Emit, PlacementEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import available_resources, has_lost_all_nodes, is_removed, is_waiting
-from ray_yolo.runtime.sharing import CALM_SECONDS, Kind, Sharing, group_name
+from ray_yolo.runtime.sharing import CALM_SECONDS, GroupKind, Sharing, group_name
 from ray_yolo.runtime.workers.client import QueueHandle, answer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.watchdog import drain_nodes
@@ -131,7 +131,7 @@ class WorkerPool:
         return relaunch
 
     def _request(self, number: int, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
-        kind: Kind = "minimum" if number < self._placement.min_workers else "extra"
+        kind: GroupKind = "minimum" if number < self._placement.min_workers else "extra"
         name = group_name(kind, self._placement.priority, number)
         self.groups.append(placement_group([self._resources] * bundles, strategy=strategy, name=name))
         self._emit(PlacementEvent(group=self.groups[-1].id.hex(), instead_of=instead_of))
