@@ -75,7 +75,7 @@ ELSEWHERE = {
     "--stall-seconds":  # freezes a worker
         "runtime/test_faults.py::test_a_process_that_is_killed_crashes_or_is_frozen",
     "--version":  # ends the command
-        "test_cli.py::test_the_programs_help_has_five_lines_that_work_and_its_version_is_the_packages",
+        "test_cli.py::test_the_programs_help_has_six_lines_that_work_and_its_version_is_the_packages",
     "--help":  # needs a process of its own
         "test_cli.py::test_help_is_fast_and_loads_no_library",
 }
