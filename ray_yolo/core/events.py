@@ -192,6 +192,26 @@ class StepEvent(RowEvent):
     skipped: bool
 
 
+class BalanceEvent(Event):
+    """The workers' shards change, because their measured speeds differ from those before."""
+
+    type: Literal["balance"] = "balance"
+    step: int
+    """The last step before this decision."""
+    from_step: int
+    """The first step with the new shards."""
+    microbatches: tuple[int, ...]
+    """Of each worker in a full step."""
+    seconds: tuple[float, ...]
+    """Of each worker for one microbatch: loading, forward and backward."""
+
+    @property
+    def line(self) -> str:
+        """One line for users."""
+        counts, times = ", ".join(map(str, self.microbatches)), ", ".join(f"{each:.3g}" for each in self.seconds)
+        return f"from step {self.from_step} on, workers compute {counts} microbatches per step (seconds each: {times})"
+
+
 class ShardEvent(RowEvent):
     """One worker's shard of an epoch."""
 
@@ -302,8 +322,9 @@ class Summary(Frozen):
 
 
 AnyEvent = Annotated[
-    RunEvent | DatasetEvent | ResourcesEvent | PlacementEvent | WorkerEvent | StartEvent | StepEvent | ShardEvent
-    | EpochEvent | CheckpointEvent | WarningEvent | FailureEvent | StacksEvent | EndEvent, Field(discriminator="type")]
+    RunEvent | DatasetEvent | ResourcesEvent | PlacementEvent | WorkerEvent | StartEvent | StepEvent | BalanceEvent
+    | ShardEvent | EpochEvent | CheckpointEvent | WarningEvent | FailureEvent | StacksEvent | EndEvent,
+    Field(discriminator="type")]
 _ANY: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 

@@ -33,6 +33,7 @@ from ray_yolo.data.dataset import (
 )
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
+from ray_yolo.engine.balance import LoadBalancer
 from ray_yolo.engine.collectives import Collectives, bare
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import Activity
@@ -101,6 +102,7 @@ class TrainComponents:
     loss: Criterion
     statistics: Statistics
     gradients: GradientTree
+    balancer: LoadBalancer
     sampler: ShardSampler
     loader: Batches
     val_batches: Batches  # this worker's shard
@@ -281,11 +283,12 @@ def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, gr
     """The components, by name, that load this worker's shard of the training data."""
     plan, (order, shapes) = Plan(spec.recipe, len(spec.train)), _rect(spec, grid)
     worker, num_workers = context.collectives.worker, context.collectives.num_workers
-    sampler = ShardSampler(plan, worker, num_workers, order)
+    balancer = LoadBalancer(plan, num_workers, context.activity)
+    sampler = ShardSampler(plan, worker, num_workers, order, balancer.seconds)
     loader = context.prepare_loader(DataLoader(
         train_dataset(spec, store, shapes), batch_size=plan.loader_batch(num_workers, worker), sampler=sampler,
         collate_fn=identity, **_processes(context)))
-    return {"spec": spec, "plan": plan, "sampler": sampler, "loader": loader}
+    return {"spec": spec, "plan": plan, "balancer": balancer, "sampler": sampler, "loader": loader}
 
 
 def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, context: WorkerContext

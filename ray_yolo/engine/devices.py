@@ -1,13 +1,33 @@
-"""The device of a process, and its name."""
+"""The device of a process, its name, and marks in its work."""
 
 from __future__ import annotations
 
-from typing import Literal
+import time
+from typing import Literal, cast
 
 import torch
 
 from ray_yolo.core.errors import ResourcesError
 from ray_yolo.core.system import processor_name
+
+Mark = float | torch.cuda.Event
+"""A point in a device's work: a time in seconds, or an event in the work that is queued on a GPU."""
+
+
+def mark(device: torch.device) -> Mark:
+    """A mark behind all work so far. The host does not wait for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Seconds between two marks of one device, which has reached both."""
+    if isinstance(begin, torch.cuda.Event):
+        return begin.elapsed_time(cast(torch.cuda.Event, end)) / 1000
+    return cast(float, end) - begin
 
 
 def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.devices import Mark, mark
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent
 
@@ -57,13 +58,15 @@ class GradientTree:
         self._next = 0  # this worker's next leaf
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
+        self.waits: list[tuple[Mark, Mark]] = []
+        """The waits for other workers in the newest step: their begins and ends."""
         if isinstance(replica, DistributedDataParallel):
             replica.register_comm_hook(self, GradientTree.exchange)
 
     def start(self, counts: Sequence[int]) -> None:
         """Begin a step in which worker w computes the next `counts[w]` leaves."""
         self._shards = [range(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
-        self._nodes, self._leaf, self._exchanges = [], None, []
+        self._nodes, self._leaf, self._exchanges, self.waits = [], None, [], []
         self._next = self._shards[self._collectives.worker].start
 
     @contextlib.contextmanager
@@ -121,7 +124,7 @@ class GradientTree:
             self._exchanges[-1].fold()
         device = bucket.buffer().device
         future = torch.futures.Future[Tensor](devices=[device] if device.type == "cuda" else None)
-        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._shards, future))
+        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._shards, future, self.waits))
         if bucket.is_last():
             self._exchanges[-1].fold()
             for exchange in self._exchanges:
@@ -164,11 +167,11 @@ class GradientTree:
 
 
 class _Exchange:
-    """The exchange of one bucket: all-to-all, fold, all-gather."""
+    """The exchange of one bucket: all-to-all, fold, all-gather. It notes its waits for other workers in `waits`."""
 
-    def __init__(self, rows: Tensor, length: int, shards: Sequence[range], future: torch.futures.Future[Tensor]
-                 ) -> None:
-        self.length, self._future = length, future
+    def __init__(self, rows: Tensor, length: int, shards: Sequence[range], future: torch.futures.Future[Tensor],
+                 waits: list[tuple[Mark, Mark]]) -> None:
+        self.length, self._future, self._waits = length, future, waits
         self._nodes = [list(aligned_nodes(shard)) for shard in shards]  # of each worker
         self._count = shards[-1].stop
         workers = len(shards)
@@ -183,7 +186,7 @@ class _Exchange:
 
     def fold(self) -> None:
         """Complete the tree over this worker's chunk, and start the all-gather of the chunks."""
-        self._work.wait()
+        self._wait()
         nodes = (node for shard in self._nodes for node in shard)
         values = {node: [value] for node, value in zip(nodes, self._received, strict=True)}
         [chunk] = _fold(_root(self._count), values, self._count)
@@ -191,8 +194,14 @@ class _Exchange:
 
     def finish(self) -> None:
         """Pass the sum to DDP."""
-        self._work.wait()
+        self._wait()
         self._future.set_result(self.sum[: self.length])
+
+    def _wait(self) -> None:
+        device = self.sum.device
+        began = mark(device)
+        self._work.wait()  # on a GPU, its queue waits and not the host
+        self._waits.append((began, mark(device)))
 
 
 def _root(count: int) -> TreeNode:

@@ -18,7 +18,9 @@ from torch.nn import functional as F
 
 from ray_yolo.core.errors import NOT_FINITE, PeerLostError, TrainingError
 from ray_yolo.core.structures import Progress
+from ray_yolo.engine.balance import Balance, Report, Work
 from ray_yolo.engine.build import TrainComponents, draw_weights
+from ray_yolo.engine.devices import mark
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
@@ -47,6 +49,7 @@ class StepResult(NamedTuple):
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
     flags: ControlFlags  # of all workers
+    balance: Balance | None = None  # if it changes from a later step on
 
 
 class Summed(NamedTuple):
@@ -58,7 +61,10 @@ class Summed(NamedTuple):
     statistics: Tensor  # the argument of `Statistics.apply`
     complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
     flags: Tensor  # (3,) bool: `ControlFlags` of any worker
+    reports: Tensor  # (workers, 2): each worker's `Report`
     wait_seconds: float
+    images: int  # forwarded by this worker
+    work: Work | None  # None: this worker had no microbatch, or the load is not balanced
 
 
 class Launched(NamedTuple):
@@ -66,7 +72,7 @@ class Launched(NamedTuple):
 
     summed: Summed
     rates: Rates
-    read: Callable[[], list[float]]  # waits for the device: mean losses, gradient norm, finite, complete, flags
+    read: Callable[[], list[float]]  # waits for the device; the numbers are in the order of `update_weights`
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
@@ -149,13 +155,15 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
                      poll_controls: PollControls) -> Summed:
     """Run forward and backward of this worker's microbatches; sum and gather over the workers. Collective."""
     plan, gradients, activity = components.plan, components.gradients, components.context.activity
-    collectives, recipe = components.context.collectives, plan.recipe
-    counts = plan.shard_sizes(step, collectives.num_workers)
-    shard = plan.shard(step, collectives.worker, collectives.num_workers)
+    collectives, recipe, device = components.context.collectives, plan.recipe, components.context.device
+    speeds = components.balancer.seconds(step)
+    counts = plan.shard_sizes(step, collectives.num_workers, speeds)
+    shard = plan.shard(step, collectives.worker, collectives.num_workers, speeds)
     size = image_size(recipe.seed, number, recipe.imgsz, components.model.grid) if recipe.multi_scale else None
-    rows, wait_seconds = [], 0.0
+    rows, wait_seconds, work = [], 0.0, None
     components.model.train()
     gradients.start(counts)
+    step_began = mark(device) if components.balancer.is_active else None
     for microbatch in shard:
         began, last = time.perf_counter(), microbatch is shard[-1]
         activity.enter("loading")
@@ -172,9 +180,13 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
     if not shard:
         activity.enter("exchanging")
         blank_loss(components).backward()
+    elif step_began is not None:
+        work = Work(len(shard), step_began, mark(device), gradients.waits)
     statistics = gradients.finish()
-    losses, complete, flags = gather_measurements(components, rows, counts, poll_controls(), number)
-    return Summed(step, number, losses, statistics, complete, flags, wait_seconds)
+    report = components.balancer.report(step, components.sampler)
+    losses, complete, flags, reports = gather_measurements(components, rows, counts, poll_controls(), report, number)
+    images = sum(len(microbatch.images) for microbatch in shard)
+    return Summed(step, number, losses, statistics, complete, flags, reports, wait_seconds, images, work)
 
 
 def forward(components: TrainComponents, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],
@@ -217,29 +229,30 @@ def blank_loss(components: TrainComponents) -> Tensor:
 
 
 def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], flags: ControlFlags,
-                        number: int) -> tuple[Tensor, Tensor, Tensor]:
+                        report: Report, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
-    Each worker sends a header, then its rows. The header contains the worker's flags, and whether its process group was
-    aborted before all gradients arrived. The rows may then be garbage.
+    Each worker sends a header, then its rows. The header contains the worker's flags, its report on its speed, and
+    whether its process group was aborted before all gradients arrived. The rows may then be garbage.
 
     Args:
         rows: the loss terms of each of this worker's microbatches.
         counts: the number of microbatches of each worker.
 
     Returns:
-        (microbatches, terms) losses in order, () bool whether the step is complete, and (3,) bool flags of any worker.
+        (microbatches, terms) losses in order, () bool whether the step is complete, (3,) bool flags of any worker, and
+        (workers, 2) reports.
     """
     collectives, device = components.context.collectives, components.context.device
     width = len(components.loss.names)  # terms of a microbatch
     own = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    own_flags = [own.new_full((), float(flag)) for flag in flags]
-    header = torch.stack([*own_flags, collectives.was_cut(device)])
+    numbers = [own.new_full((), float(value)) for value in (*flags, *report)]
+    header = torch.stack([*numbers, collectives.was_cut(device)])
     padding = own.new_zeros(max(counts) * width - len(own))  # a gather needs equal lengths
 
     gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)  # (workers, length)
     headers, bodies = gathered[:, : len(header)], gathered[:, len(header):]
-    *flag_columns, cut = headers.unbind(1)
+    flag_columns, reports, cut = headers.split([len(flags), len(report), 1], dim=1)
     complete = of_this_step & ~cut.any()
     if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)
@@ -248,7 +261,7 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
         for body, count in zip(bodies, counts, strict=True):
             parts.append(body[: count * width].view(count, width))
         losses = torch.cat(parts)
-    return losses, complete, torch.stack(flag_columns).any(1)
+    return losses, complete, flag_columns.bool().any(0), reports
 
 
 def update_weights(components: TrainComponents, summed: Summed, rates: Rates) -> Launched:
@@ -269,7 +282,7 @@ def update_weights(components: TrainComponents, summed: Summed, rates: Rates) ->
     update_scale(scaler, summed.complete)
     optimizer.zero_grad(set_to_none=True)
     mean = summed.losses.sum(0) / len(summed.step.images)
-    numbers = torch.cat([mean, torch.stack([norm, finite, summed.complete]), summed.flags])
+    numbers = torch.cat([mean, summed.reports.flatten(), torch.stack([norm, finite, summed.complete]), summed.flags])
     return Launched(summed, rates, send_to_host(numbers))
 
 
@@ -309,22 +322,34 @@ def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
     Raises:
         PeerLostError: if the step is incomplete; the device has skipped it.
     """
-    summed, collectives = launched.summed, components.context.collectives
-    *losses, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `update_weights`
+    summed = launched.summed
+    *measured, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `update_weights`
     if not complete:
         raise PeerLostError("the exchange was aborted")
     if finite:
         components.statistics.apply(summed.statistics, len(summed.losses))
         components.ema.update(components.model, summed.number + 1)
-    shard = components.plan.shard(summed.step, collectives.worker, collectives.num_workers)
+    terms = len(components.loss.names)
     return StepResult(
-        losses=torch.tensor(losses),
+        losses=torch.tensor(measured[:terms]),
         gradient_norm=norm,
         skipped=not finite,
         wait_seconds=summed.wait_seconds,
-        images=sum(len(microbatch.images) for microbatch in shard),
+        images=summed.images,
         flags=ControlFlags(bool(stop), bool(regroup), bool(save)),
+        balance=rebalance(components, summed, measured[terms:]),
     )
+
+
+def rebalance(components: TrainComponents, summed: Summed, reports: Sequence[float]) -> Balance | None:
+    """Measure this worker's speed in a step. Returns the balance of a later step if the workers' reports change it."""
+    if summed.work:
+        components.balancer.measure(summed.work)
+    pairs = zip(reports[::2], reports[1::2], strict=True)
+    balance = components.balancer.rebalance(summed.step, [Report(*pair) for pair in pairs])
+    if balance:
+        components.sampler.restart(balance.batch)
+    return balance
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1

@@ -36,6 +36,7 @@ class Activity:
     step: int = 0
     since: float = field(default_factory=time.monotonic)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=50))  # seconds of the newest steps
+    work: deque[float] = field(default_factory=lambda: deque(maxlen=20))  # own seconds per microbatch of those
 
     def enter(self, phase: Phase) -> None:
         """Record the start of a phase."""

@@ -6,8 +6,9 @@ number of workers trains the same microbatches.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -79,25 +80,29 @@ class Plan:
         """Number of microbatches of a step; the epoch's last one may be short."""
         return math.ceil(len(step.images) / resolved_batch(self.recipe)[1])
 
-    def shard(self, step: Step, worker: int, num_workers: int) -> list[Microbatch]:
+    def shard(self, step: Step, worker: int, num_workers: int, seconds: tuple[float, ...] = ()) -> list[Microbatch]:
         """The microbatches that a worker forwards in a step. They are whole and consecutive.
 
         Under sync_bn, each worker takes every n-th image of every microbatch, possibly none. Its part of a short batch
         is therefore never larger than its part of a full one.
+
+        Args:
+            seconds: per microbatch, of each worker; (): of equal speed.
         """
         _, size = resolved_batch(self.recipe)
         numbers, part = range(self.microbatches(step)), slice(worker, None, num_workers)
         if not self.recipe.sync_bn:
-            numbers, part = sharding.shard(len(numbers), worker, num_workers), slice(None)
+            numbers = sharding.shards_by_speed(len(numbers), seconds or (1.0,) * num_workers)[worker]
+            part = slice(None)
         microbatches = ((number, step.images[number * size : (number + 1) * size]) for number in numbers)
         return [Microbatch(number, images[part], len(images)) for number, images in microbatches]
 
-    def shard_sizes(self, step: Step, num_workers: int) -> list[int]:
-        """The number of microbatches in each worker's shard."""
+    def shard_sizes(self, step: Step, num_workers: int, seconds: tuple[float, ...] = ()) -> list[int]:
+        """The number of microbatches in each worker's shard; the arguments are those of `shard`."""
         count = self.microbatches(step)
         if self.recipe.sync_bn:
             return [count] * num_workers
-        return [len(sharding.shard(count, worker, num_workers)) for worker in range(num_workers)]
+        return [len(numbers) for numbers in sharding.shards_by_speed(count, seconds or (1.0,) * num_workers)]
 
     def loader_batch(self, num_workers: int, worker: int) -> int:
         """Images of a worker's full microbatch, the batch size of its loader."""
@@ -112,38 +117,90 @@ class Plan:
                                    plan.warmup_momentum)
 
 
+@dataclass
+class _EpochKeys:
+    """The keys of one worker for the rest of an epoch. Arrays, because a list of keys takes 144 bytes for each."""
+
+    epoch: int
+    order: np.ndarray  # the image at each position
+    batches: np.ndarray  # the last batch of each step
+    positions: np.ndarray  # of each key
+    ends: np.ndarray  # number of keys up to the end of each step
+    yielded: int = 0  # keys
+
+    def step_number(self, batch: int) -> int:
+        """The number, within these steps, of the first one whose last batch is `batch` or a later one."""
+        return int(np.searchsorted(self.batches, batch))
+
+
 class ShardSampler(DistributedSampler[SampleKey]):
     """Sample keys of one worker for the rest of one epoch, in the order of its microbatches.
 
     It subclasses DistributedSampler so that Ray's `prepare_data_loader` keeps it. Call `start` before iterating.
+
+    Args:
+        speeds: the last argument of `Plan.shard` for a step.
     """
 
-    def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None) -> None:
+    def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None,
+                 speeds: Callable[[Step], tuple[float, ...]] = lambda step: ()) -> None:
         positions = cast("Dataset[int]", range(plan.num_images))  # DistributedSampler needs its length only
         super().__init__(positions, num_replicas=num_workers, rank=worker, shuffle=False)
         self._plan, self._worker, self._num_workers = plan, worker, num_workers
-        self._fixed_order = fixed_order
-        self._epoch = 0
-        self._positions = self._images = np.zeros(0, np.int32)  # of each sample: a list of keys takes 144 bytes for it
+        self._fixed_order, self._speeds = fixed_order, speeds
+        none = np.zeros(0, np.int32)
+        self._keys = _EpochKeys(0, none, none, none, none)
 
     def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None) -> None:
         """Prepare an epoch's keys after its first `images_done` images (whole steps); `weights` biases the draw."""
         order = self._fixed_order
         if order is None:
             order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)
-        parts = [np.zeros(0, np.int32)]
-        for step in self._plan.steps(epoch):
-            if step.images.start >= images_done:
-                for microbatch in self._plan.shard(step, self._worker, self._num_workers):
-                    images = microbatch.images
-                    parts.append(np.arange(images.start, images.stop, images.step, dtype=np.int32))
-        self._epoch, self._positions = epoch, np.concatenate(parts)
-        self._images = order[self._positions].astype(np.int32)
+        steps = [step for step in self._plan.steps(epoch) if step.images.start >= images_done]
+        batches = np.array([step.batch for step in steps], np.int32)
+        self._keys = _EpochKeys(epoch, order.astype(np.int32), batches, *self._shards(steps))
+
+    def restart(self, batch: int) -> None:
+        """Distribute the steps anew whose last batch is `batch` or a later one. No key of them was yielded."""
+        keys = self._keys
+        kept = keys.step_number(batch)
+        num_kept = int(keys.ends[kept - 1]) if kept else 0
+        assert keys.yielded <= num_kept, "a loader has begun to load these steps"
+        steps = [step for step in self._plan.steps(keys.epoch) if step.batch >= batch]
+        positions, ends = self._shards(steps)
+        keys.positions = np.concatenate([keys.positions[:num_kept], positions])
+        keys.ends = np.concatenate([keys.ends[:kept], num_kept + ends])
+
+    def newest_loading(self, step: Step) -> int:
+        """The last batch of the newest step that may be loading when the step after `step` has been computed.
+
+        For each batch that a loader returns, it requests one more.
+        """
+        keys = self._keys
+        number = keys.step_number(step.batch)
+        following = min(number + 1, len(keys.batches) - 1)
+        requested = keys.yielded + keys.ends[following] - keys.ends[number]
+        newest = int(np.searchsorted(keys.ends, min(requested, len(keys.positions))))  # the step of the last of them
+        return int(keys.batches[max(newest, following)])
+
+    def _shards(self, steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of this worker's images in some steps, and their number up to the end of each step."""
+        parts, sizes = [np.zeros(0, np.int32)], []
+        for step in steps:
+            microbatches = self._plan.shard(step, self._worker, self._num_workers, self._speeds(step))
+            for images in (microbatch.images for microbatch in microbatches):
+                parts.append(np.arange(images.start, images.stop, images.step, dtype=np.int32))
+            sizes.append(sum(len(microbatch.images) for microbatch in microbatches))
+        return np.concatenate(parts), np.cumsum(sizes, dtype=np.int32)
 
     def __iter__(self) -> Iterator[SampleKey]:
-        epoch = self._epoch
-        for position, image in zip(self._positions, self._images, strict=True):
-            yield SampleKey(epoch, int(position), int(image))
+        keys = self._keys  # a running iteration keeps its epoch
+        for number in itertools.count():
+            if number >= len(keys.positions):  # `restart` changes the length
+                return
+            position = int(keys.positions[number])
+            keys.yielded = max(keys.yielded, number + 1)
+            yield SampleKey(keys.epoch, position, int(keys.order[position]))
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self._keys.positions)

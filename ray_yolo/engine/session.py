@@ -24,6 +24,7 @@ from ray_yolo.checkpoints.writer import WRITE_SECONDS, Saver, save_interval
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import (
+    BalanceEvent,
     CheckpointEvent,
     Emit,
     EndEvent,
@@ -38,6 +39,7 @@ from ray_yolo.core.files import replacing
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.core.threads import run_in_thread
+from ray_yolo.engine.balance import Balance
 from ray_yolo.engine.build import (
     TrainSpec,
     WorkerContext,
@@ -269,6 +271,8 @@ class Session:
         seconds = timer.stop_step(result, len(step.images))
         if self.records and timer.should_log(progress.step, result):
             self._emit(timer.step_event(progress, step, rates, result, seconds))
+        if self.records and result.balance:
+            self._emit_balance(step, result.balance)
         self.context.activity.finished(progress.step, seconds)
         self._lost = 0
         save_steps = self.placement.save_steps
@@ -280,6 +284,14 @@ class Session:
             self.compare_weights()
         if due:
             self._save_agreed()
+
+    def _emit_balance(self, step: Step, balance: Balance) -> None:
+        """Record that the workers' shards change."""
+        progress, components = self.state.progress, self.components
+        later = [other for other in components.plan.steps(progress.epoch) if step.batch < other.batch < balance.batch]
+        self._emit(BalanceEvent(
+            step=progress.step, from_step=progress.step + len(later) + 1,
+            microbatches=components.balancer.microbatches(balance), seconds=balance.seconds))
 
     def after_epoch(self, epoch: int) -> bool:
         """Validate, record and save. Returns whether training is over or continues with other settings."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -16,6 +18,25 @@ class TreeNode(NamedTuple):
 def shard(count: int, worker: int, num_workers: int) -> range:
     """The worker's contiguous shard of `count` items; shards differ by at most one and cover each item once."""
     return range(count * worker // num_workers, count * (worker + 1) // num_workers)
+
+
+@lru_cache(maxsize=256)
+def shards_by_speed(count: int, seconds: tuple[float, ...]) -> tuple[range, ...]:
+    """Each worker's contiguous shard of `count` equal items, of which one takes worker w `seconds[w]`.
+
+    The slowest worker finishes as early as possible: each next item goes to the worker that would finish it first. If
+    there is an item for each worker, each gets at least one, so that its speed stays known. Workers of equal speed get
+    the shards of `shard`.
+    """
+    workers = range(len(seconds))
+    if len(set(seconds)) == 1:
+        return tuple(shard(count, worker, len(seconds)) for worker in workers)
+    at_least = 1 if count >= len(seconds) else 0
+    sizes = [at_least] * len(seconds)
+    for _ in range(count - sum(sizes)):
+        first = min(workers, key=lambda worker: (sizes[worker] + 1) * seconds[worker])
+        sizes[first] += 1
+    return tuple(range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)))
 
 
 def balanced_shard(costs: Sequence[float], worker: int, num_workers: int) -> list[int]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import (
+    BalanceEvent,
     EndEvent,
     EpochEvent,
     Event,
@@ -97,6 +98,8 @@ def describe_run(run_dir: Path) -> list[str]:
         lines.append(startup.waits_for)
     if last_of(events, StepEvent, EpochEvent):
         lines.append(_progress(events, now))
+    if isinstance(balance := last_of(events, StartEvent, BalanceEvent), BalanceEvent):  # of this group of workers
+        lines.append(balance.line)
     cost = measure_goodput(events)
     if cost.restarts or cost.regroupings:
         lines.append(cost.line)

@@ -19,6 +19,7 @@ from ray_yolo.config.recipe import (
 from ray_yolo.core.events import (
     ANCHOR_TERMS,
     METRICS,
+    BalanceEvent,
     ClassResult,
     DatasetEvent,
     EndEvent,
@@ -90,6 +91,8 @@ class TrainingReport:
                 self._on_step(event)
             case EpochEvent():
                 return self._on_epoch(event)
+            case BalanceEvent():
+                return []
             case WarningEvent():
                 return self._on_warning(event)
             case EndEvent():

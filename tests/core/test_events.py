@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ray_yolo.core.events import (
     AnyEvent,
+    BalanceEvent,
     ClassResult,
     DatasetEvent,
     EpochEvent,
@@ -38,6 +39,7 @@ EXAMPLES: list[Event] = [
     run_log.run(), DatasetEvent(names=run_log.NAMES, splits={"train": COUNTS, "val": COUNTS}),
     ResourcesEvent(cpus=4, threads=3, loader_processes=1, cache="ram", reasons=("4 CPUs free for 1 worker",)),
     PlacementEvent(group="ab12"), WorkerEvent(worker=1, node="left", pid=7), run_log.start(5, terms=("box", "dfl")),
+    BalanceEvent(step=20, from_step=23, microbatches=(3, 1), seconds=(0.04, 0.125)),
     run_log.step(1), ShardEvent(worker=1, epoch=0, step=10, images=40, wait_seconds=0.5, seconds=9.0, node="a", pid=7),
     run_log.epoch(0), run_log.epoch(1, val=None, metrics=None, per_class=[], fitness=None, best=False),
     run_log.checkpoint(10), WarningEvent(message="slow"), WarningEvent(message="slow", worker=3),

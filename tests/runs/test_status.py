@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import WarningEvent, WorkerEvent
+from ray_yolo.core.events import BalanceEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs import status
 from ray_yolo.runs.event_log import EVENTS_FILE
@@ -36,6 +36,15 @@ def test_a_training_is_shown_with_its_newest_step_and_its_workers(held: Path) ->
     assert progress.startswith("epoch 1 of 3, step 7, 100 images/s, ")
     assert workers == ["worker 0 on n0, process 40", "worker 1 on n1, process 41"]
     assert warning.endswith("worker 1: slow storage")
+
+
+def test_the_shards_of_this_group_of_workers_are_shown_if_they_are_balanced(held: Path) -> None:
+    balance = BalanceEvent(step=5, from_step=8, microbatches=(3, 1), seconds=(0.04, 0.1251))
+    run_log.write(held / EVENTS_FILE, [*TRAINING, balance])
+    line = "from step 8 on, workers compute 3, 1 microbatches per step (seconds each: 0.04, 0.125)"
+    assert describe_run(held)[2] == line
+    run_log.write(held / EVENTS_FILE, [*TRAINING, balance, run_log.start(7, regrouped=True)])
+    assert line not in describe_run(held)
 
 
 def test_workers_are_shown_in_their_last_reported_state(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,15 @@ import pytest
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.events import DatasetEvent, Event, ResourcesEvent, ShardEvent, SplitCounts, WarningEvent
+from ray_yolo.core.events import (
+    BalanceEvent,
+    DatasetEvent,
+    Event,
+    ResourcesEvent,
+    ShardEvent,
+    SplitCounts,
+    WarningEvent,
+)
 from ray_yolo.sinks.report import (
     CLASS_HEADER,
     TrainingReport,
@@ -82,6 +90,11 @@ class TestEpochLines:
     def test_warnings_are_passed_on(self):
         output, _ = lines([WarningEvent(message="MLflow is away")], live=False)
         assert output == ["WARNING: MLflow is away"]
+
+    def test_new_shards_of_the_workers_are_one_line(self):
+        balance = BalanceEvent(step=5, from_step=8, microbatches=(3, 1), seconds=(0.04, 0.125))
+        output, _ = lines([balance], live=True)
+        assert output == ["from step 8 on, workers compute 3, 1 microbatches per step (seconds each: 0.04, 0.125)"]
 
     def test_a_warning_of_several_workers_is_shown_once_with_the_number_of_the_first(self):
         output, _ = lines([WarningEvent(message="slow kernel", worker=worker) for worker in (3, 0, 3)],

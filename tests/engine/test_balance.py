@@ -1,0 +1,280 @@
+"""Microbatches follow the workers' measured speed: no image is lost or loaded in vain, and the bits stay equal."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.core.events import BalanceEvent, Event, parse_event
+from ray_yolo.core.structures import SampleKey
+from ray_yolo.engine import balance, devices, loop
+from ray_yolo.engine.balance import LoadBalancer, Report, Work
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.membership import Activity, Rendezvous
+from ray_yolo.engine.plan import Plan, ShardSampler, Step
+from ray_yolo.engine.session import Session
+from ray_yolo.engine.state import capture
+from tests.support import run_log
+from tests.support.jobs import make_spec
+from tests.support.workers import run_workers, wrap_model
+
+SIZE = 2  # of a microbatch
+STEADY: dict[str, Any] = {"batch_size": 16, "microbatch": SIZE, "optimizer": {"nominal_batch": 16}}
+UNKNOWN = Report(0.0, 0.0)
+
+
+def make_plan(num_images: int = 320, **recipe: Any) -> Plan:
+    return Plan(resolve(Recipe.model_validate({**STEADY, **recipe}), 1, gpu=False), num_images)
+
+
+def known(*seconds: float) -> list[Report]:
+    """Reports of workers that load the next step."""
+    return [Report(each, 1.0) for each in seconds]
+
+
+def work(seconds: float) -> Work:
+    """Two microbatches and a wait of 5 s."""
+    return Work(2, 10.0, 15.0 + 2 * seconds, [(11.0, 14.0), (14.5, 16.5)])
+
+
+def test_the_time_of_a_microbatch_is_without_the_waits_for_other_workers() -> None:
+    assert work(0.25).seconds() == pytest.approx(0.25)
+
+
+def test_a_mark_on_a_gpu_is_an_event_that_measures_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeEvent:
+        made = itertools.count(1)
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            self.timed, self.at = enable_timing, 0
+
+        def record(self) -> None:
+            self.at = next(self.made)
+
+        def elapsed_time(self, later: FakeEvent) -> float:
+            assert self.timed
+            return 500.0 * (later.at - self.at)  # ms
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    first, second, third = (devices.mark(torch.device("cuda")) for _ in range(3))
+    assert devices.seconds_between(first, third) == 1.0
+    assert Work(1, first, third, [(first, second)]).seconds() == 0.5
+
+
+def test_a_speed_is_the_median_of_enough_steps_and_outlasts_a_generation() -> None:
+    plan, activity = make_plan(), Activity()
+    sampler = ShardSampler(plan, 0, 2)
+    sampler.start(0)
+    step = plan.steps(0)[0]
+    for seconds in (9.0, 0.3, 0.1, 0.2):  # the first step waits for its loader
+        first = LoadBalancer(plan, 2, activity)
+        assert first.report(step, sampler) == UNKNOWN
+        first.measure(work(seconds))
+    first.measure(work(0.4))
+    assert LoadBalancer(plan, 3, activity).report(step, sampler) == (pytest.approx(0.3), 1.0)
+
+
+def test_shards_change_for_a_gain_of_a_tenth_and_not_for_less() -> None:
+    """Of 8 microbatches 4 and 4 would take 4 x 0.5; 5 and 3 take 3 x 0.5, 1.33 times as fast."""
+    plan = make_plan()
+    balancer, step = LoadBalancer(plan, 2, Activity()), plan.steps(0)[3]
+    changed = balancer.rebalance(step, [Report(0.3, 4.0), Report(0.5, 2.0)])
+    assert changed == (step.batch + 5, (0.3, 0.5))
+    assert balancer.microbatches(changed) == (5, 3)
+    assert [balancer.seconds(later) for later in plan.steps(0)[7:9]] == [(), (0.3, 0.5)]
+    assert plan.shard_sizes(step, 2, (0.3, 0.5)) == [5, 3]
+    assert LoadBalancer(plan, 2, Activity()).rebalance(step, known(0.3, 0.35)) is None
+
+
+def test_a_decision_waits_for_all_speeds_and_for_twenty_steps_after_the_last_one() -> None:
+    plan = make_plan(10_000)
+    balancer, steps = LoadBalancer(plan, 2, Activity()), iter(plan.steps(0))
+    assert balancer.rebalance(next(steps), [UNKNOWN, *known(0.5)]) is None
+    assert balancer.rebalance(next(steps), known(0.1, 0.5)) is not None
+    for _ in range(balance.STEPS_BETWEEN - 1):
+        assert balancer.rebalance(next(steps), known(0.5, 0.1)) is None
+    back = balancer.rebalance(next(steps), known(0.5, 0.1))
+    assert back is not None
+    assert balancer.microbatches(back) == (1, 7)
+
+
+@pytest.mark.parametrize(("workers", "recipe"), [(1, {}), (2, {"sync_bn": True, "microbatch": None})])
+def test_one_worker_and_synchronised_batch_norm_keep_equal_parts(workers: int, recipe: dict[str, Any]) -> None:
+    plan = make_plan(**recipe)
+    balancer = LoadBalancer(plan, workers, Activity())
+    assert not balancer.is_active
+    assert balancer.rebalance(plan.steps(0)[0], known(0.1, 0.5)[:workers]) is None
+
+
+# A group of workers whose loaders prefetch, without processes
+
+class Loader:
+    """Batches of a sampler's keys, of which `depth` are requested before the first one is returned."""
+
+    def __init__(self, sampler: ShardSampler, depth: int) -> None:
+        self._keys = iter(sampler)
+        self._requested = deque(self._request() for _ in range(depth))
+
+    def _request(self) -> list[SampleKey]:
+        return list(itertools.islice(self._keys, SIZE))
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        while True:
+            self._requested.append(self._request())
+            yield self._requested.popleft()
+
+
+class Simulated:
+    """One worker."""
+
+    def __init__(self, plan: Plan, worker: int, num_workers: int, depth: int) -> None:
+        self.plan, self.worker, self.num_workers, self.depth = plan, worker, num_workers, depth
+        self.balancer = LoadBalancer(plan, num_workers, Activity())
+        self.sampler = ShardSampler(plan, worker, num_workers, np_order(plan), self.balancer.seconds)
+
+    def start(self, epoch: int) -> None:
+        self.sampler.start(epoch)
+        self._batches = iter(Loader(self.sampler, self.depth))
+
+    def compute(self, step: Step, seconds: float) -> list[int]:
+        """Positions of the images that it computes; they have to be those that the loader returns."""
+        shard = self.plan.shard(step, self.worker, self.num_workers, self.balancer.seconds(step))
+        for microbatch in shard:
+            assert [key.position for key in next(self._batches)] == list(microbatch.images)
+            self.balancer.measure(Work(1, 0.0, seconds, []))
+        return [position for microbatch in shard for position in microbatch.images]
+
+
+def np_order(plan: Plan) -> Any:
+    return torch.arange(plan.num_images).numpy()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=4), st.sampled_from([16, 64]), st.integers(0, 40),
+       st.lists(st.lists(st.floats(1, 9), min_size=4, max_size=4), min_size=2, max_size=5), st.booleans())
+def test_whatever_the_loaders_have_prefetched_every_image_is_computed_once_and_none_is_loaded_in_vain(
+        depths: list[int], nominal: int, odd: int, speeds: list[list[float]], ahead: bool) -> None:
+    """Also in warm-up, where steps grow and some workers have no microbatch, and with a step that runs ahead."""
+    plan = make_plan(480 + odd, epochs=3, optimizer={"nominal_batch": nominal},
+                     schedule={"warmup_epochs": 1, "warmup_min_batches": 0})
+    workers = [Simulated(plan, number, len(depths), depth) for number, depth in enumerate(depths)]
+    speed, num_steps = itertools.cycle(speeds), 0
+    for epoch in range(3):
+        for each in workers:
+            each.start(epoch)
+        computed, unread = [], []
+        for step in plan.steps(epoch):
+            if num_steps % 30 == 0:
+                seconds = next(speed)
+            num_steps += 1
+            for each in workers:
+                computed += each.compute(step, seconds[each.worker])
+            reports = [each.balancer.report(step, each.sampler) for each in workers]
+            unread.append((step, reports))
+            if len(unread) > ahead:  # on a GPU a step is read when the next one has been computed
+                decide(workers, *unread.pop(0))
+        for step, reports in unread:
+            decide(workers, step, reports)
+        assert sorted(computed) == list(range(plan.num_images))
+
+
+def decide(workers: list[Simulated], step: Step, reports: list[Report]) -> None:
+    """Let all workers decide; they have to agree. `restart` asserts that no loader has begun what changes."""
+    changes = [each.balancer.rebalance(step, reports) for each in workers]
+    assert len(set(changes)) == 1
+    for each, change in zip(workers, changes, strict=True):
+        if change:
+            each.sampler.restart(change.batch)
+
+
+class Keys(Dataset[Any]):
+    """The positions of keys."""
+
+    def __getitem__(self, key: SampleKey) -> int:
+        return key.position
+
+
+def test_a_loader_with_processes_requests_one_more_batch_for_each_that_it_returns() -> None:
+    """On this the last step rests that may be loading; and new shards reach a loader that runs."""
+    plan, speeds = make_plan(), {"now": ()}
+    sampler = ShardSampler(plan, 0, 2, np_order(plan), lambda step: speeds["now"])
+    sampler.start(0)
+    loader = DataLoader(Keys(), batch_size=SIZE, sampler=sampler, num_workers=2, prefetch_factor=3,
+                        multiprocessing_context="fork")
+    batches = iter(loader)
+    first = [next(batches).tolist() for _ in range(4)]  # of the first step's 8 microbatches
+    assert sampler._keys.yielded == SIZE * (4 + 2 * 3)  # 10 microbatches: two of the third step, none of the fourth
+    steps = plan.steps(0)
+    assert sampler.newest_loading(steps[0]) == steps[3].batch  # and four more
+    speeds["now"] = (1.0, 3.0)
+    sampler.restart(steps[4].batch)
+    positions = [position for batch in [*first, *(batch.tolist() for batch in batches)] for position in batch]
+    wanted = [plan.shard(step, 0, 2, () if number < 4 else (1.0, 3.0)) for number, step in enumerate(steps)]
+    assert positions == [image for shard in wanted for microbatch in shard for image in microbatch.images]
+    with pytest.raises(AssertionError, match="begun to load"):
+        sampler.restart(steps[5].batch)
+
+
+# A real group
+
+SLOW_SECONDS = 0.06  # beside about 0.01 of a microbatch
+CHANGE = 12  # step before which worker 1 is slow, and from which on worker 0 is
+
+
+def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str, Any]:
+    """A training whose slow worker changes in the middle."""
+    events: list[Event] = []
+    activity = Activity(work=deque(maxlen=4))
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
+                            activity=activity)
+    forward = loop.forward
+
+    def slow_forward(*args: Any) -> Any:
+        if collectives.num_workers > 1 and collectives.worker == (1 if activity.step < CHANGE else 0):
+            time.sleep(SLOW_SECONDS)
+        return forward(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "forward", slow_forward)
+        patch.setattr(balance, "STEPS_KNOWN", 3 if balanced else 10**9)
+        patch.setattr(balance, "STEPS_BETWEEN", 5)
+        session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
+        session.train(lambda: False)
+    state = capture(session.components, session.state, {})
+    tensors = [part.double().flatten() for part in [*state["model"].values(), *state["ema"].values()]]
+    changes = [event.model_dump_json() for event in run_log.only(BalanceEvent, events)]
+    return {"weights": torch.cat(tensors), "changes": changes}
+
+
+def test_shards_follow_a_speed_that_changes_in_the_middle_and_the_bits_stay_equal(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, 32, epochs=12)  # 24 steps of four microbatches
+    [alone] = run_workers(1, train, spec, True)
+    first, second = run_workers(2, train, spec, True)
+    assert torch.equal(first["weights"], alone["weights"])
+    assert torch.equal(second["weights"], alone["weights"])
+    assert alone["changes"] == second["changes"] == []  # the recording worker alone has the events
+    changes = [event for line in first["changes"] if isinstance(event := parse_event(line.encode()), BalanceEvent)]
+    assert [change.microbatches for change in changes] == [(3, 1), (1, 3)]
+    assert changes[0].step < CHANGE < changes[1].step
+    for change in changes:
+        assert 1 <= change.from_step - change.step <= 3
+        assert max(change.seconds) >= SLOW_SECONDS > min(change.seconds)
+
+
+def test_without_balancing_the_shards_stay_equal(tmp_path: Path) -> None:
+    """Negative control."""
+    first, _ = run_workers(2, train, make_spec(tmp_path, 32, epochs=6), False)
+    assert first["changes"] == []
