@@ -183,7 +183,7 @@ class Session:
         if not self._rendezvous.lasting:  # after the sync: DDP would give every worker the weights of worker 0
             self.components = regroup(self.components, generation.collectives)
         if self.records:
-            self._emit_start(regrouped=generation.source is not None)
+            self._emit_start(generation.members, regrouped=generation.source is not None)
         else:
             self._await_saver()  # as above, after a loss
         if self.state is before:  # this worker's own state, between the same two steps
@@ -192,16 +192,24 @@ class Session:
             self._start_timer()
         self._check_patience()
 
-    def _emit_start(self, *, regrouped: bool) -> None:
+    def _emit_start(self, members: tuple[int, ...], *, regrouped: bool) -> None:
         """Record the start of a generation. Also record the last epoch again: its event may be lost with a worker."""
         progress = self.state.progress
         self._emit(StartEvent(
             step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
             num_workers=self.context.collectives.num_workers, epochs=self.spec.recipe.epochs,
             terms=self.components.loss.names, regrouped=regrouped, device=device_name(self.context.device),
-            threads=torch.get_num_threads()))
+            threads=torch.get_num_threads(), members=members, gpus=self._gpus))
         if self.state.last_epoch:
             self._emit(self.state.last_epoch)
+
+    @property
+    def _gpus(self) -> float:
+        """The GPUs that each worker holds."""
+        if self.context.device.type != "cuda":
+            return 0.0
+        requested = self.placement.gpus_per_worker
+        return 1.0 if requested == "auto" else float(requested)
 
     def _start_timer(self) -> None:
         self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))

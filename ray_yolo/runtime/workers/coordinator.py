@@ -65,6 +65,7 @@ class Quorum(NamedTuple):
     address: tuple[str, int]  # of worker 0
     source: int | None  # the worker with the furthest state; None: no worker has a state
     behind: bool
+    members: tuple[int, ...] = ()  # their numbers among Ray's; for worker 0 alone, which records them
 
 
 class HeartbeatReply(NamedTuple):
@@ -482,7 +483,9 @@ class Coordinator:
         self._number += 1
         self._generation = self._number, registrations[0][2].address
         for number, (_, uid, registration) in enumerate(registrations):
-            quorum = Quorum(self._number, number, len(registrations), registrations[0][2].address, source, behind)
+            members = tuple(each for each, _, _ in registrations) if number == 0 else ()
+            quorum = Quorum(self._number, number, len(registrations), registrations[0][2].address, source, behind,
+                            members)
             worker = self._workers[uid]
             state = (worker.state & ~WAITING) | MEMBER
             self._put(uid, worker._replace(state=state, quorum=quorum, registration=registration))
