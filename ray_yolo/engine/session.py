@@ -47,7 +47,7 @@ from ray_yolo.engine.build import (
     release_process_group,
 )
 from ray_yolo.engine.collectives import Collectives, collective_errors
-from ray_yolo.engine.devices import device_name
+from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
 from ray_yolo.engine.membership import Generation, Rendezvous
@@ -199,17 +199,10 @@ class Session:
             step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
             num_workers=self.context.collectives.num_workers, epochs=self.spec.recipe.epochs,
             terms=self.components.loss.names, regrouped=regrouped, device=device_name(self.context.device),
-            threads=torch.get_num_threads(), members=members, gpus=self._gpus))
+            threads=torch.get_num_threads(), members=members,
+            gpus=gpus_held(self.context.device, self.placement.gpus_per_worker)))
         if self.state.last_epoch:
             self._emit(self.state.last_epoch)
-
-    @property
-    def _gpus(self) -> float:
-        """The GPUs that each worker holds."""
-        if self.context.device.type != "cuda":
-            return 0.0
-        requested = self.placement.gpus_per_worker
-        return 1.0 if requested == "auto" else float(requested)
 
     def _start_timer(self) -> None:
         self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))
