@@ -67,13 +67,13 @@ def test_an_uninterrupted_training_loses_nothing_and_its_first_start_is_no_loss(
 
 
 def test_a_restart_loses_the_steps_that_are_done_again_and_the_start_of_its_workers() -> None:
-    """The command is killed after step 4 (5 h); step 2 (3 h) was saved. The workers of the next command need 2 h until
-    step 3 begins."""
+    """The command is killed after step 5 (9 h), before which it validated; step 2 (3 h) was saved. The workers of the
+    next command need 2 h until step 3 begins."""
     again = [at(24, run_log.run()), at(24, COMMAND), *(at(25, process(number, "spot")) for number in range(3)),
              at(26, start(0, 1, 2, step=2, regrouped=False)), at(28, step(3)), at(29, run_log.end(3, "stopped"))]
-    usage = measure_usage([*THREE, *again])
-    assert usage.hours == {"spot": pytest.approx(10 + 9), "on-demand": pytest.approx(5)}
-    assert usage.lost == {"spot": pytest.approx(2 * 2 + 3 * 2), "on-demand": pytest.approx(2)}
+    usage = measure_usage([*THREE, at(9, step(5)), *again])
+    assert usage.hours == {"spot": pytest.approx(18 + 9), "on-demand": pytest.approx(9)}
+    assert usage.lost == {"spot": pytest.approx(2 * 6 + 3 * 2), "on-demand": pytest.approx(6)}
 
 
 def test_time_without_workers_costs_nothing() -> None:

@@ -38,6 +38,7 @@ def hours(number: int, market_type: str, name: str = "exp") -> list[Event]:
     """The log of a training on one worker."""
     return [run_log.run(name=name), WorkerEvent(worker=0, node="n", pid=1, market_type=market_type),
             run_log.start(num_workers=1, members=(0,), gpus=1),
+            run_log.step(1).model_copy(update={"time": 1800.0 * number}),
             run_log.end(5).model_copy(update={"time": 3600.0 * number})]
 
 
@@ -60,7 +61,7 @@ def test_a_price_adds_the_cost_of_a_training(training: Path, capsys: pytest.Capt
 def test_a_sweep_costs_what_its_trials_do_and_a_copied_log_counts_once(
         sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(sweep / "trials" / "trial0", hours(1, "spot", "a"))
-    write_log(sweep / "trials" / "trial1", hours(2, "on-demand", "b")[:3])  # before an exploit: its log was copied
+    write_log(sweep / "trials" / "trial1", hours(2, "on-demand", "b")[:4])  # before an exploit: its log was copied
     write_log(sweep / "trials" / "trial1-2", hours(2, "on-demand", "b"))
     assert usage_of(sweep).hours == {"spot": 1.0, "on-demand": 2.0}
     assert status([str(sweep), "--price", "spot=0.5,on-demand=2"]) == 0
