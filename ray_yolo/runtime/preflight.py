@@ -40,7 +40,7 @@ from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import check_classes
-from ray_yolo.models.detector import count_parameters
+from ray_yolo.models.detector import backbone_of, count_parameters
 from ray_yolo.models.families import (
     GivenClasses,
     build_model,
@@ -100,6 +100,8 @@ def check_model(recipe: Recipe) -> None:
         read_weights(local_file(recipe.weights))
     if architecture is not None:
         _check_model_file(name, architecture, recipe.imgsz)
+    if any(recipe.at(epoch).optimizer.backbone_lr != 1 for epoch in (0, *(change.epoch for change in recipe.changes))):
+        backbone_of(build_model(architecture or name, 1))
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
