@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ray_yolo.cli import parse_tune
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.tune import tuner as module
-from ray_yolo.tune.tuner import concurrent_trials, room_for_trials, trials_ahead
+from ray_yolo.tune.search import SweepConfig
+from ray_yolo.tune.tuner import concurrent_trials, pool_range, room_for_trials, trials_ahead
 from tests.support.sweeps import make_sweep
 
 
@@ -27,6 +29,19 @@ def test_trials_have_room_for_all_their_workers_or_none(
     else:
         with pytest.raises(ConfigError, match=r"workers_per_trial: 2 workers need 2 CPU and \d GPU, the cluster has "):
             concurrent_trials(config, gpus)
+
+
+@pytest.mark.parametrize(("min_slots", "per_trial", "slots", "expected"), [
+    (1, 1, 4, (1, 4)), (1, 2, 4, (1, 8)), (2, 1, 4, (2, 4)), (2, 2, 4, (4, 8)), (8, 2, 4, (8, 8))])
+def test_a_sweep_keeps_the_workers_of_so_many_trials(
+        min_slots: int, per_trial: int, slots: int, expected: tuple[int, int]) -> None:
+    sweep = SweepConfig(min_slots=min_slots, workers_per_trial=per_trial)
+    assert pool_range(sweep, slots) == expected
+
+
+def test_a_sweep_cannot_keep_more_trials_than_it_may_have() -> None:
+    with pytest.raises(ConfigError, match="min_slots 3 is more than max_concurrent 2"):
+        parse_tune(["--min-slots", "3", "--max-concurrent", "2"])
 
 
 def test_few_trials_get_ready_while_others_train() -> None:
