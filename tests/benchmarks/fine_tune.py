@@ -86,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sets = [str(Path(data).absolute()) for data in options.data]
 
     def base(name: str, data: str, weights: str = "") -> Job:
-        return Job(work, name, {**common, "data": data, "weights": weights, "epochs": options.base_epochs})
+        recipe = {**common, "data": data, "weights": weights, "epochs": options.base_epochs,
+                  "match_classes": bool(weights)}
+        return Job(work, name, recipe)
 
     def weights_of(name: str) -> str:
         return str(work / name / "weights" / "best.pt")
