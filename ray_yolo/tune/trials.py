@@ -204,11 +204,13 @@ def train_command(recipe: Recipe) -> list[str]:
 
 
 def recipe_arguments(recipe: Recipe) -> list[str]:
-    """Command-line arguments for this recipe: one for every field that is not at its default."""
-    default, words = Recipe(), list[str]()
+    """Command-line arguments for this recipe: one for every field that is not at the default of its model's family."""
+    default = Recipe(model=recipe.model)
+    words: list[str] = []
     for path in config_fields(Recipe):
         value = recipe_value(recipe, path)
-        if value == recipe_value(default, path):
+        usual = Recipe().model if path == "model" else recipe_value(default, path)
+        if value == usual:
             continue
         flag = f"--{path.replace('_', '-')}"
         if "." in path or value is False:
