@@ -16,6 +16,7 @@ from ray_yolo.config.recipe import (
     default_microbatch,
     resolved_batch,
 )
+from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core.events import (
     ANCHOR_TERMS,
     METRICS,
@@ -315,6 +316,15 @@ def placement_line(asked: Recipe, decided: Recipe) -> str:
         return ""
     flags = f"--batch-size {batch}" + ("" if asked.sync_bn else f" --microbatch {micro}")
     return f"{what}; the same weights on another number of workers: add {flags}"
+
+
+def fine_tuning_line(asked: Recipe, decided: Recipe) -> str:
+    """The optimiser of a short training from weights and how to have the other one; '' if it is as requested."""
+    if asked.optimizer == decided.optimizer:
+        return ""
+    optimizer, defaults = decided.optimizer, OptimizerConfig()
+    return (f"few steps from trained weights: {optimizer.name}, learning rate {optimizer.lr0:g}, no bias warm-up; for "
+            f"{defaults.name} with {defaults.lr0:g}, add --recipe scratch-low")
 
 
 def dry_placement_line(asked: Recipe, decided: Recipe) -> str:

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 import ray
 import ray.tune
 
+from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core import deadline
@@ -199,8 +200,8 @@ def dry_run(config: TuneConfig) -> TuneConfig:
     Raises:
         InputError: as `search` does.
     """
-    config, _, _, _ = _checked(config)
-    recipe = planned_recipe(config.recipe, config.placement, cluster.planned_gpus(config.placement))
+    config, _, train, _ = _checked(config)
+    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
     return config.model_copy(update={"recipe": recipe})
 
 
@@ -262,6 +263,8 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     _, train, val = read_dataset(config.recipe)
+    decided = fine_tuned(config.recipe, len(train), len(train.names))
+    space = load_space(settings.space, decided).space  # its first start has the learning rate that the default has
     _check_weights(config, space, train)
     warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
     return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train, val

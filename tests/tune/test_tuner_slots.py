@@ -1,13 +1,15 @@
-"""How many trials there is room for."""
+"""How many trials there is room for, and where their search starts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from ray_yolo.cli import parse_tune
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.models.families import build_model
 from ray_yolo.tune import tuner as module
 from ray_yolo.tune.search import SweepConfig
 from ray_yolo.tune.tuner import concurrent_trials, pool_range, room_for_trials, trials_ahead
@@ -47,3 +49,14 @@ def test_a_sweep_cannot_keep_more_trials_than_it_may_have() -> None:
 def test_few_trials_get_ready_while_others_train() -> None:
     for slots, ahead in ((1, 1), (2, 2), (4, 2), (64, 8)):
         assert trials_ahead(slots) == ahead, slots
+
+
+def test_a_sweep_of_short_trainings_from_weights_starts_from_their_learning_rate(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save(build_model("yolov5n", 3).state_dict(), weights)
+    words = ["--data", "shapes8", "--model", "yolov5n", "--epochs", "2", "--space", "quick", "--trials", "1",
+             "--storage-path", str(tmp_path)]
+    start = ["--weights", str(weights)]
+    for more, rate in (start, 0.001429), ([*start, "--set", "lr0=0.02"], 0.02), ([], 0.01):
+        _, space, *_ = module._checked(parse_tune([*words, *more]).config)
+        assert space.space.starts[0]["lr0"] == pytest.approx(rate), more
