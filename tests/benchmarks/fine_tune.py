@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sets = [str(Path(data).absolute()) for data in options.data]
 
     def base(name: str, data: str, weights: str = "") -> Job:
-        recipe = {**common, "data": data, "weights": weights, "epochs": options.base_epochs,
+        recipe = {**common, **SGD_001, "data": data, "weights": weights, "epochs": options.base_epochs,
                   "match_classes": bool(weights)}
         return Job(work, name, recipe)
 
