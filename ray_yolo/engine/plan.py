@@ -180,7 +180,9 @@ class ShardSampler(DistributedSampler[SampleKey]):
         number = keys.step_number(step.batch)
         following = min(number + 1, len(keys.batches) - 1)
         requested = keys.yielded + keys.ends[following] - keys.ends[number]
-        newest = int(np.searchsorted(keys.ends, min(requested, len(keys.positions))))  # the step of the last of them
+        if requested >= len(keys.positions):  # the loader may have met the end, and asks for nothing more in this epoch
+            return int(keys.batches[-1])
+        newest = int(np.searchsorted(keys.ends, requested))  # the step of the last of them
         return int(keys.batches[max(newest, following)])
 
     def _shards(self, steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:

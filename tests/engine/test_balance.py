@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ def test_a_loader_with_processes_requests_one_more_batch_for_each_that_it_return
 
 # A real group
 
-SLOW_SECONDS = 0.06  # beside about 0.01 of a microbatch
+SLOW_SECONDS = 0.25  # beside about 0.01 of a microbatch, or more on a busy machine
 CHANGE = 12  # step before which worker 1 is slow, and from which on worker 0 is
 
 
@@ -261,7 +262,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
 
 def test_shards_follow_a_speed_that_changes_in_the_middle_and_the_bits_stay_equal(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, 32, epochs=12)  # 24 steps of four microbatches
-    [alone] = run_workers(1, train, spec, True)
+    [alone] = run_workers(1, train, replace(spec, run_dir=tmp_path / "alone"), True)
     first, second = run_workers(2, train, spec, True)
     assert torch.equal(first["weights"], alone["weights"])
     assert torch.equal(second["weights"], alone["weights"])
