@@ -34,6 +34,7 @@ from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.usage import cost_table, parse_prices
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -444,7 +445,13 @@ def status(argv: Sequence[str] | None = None) -> int:
         "of them can train."))
     parser.add_argument("run_dir", nargs="?", help="folder or address of a run or sweep")
     parser.add_argument("--address", default="", help="Ray cluster; '': RAY_ADDRESS, else the one of this machine")
+    parser.add_argument("--price", default="", metavar="TYPE=PRICE,...", help=(
+        "prices of a GPU hour, such as spot=0.9,on-demand=3.1: adds what the run or sweep has cost, what interruptions "
+        "have cost, and the cost on on-demand nodes alone; without GPUs, prices of a worker's hour"))
     options = parser.parse_args(argv)
+    if options.price and options.run_dir is None:
+        parser.error("--price: needs a run or sweep")
+    prices = parse_prices(options.price) if options.price else {}
     if options.run_dir is None:
         from ray_yolo.runtime.node_checks import describe_cluster
 
@@ -455,7 +462,13 @@ def status(argv: Sequence[str] | None = None) -> int:
         _require_log(Path(options.run_dir))
     from ray_yolo.tune.status import describe_sweep
 
-    print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
+    folder = _folder(options.run_dir, whole=False)
+    lines = describe_sweep(folder)
+    if prices:
+        from ray_yolo.tune.usage import usage_of
+
+        lines += ["", *cost_table(usage_of(folder), prices)]
+    print("\n".join(lines))
     return 0
 
 

@@ -23,7 +23,7 @@ PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "ser
           "replay": REPLAY, "compare": COMPARE}
 OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
           "--record-durations", "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
-UNPARSED = ("--against", "--runs", "--exit-code")  # of checks and verify, which have parsers of their own
+UNPARSED = ("--against", "--runs", "--exit-code", "--price")  # of checks, verify and status: parsers of their own
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs
 COMMAND = re.compile(r"^(?:    )?(?:python -m ray_yolo\.|ray_yolo )(\w+) (.*)$", re.MULTILINE)
 IN_TABLES = ("coming_from_ultralytics",)  # tests/test_coming_from_ultralytics.py reads it

@@ -41,6 +41,9 @@ class OptimizerConfig(ConfigModel):
     """Decay of convolution weights, for steps of `nominal_batch` images; norms and biases have none."""
     nominal_batch: int = Field(64, ge=1, le=2**17)
     """Images that one optimiser step accumulates after warm-up (rounded to full batches)."""
+    backbone_lr: float = Field(1.0, ge=0.0, le=10.0)
+    """Learning rate of the layers before the first upsampling layer, relative to that of the others; below 1 where
+    initial weights are better than the data could train them."""
     clip_norm: float = Field(10.0, gt=0.0)
     """Largest L2 norm of the total gradient."""
 

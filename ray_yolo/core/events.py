@@ -156,6 +156,8 @@ class WorkerEvent(Event):
     worker: int
     node: str
     pid: int
+    market_type: str = ""
+    """Of its node, by Ray's label: `spot` or `on-demand`; '' if the node has no label, and in older logs."""
 
 
 class StartEvent(Event):
@@ -175,6 +177,10 @@ class StartEvent(Event):
     """Name of the recording worker's GPU, or of its processor; '' in older logs."""
     threads: int = 0
     """Arithmetic threads of the recording worker; 0 in older logs."""
+    members: tuple[int, ...] = ()
+    """The numbers of the workers, as in their `worker` events; () in older logs."""
+    gpus: float | None = None
+    """GPUs of each worker; None in older logs."""
 
 
 class StepEvent(RowEvent):

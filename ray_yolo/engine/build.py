@@ -40,7 +40,7 @@ from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
-from ray_yolo.models.detector import Detector
+from ray_yolo.models.detector import Detector, backbone_of
 from ray_yolo.models.families import Family, GivenClasses, build_model, find_family, load_weights
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
@@ -188,7 +188,8 @@ def _loaders(spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """A fused optimiser over (biases, decayed weights, norm weights), in this order; the device can skip its step.
 
-    Weight decay is scaled by batch_size x accumulation / nominal_batch, a step's share of a nominal step.
+    Weight decay is scaled by batch_size x accumulation / nominal_batch, a step's share of a nominal step. With a
+    `backbone_lr` other than 1, each of the three is two groups, the backbone's first.
     """
     config = recipe.optimizer
     decay = config.weight_decay * resolved_batch(recipe)[0] * accumulate_batches(recipe) / config.nominal_batch
@@ -202,6 +203,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [
         {"params": biases, "weight_decay": 0.0},  # explicit for each group: AdamW's default is not 0
         {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
+    if config.backbone_lr != 1:
+        groups = _with_backbone_rates(groups, cast(Detector, bare(model)), config.backbone_lr)
     if config.name == "SGD":
         sgd = _plain(torch.optim.SGD)(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0,
                                       fused=True)
@@ -211,6 +214,20 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         return sgd
     kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
     return _plain(kind)(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
+
+
+def _with_backbone_rates(groups: Sequence[dict[str, Any]], model: Detector, factor: float) -> list[dict[str, Any]]:
+    """Each group as two: the parameters of the backbone, whose rates are `factor` times as high, and the others.
+
+    The order of all parameters stays, because the backbone's come first in each group: checkpoints number them.
+    """
+    backbone = {parameter for layer in backbone_of(model) for parameter in layer.parameters()}
+    split = []
+    for group in groups:
+        parts = {factor: [p for p in group["params"] if p in backbone],
+                 1.0: [p for p in group["params"] if p not in backbone]}
+        split += [{**group, "params": parameters, "lr_factor": rate} for rate, parameters in parts.items()]
+    return split
 
 
 @cache

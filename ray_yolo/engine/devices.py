@@ -22,6 +22,13 @@ def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
     return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
 
 
+def gpus_held(device: torch.device, gpus_per_worker: float | Literal["auto"]) -> float:
+    """The number of GPUs that a worker on this device holds: it may hold more than it uses, or a part of one."""
+    if device.type != "cuda":
+        return 0.0
+    return 1.0 if gpus_per_worker == "auto" else float(gpus_per_worker)
+
+
 def device_name(device: torch.device) -> str:
     """The name of a GPU, or of this machine's processor. Kernels, and so the last bits of a result, depend on it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()

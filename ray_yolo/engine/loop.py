@@ -353,8 +353,10 @@ def blank_batch(num_images: int, imgsz: int) -> dict[str, Tensor]:
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Set learning rate and momentum (beta1 for Adam) of the optimiser's groups."""
-    for group, lr in zip(optimizer.param_groups, rates.lr, strict=True):
-        group["lr"] = lr
+    groups = optimizer.param_groups
+    parts = len(groups) // len(rates.lr)  # 2 if the backbone has rates of its own, else 1
+    for number, group in enumerate(groups):
+        group["lr"] = rates.lr[number // parts] * group.get("lr_factor", 1.0)
         if "momentum" in group:
             group["momentum"] = rates.momentum
         else:

@@ -68,6 +68,7 @@ class Generation(NamedTuple):
     collectives: Collectives
     source: int | None  # the worker with the most advanced state; None: no worker has a state
     behind: bool  # some worker has another state than the source
+    members: tuple[int, ...] = ()  # the numbers of the workers; only the first worker of the group knows them
 
 
 class Rendezvous:
@@ -87,7 +88,7 @@ class Rendezvous:
 
         Returns the summary if training has ended meanwhile, or None if this worker leaves and training continues.
         """
-        return Generation(self._collectives, None, False)
+        return Generation(self._collectives, None, False, tuple(range(self._collectives.num_workers)))
 
     def must_regroup(self) -> bool:
         """Whether the generation should end because a worker waits to join or has to leave."""

@@ -47,7 +47,7 @@ from ray_yolo.engine.build import (
     release_process_group,
 )
 from ray_yolo.engine.collectives import Collectives, collective_errors
-from ray_yolo.engine.devices import device_name
+from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
 from ray_yolo.engine.membership import Generation, Rendezvous
@@ -183,7 +183,7 @@ class Session:
         if not self._rendezvous.lasting:  # after the sync: DDP would give every worker the weights of worker 0
             self.components = regroup(self.components, generation.collectives)
         if self.records:
-            self._emit_start(regrouped=generation.source is not None)
+            self._emit_start(generation.members, regrouped=generation.source is not None)
         else:
             self._await_saver()  # as above, after a loss
         if self.state is before:  # this worker's own state, between the same two steps
@@ -192,14 +192,15 @@ class Session:
             self._start_timer()
         self._check_patience()
 
-    def _emit_start(self, *, regrouped: bool) -> None:
+    def _emit_start(self, members: tuple[int, ...], *, regrouped: bool) -> None:
         """Record the start of a generation. Also record the last epoch again: its event may be lost with a worker."""
         progress = self.state.progress
         self._emit(StartEvent(
             step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
             num_workers=self.context.collectives.num_workers, epochs=self.spec.recipe.epochs,
             terms=self.components.loss.names, regrouped=regrouped, device=device_name(self.context.device),
-            threads=torch.get_num_threads()))
+            threads=torch.get_num_threads(), members=members,
+            gpus=gpus_held(self.context.device, self.placement.gpus_per_worker)))
         if self.state.last_epoch:
             self._emit(self.state.last_epoch)
 

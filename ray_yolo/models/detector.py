@@ -21,6 +21,19 @@ from ray_yolo.models.rows import MOST_CHANNELS, Row
 PROBE_PX = 64  # side of the dummy image that determines channels and strides
 
 
+def backbone_of(model: Detector) -> list[nn.Module]:
+    """The layers before the first upsampling layer.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    layers = list(model.model)
+    for number, layer in enumerate(layers):
+        if isinstance(layer, nn.Upsample):
+            return layers[:number]
+    raise ConfigError("optimizer.backbone_lr: the model has no upsampling layer, which would end its backbone")
+
+
 class Detector(nn.Module):
     """Layers in the order of their rows, named `model.0`, `model.1`, ...; the last is the head."""
 

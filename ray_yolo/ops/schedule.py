@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 
 class Rates(NamedTuple):
-    """Settings of the optimiser for one step; learning rates of (biases, decayed weights, norm weights)."""
+    """Settings of the optimiser for one step; learning rates of (biases, decayed weights, norm weights).
+
+    Those of the backbone are `backbone_lr` times as high.
+    """
 
     lr: tuple[float, float, float]
     momentum: float

@@ -147,6 +147,19 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
     return next(follow(path))
 
 
+def each_event(path: str | os.PathLike[str]) -> Iterator[Event]:
+    """The events of `read_events`, one after the other, without holding all of them in memory.
+
+    Raises:
+        OSError: if the log cannot be read.
+    """
+    with open(path, "rb") as file:
+        for line in file:
+            event = parse_event(line)
+            if event is not None and line.endswith(b"\n"):
+                yield event
+
+
 def read_lines(path: str | os.PathLike[str]) -> list[Line]:
     """All lines of a log as plain objects."""
     return next(_follow(path, _parse_line))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.config.fine_tuning import OPTIMIZER_SETTINGS
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import SourcedValue, leaves
 from ray_yolo.core.errors import CheckpointError, InputError
@@ -143,12 +144,14 @@ def _recipe_of(record: RunRecord, given: Mapping[str, SourcedValue]) -> Recipe:
 
 
 def _differing(recipe: Recipe) -> dict[str, Any]:
-    """The settings that are not at the default of the recipe's model, by config path."""
+    """The settings that are not at the default of the recipe's model, by config path; the model and, because a training
+    from weights may have another default, the optimiser in any case."""
     defaults = dict(leaves(Recipe(model=recipe.model).model_dump(mode="json")))
     settings = {}
     for keys, value in leaves(recipe.model_dump(mode="json")):
-        if keys == ("model",) or value != defaults.get(keys):
-            settings[".".join(keys)] = value
+        path = ".".join(keys)
+        if path == "model" or path in OPTIMIZER_SETTINGS or value != defaults.get(keys):
+            settings[path] = value
     return settings
 
 

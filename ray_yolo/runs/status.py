@@ -25,6 +25,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, measure_goodput, read_events
 from ray_yolo.runs.location import is_active, location
+from ray_yolo.runs.usage import measure_usage
 
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
@@ -100,6 +101,8 @@ def describe_run(run_dir: Path) -> list[str]:
     cost = measure_goodput(events)
     if cost.restarts or cost.regroupings:
         lines.append(cost.line)
+    if usage := measure_usage(events).line:
+        lines.append(usage)
     if active and not startup:
         lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]

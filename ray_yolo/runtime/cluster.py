@@ -170,12 +170,16 @@ def _other_holders() -> list[str]:
     jobs = other_jobs()
     held = {job: Counter[str]() for job in jobs}
     for group in placement_group_table().values():
-        if group["state"] == "CREATED" and (job := creator_of(group["placement_group_id"])) in held:
-            for bundle in group["bundles"].values():
-                held[job].update({kind: bundle.get(kind, 0) for kind in ("CPU", "GPU")})
-    return [f"{redact(jobs[job])[:_LONGEST_JOB]}: " + (", ".join(
-        f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no placement group")
-        for job, amounts in held.items()]
+        job = creator_of(group["placement_group_id"])
+        if group["state"] != "CREATED" or job not in held:
+            continue
+        for bundle in group["bundles"].values():
+            held[job].update({kind: bundle.get(kind, 0) for kind in ("CPU", "GPU")})
+    lines = []
+    for job, amounts in held.items():
+        parts = [f"{amount:g} {kind}" for kind, amount in amounts.items() if amount]
+        lines.append(f"{redact(jobs[job])[:_LONGEST_JOB]}: {', '.join(parts) or 'no placement group'}")
+    return lines
 
 
 def planned_gpus(placement: Placement) -> float | None:

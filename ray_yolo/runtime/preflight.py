@@ -26,6 +26,7 @@ from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import class_names, read_weights
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import are_placeholders, common_classes, match_classes
+from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
@@ -40,7 +41,7 @@ from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import check_classes
-from ray_yolo.models.detector import count_parameters
+from ray_yolo.models.detector import backbone_of, count_parameters
 from ray_yolo.models.families import (
     GivenClasses,
     build_model,
@@ -100,6 +101,8 @@ def check_model(recipe: Recipe) -> None:
         read_weights(local_file(recipe.weights))
     if architecture is not None:
         _check_model_file(name, architecture, recipe.imgsz)
+    if any(recipe.at(epoch).optimizer.backbone_lr != 1 for epoch in (0, *(change.epoch for change in recipe.changes))):
+        backbone_of(build_model(architecture or name, 1))
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
@@ -164,6 +167,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     """
     if asked.weights:  # workers have other working directories
         asked = asked.model_copy(update={"weights": absolute_weights(asked.weights)})
+    asked = fine_tuned(asked, len(train), len(train.names))
     bf16 = asked.precision == "auto" and not gpus and multiplies_bf16()
     if bf16 and placement.num_workers != 0:
         from ray_yolo.runtime import node_checks  # here, as below: Ray takes seconds
@@ -231,11 +235,12 @@ def slower_precision(run: Run, gpus: float) -> str:
             "differently; a new run (--name, --precision fp32) has fp32")
 
 
-def planned_recipe(asked: Recipe, placement: Placement, gpus: float | None) -> Recipe:
+def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """The result of `resolve_recipe` as far as it is known without workers; settings that depend on GPUs stay open.
 
     `gpus` of each worker are None if unknown. With `auto` workers the batch stays open, too.
     """
+    asked = fine_tuned(asked, len(train), len(train.names))
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16())
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
     undecided = measured or placement.num_workers == "auto"

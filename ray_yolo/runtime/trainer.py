@@ -51,7 +51,7 @@ from ray_yolo.runtime.resources import Images, NodeResources, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
-from ray_yolo.sinks.report import dry_placement_line, placement_line, transfer_line
+from ray_yolo.sinks.report import dry_placement_line, fine_tuning_line, placement_line, transfer_line
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
@@ -196,12 +196,12 @@ def dry_run(config: RunConfig) -> Planned:
         from ray_yolo.runtime import cluster
 
         asked = config.recipe
-        recipe = planned_recipe(asked, placement, cluster.planned_gpus(placement))
+        recipe = planned_recipe(asked, placement, train, cluster.planned_gpus(placement))
     return Planned(config.model_copy(update={"recipe": recipe}), _planned_notes(asked, recipe, transfer))
 
 
 def _planned_notes(asked: Recipe, recipe: Recipe, transfer: TransferRecord | None) -> tuple[str, ...]:
-    notes = [dry_placement_line(asked, recipe), placement_line(asked, recipe)]
+    notes = [dry_placement_line(asked, recipe), placement_line(asked, recipe), fine_tuning_line(asked, recipe)]
     if transfer:
         notes += [transfer.note, transfer_line(transfer, recipe.weights)]
         notes += [f"new values: {name}" for name in transfer.left_out]

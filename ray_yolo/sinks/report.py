@@ -16,6 +16,7 @@ from ray_yolo.config.recipe import (
     default_microbatch,
     resolved_batch,
 )
+from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core.events import (
     ANCHOR_TERMS,
     METRICS,
@@ -197,28 +198,38 @@ def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> li
 
     If there are many classes, only the most frequent ones and those without boxes are listed.
     """
+    lines = [*_counts_by_split(splits), *_boxes_by_class(splits, names)]
+    for name, split in splits.items():
+        missing = [names[number] for number, boxes in enumerate(split.per_class) if not boxes]
+        if missing:
+            first = ", ".join(missing[:_CLASSES_SHOWN])
+            lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
+        lines.append(printable(f"labels of {name}: looked for in {first_paths(split.looked_for)}"))
+        lines += [printable(f"{name}: {note}") for note in split.notes]
+    return lines
+
+
+def _counts_by_split(splits: Mapping[str, SplitCounts]) -> list[str]:
+    """A header, and one row per split."""
     columns: dict[str, list[object]] = {"Data": list(splits)}
     for title, field in _DATA_COLUMNS.items():
         counts = [getattr(split, field) for split in splits.values()]
         if any(counts) or title not in _RARE:
             columns[title] = counts
-    rows = [columns.keys(), *zip(*columns.values(), strict=True)]  # a header, and one row per split
-    lines = ["".join(f"{cell:>11}" for cell in row) for row in rows]
+    rows = [columns.keys(), *zip(*columns.values(), strict=True)]
+    return ["".join(f"{cell:>11}" for cell in row) for row in rows]
 
-    boxes_of = list(zip(*(split.per_class for split in splits.values()), strict=True))  # of each class: by split
-    most_first = sorted(range(len(names)), key=lambda number: -sum(boxes_of[number]))
+
+def _boxes_by_class(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
+    """A header, and one row for each of the most frequent classes, in the order of the data set."""
+    boxes_of = {number: [split.per_class[number] for split in splits.values()] for number in range(len(names))}
+    most_first = sorted(boxes_of, key=lambda number: -sum(boxes_of[number]))
     shown = sorted(most_first[:_CLASSES_SHOWN])
     form = "%22s" + "%11s" * len(splits)
-    lines.append(form % ("boxes of", *splits))
+    lines = [form % ("boxes of", *splits)]
     lines += [form % (names[number], *boxes_of[number]) for number in shown]
     if len(names) > len(shown):
         lines.append(f"{len(names) - len(shown):>15} more classes")
-    for name, split in splits.items():
-        if missing := [names[number] for number, boxes in enumerate(split.per_class) if not boxes]:
-            first = ", ".join(missing[:_CLASSES_SHOWN])
-            lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
-        lines.append(printable(f"labels of {name}: looked for in {first_paths(split.looked_for)}"))
-        lines += [printable(f"{name}: {note}") for note in split.notes]
     return lines
 
 
@@ -305,6 +316,15 @@ def placement_line(asked: Recipe, decided: Recipe) -> str:
         return ""
     flags = f"--batch-size {batch}" + ("" if asked.sync_bn else f" --microbatch {micro}")
     return f"{what}; the same weights on another number of workers: add {flags}"
+
+
+def fine_tuning_line(asked: Recipe, decided: Recipe) -> str:
+    """The optimiser of a short training from weights and how to have the other one; '' if it is as requested."""
+    if asked.optimizer == decided.optimizer:
+        return ""
+    optimizer, defaults = decided.optimizer, OptimizerConfig()
+    return (f"few steps from trained weights: {optimizer.name}, learning rate {optimizer.lr0:g}, no bias warm-up; for "
+            f"{defaults.name} with {defaults.lr0:g}, add --recipe scratch-low")
 
 
 def dry_placement_line(asked: Recipe, decided: Recipe) -> str:

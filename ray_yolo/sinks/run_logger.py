@@ -41,7 +41,7 @@ from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import requested_tracking
 from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, RecordSink, waiting_limit
-from ray_yolo.sinks.report import placement_line, transfer_line
+from ray_yolo.sinks.report import fine_tuning_line, placement_line, transfer_line
 from ray_yolo.sinks.results_csv import ResultsCsv, write_options
 from ray_yolo.sinks.upload import LogUpload
 
@@ -178,7 +178,7 @@ def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> 
 
 def _start_notes(record: RunRecord) -> tuple[str, ...]:
     """What the user must know of a start: settings that follow the placement, and initial weights."""
-    notes = [placement_line(record.asked, record.recipe)]
+    notes = [placement_line(record.asked, record.recipe), fine_tuning_line(record.asked, record.recipe)]
     if record.forked_from:
         notes.append(lineage_line(record.forked_from))
     if record.transfer:

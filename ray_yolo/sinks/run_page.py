@@ -8,7 +8,8 @@ from pathlib import Path
 from ray_yolo.core.events import DatasetEvent, Event, RunEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.plots.page import Section, render_page
-from ray_yolo.runs.event_log import last_of
+from ray_yolo.runs.event_log import EVENTS_FILE, each_event, last_of
+from ray_yolo.runs.usage import measure_usage
 from ray_yolo.sinks.report import closing_message, dataset_table
 
 REPORT_FILE = "report.html"
@@ -22,9 +23,11 @@ def run_page(folder: Path, events: Sequence[Event]) -> str:
     dataset = last_of(events, DatasetEvent)
     about = [] if run is None else [
         run.command, f"{run.recipe['model']}, {run.num_parameters:,} parameters, {run.recipe['data']}"]
+    usage = measure_usage(each_event(folder / EVENTS_FILE)).line  # `events` may lack steps and workers
     return render_page(folder.name, [
         Section("Run", about),
         Section("Result", closing_message(folder, events).splitlines()),
+        Section("Hours", [usage] if usage else ()),
         Section("Curves", pictures=[folder / name for name in _CURVES]),
         Section("Confusion of classes", pictures=[folder / name for name in _MATRICES]),
         Section("Data", dataset_table(dataset.splits, dataset.names) if dataset else (), [folder / "labels.jpg"]),

@@ -149,7 +149,8 @@ def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
     checked = _check(config, sides)
     placement = checked.config.placement
     gpus = cluster.planned_gpus(placement) if placement.num_workers else 0.0
-    planned = Recipes(*(planned_recipe(recipe, placement, gpus) for recipe in sides))
+    planned = Recipes(*(planned_recipe(recipe, placement, train, gpus)
+                        for recipe, train in zip(sides, checked.train, strict=True)))
     return [f"both sides, except for the differences: {settings_line(planned.a)}", *_differences(planned),
             f"at most {format_count(config.comparison.pairs, 'pair')}"]
 

@@ -67,12 +67,14 @@ class SweepDisplay:
 
     def update(self, trials: Sequence[Trial]) -> None:
         """Show the rows of the ledger, and print new results."""
-        before, self._trials = {trial.number: trial for trial in self._trials}, tuple(trials)
+        shown = {trial.number: (trial.epochs, trial.reason, trial.seeds) for trial in self._trials}
+        self._trials = tuple(trials)
         left = self._time_left()
         for trial in trials:
-            old = before.get(trial.number)
-            news = (trial.epochs, trial.reason, trial.seeds) != (old and (old.epochs, old.reason, old.seeds))
-            if news and (trial.epochs or trial.reason) and (trial.reason or not self._console.is_interactive):
+            is_news = (trial.epochs, trial.reason, trial.seeds) != shown.get(trial.number)
+            has_result = bool(trial.epochs or trial.reason)
+            in_table = self._console.is_interactive and not trial.reason  # a line for each would hide the table
+            if is_news and has_result and not in_table:
                 self.say(f"{result_line(trial)}; {summary_line(trials)}{left}")
         self._draw()
 

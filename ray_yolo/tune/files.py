@@ -80,6 +80,8 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: ClaimedEve
     trained = trained_recipe(recipe, best.lineage)
     metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items() if value is not None)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
+    if trained.weights:  # the learning rate is that of this optimiser, and the default depends on the weights
+        values["optimizer.name"] = trained.optimizer.name
     if trained.changes:
         values["changes"] = [change.model_dump() for change in trained.changes]
     claimed = f"# {claim}\n" if claim else ""

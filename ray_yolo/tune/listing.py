@@ -44,7 +44,7 @@ def list_project(project: str) -> list[Listed]:
     Raises:
         InputError: if there is none, or storage refuses.
     """
-    names = _names_in(project)
+    names = run_names(project)
     if not names:
         raise InputError(f"{project}: has no runs; give the folder or address of a project, such as runs/train")
     with ThreadPoolExecutor(_READERS) as readers:
@@ -61,7 +61,7 @@ def format_table(rows: Sequence[Listed], now: float) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
-def _names_in(project: str) -> list[str]:
+def run_names(project: str) -> list[str]:
     """The names of the runs and sweeps of a project."""
     if is_address(project):
         store = open_store(project)

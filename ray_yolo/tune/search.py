@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
@@ -41,6 +41,8 @@ class SweepConfig(ConfigModel):
     """Ray workers of each trial."""
     max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trials at the same time, 1 or more; auto: as many as fit into the cluster."""
+    min_slots: int = Field(1, ge=1)
+    """Trials at the same time whose workers stay if other jobs of the cluster wait; fewer if fewer fit at the start."""
     virtual_slots: int = Field(0, ge=0, le=4096)
     """Trials at the same virtual time, which determine the results that a proposal can use. Equal numbers make equal
     sweeps on any cluster; 0: chosen by the first start for its cluster."""
@@ -48,6 +50,12 @@ class SweepConfig(ConfigModel):
     """Keep the weights and checkpoints of every trial, not only those of the best one."""
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files: their genes are tried first."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SweepConfig:
+        if self.max_concurrent != "auto" and self.min_slots > self.max_concurrent:
+            raise ValueError(f"min_slots {self.min_slots} is more than max_concurrent {self.max_concurrent}")
+        return self
 
     @property
     def most_trials(self) -> int:

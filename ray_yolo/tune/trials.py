@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ray_yolo.config.fine_tuning import OPTIMIZER_SETTINGS
 from ray_yolo.config.recipe import Change, Recipe, family_defaults
 from ray_yolo.config.sections import SECTIONS
 from ray_yolo.config.settings import GENES, canonical, config_fields
@@ -204,11 +205,15 @@ def train_command(recipe: Recipe) -> list[str]:
 
 
 def recipe_arguments(recipe: Recipe) -> list[str]:
-    """Command-line arguments for this recipe: one for every field that is not at its default."""
-    default, words = Recipe(), list[str]()
+    """Command-line arguments for this recipe: one for every field that is not at the default of its model's family, and
+    with weights for the optimiser in any case, because its defaults differ then."""
+    default = Recipe(model=recipe.model)
+    words: list[str] = []
     for path in config_fields(Recipe):
         value = recipe_value(recipe, path)
-        if value == recipe_value(default, path):
+        usual = Recipe().model if path == "model" else recipe_value(default, path)
+        depends_on_weights = bool(recipe.weights) and path in OPTIMIZER_SETTINGS
+        if value == usual and not depends_on_weights:
             continue
         flag = f"--{path.replace('_', '-')}"
         if "." in path or value is False:

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 import ray
 import ray.tune
 
+from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core import deadline
@@ -76,7 +77,7 @@ from ray_yolo.tune.ray_adapter import (
 )
 from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
-from ray_yolo.tune.search import Ladder, Pbt, Search, TuneConfig
+from ray_yolo.tune.search import Ladder, Pbt, Search, SweepConfig, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
 from ray_yolo.tune.sweep_page import sweep_page
 from ray_yolo.tune.trainable import train_task, train_trial, wait_until_released
@@ -107,6 +108,17 @@ def room_for_trials(config: TuneConfig, gpus: float) -> int:
     """The number of trials that fit on the current cluster in parallel; 0: none."""
     slots = cluster.parallel_trainings(config.placement, config.sweep.workers_per_trial, gpus)
     return slots if config.sweep.max_concurrent == "auto" else min(slots, config.sweep.max_concurrent)
+
+
+def pool_range(sweep: SweepConfig, slots: int) -> tuple[int, int]:
+    """The numbers of workers that the pool has at least, also if other jobs wait, and at most.
+
+    A trial goes on with fewer workers than `workers_per_trial`, so without `min_slots` a sweep keeps one worker only.
+    """
+    kept = 1
+    if sweep.min_slots > 1:
+        kept = min(sweep.min_slots, slots) * sweep.workers_per_trial
+    return kept, slots * sweep.workers_per_trial
 
 
 def trials_ahead(slots: int) -> int:
@@ -188,8 +200,8 @@ def dry_run(config: TuneConfig) -> TuneConfig:
     Raises:
         InputError: as `search` does.
     """
-    config, _, _, _ = _checked(config)
-    recipe = planned_recipe(config.recipe, config.placement, cluster.planned_gpus(config.placement))
+    config, _, train, _ = _checked(config)
+    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
     return config.model_copy(update={"recipe": recipe})
 
 
@@ -251,6 +263,8 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     _, train, val = read_dataset(config.recipe)
+    decided = fine_tuned(config.recipe, len(train), len(train.names))
+    space = load_space(settings.space, decided).space  # its first start has the learning rate that the default has
     _check_weights(config, space, train)
     warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
     return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train, val
@@ -367,8 +381,8 @@ class _Execution:
         """
         config, ledger = self.config, self.ledger
         payload = _payload(config, ledger, self.folder)
-        per_trial, grows = config.sweep.workers_per_trial, config.sweep.max_concurrent == "auto"
-        workers = config.placement.model_copy(update={"num_workers": (1, self.slots * per_trial)})
+        workers = config.placement.model_copy(update={"num_workers": pool_range(config.sweep, self.slots)})
+        grows = config.sweep.max_concurrent == "auto"
         with standing_pool(workers, self.gpus, self.display.say, grows=grows) as queue:
             try:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)

@@ -11,7 +11,7 @@ NAMES = {"step": "step", "memory": "step", "data": "data", "epochs": "epochs", "
          "stall": "stall", "scan": "scan", "demo": "demo", "exchange": "exchange", "search": "search",
          "seeds": "seeds", "fidelity": "fidelity", "small_labels": "small_labels",
          "same_as_peer": "same_as_peer", "quick": "quick", "chaos": "chaos", "sweep": "sweep",
-         "coordinator": "coordinator", "density": "density", "ends": "ends"}
+         "coordinator": "coordinator", "density": "density", "ends": "ends", "fine_tune": "fine_tune"}
 
 
 def main(argv: list[str]) -> int:

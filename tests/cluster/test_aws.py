@@ -92,6 +92,8 @@ def test_gpus_come_on_demand_and_spot_and_go_when_idle() -> None:
     markets = {name: node["node_config"].get("InstanceMarketOptions", {}).get("MarketType")
                for name, node in NODE_TYPES.items() if node["resources"].get("GPU")}
     assert markets == {"gpu": None, "gpu_spot": "spot"}
+    labels = {name: NODE_TYPES[name]["labels"] for name in markets}
+    assert labels == {"gpu": {"ray.io/market-type": "on-demand"}, "gpu_spot": {"ray.io/market-type": "spot"}}
     assert all(NODE_TYPES[name]["min_workers"] == 0 for name in markets)
     assert 0 < CONFIG["idle_timeout_minutes"] <= 15
     assert NODE_TYPES["head"]["resources"] == {"CPU": 0}

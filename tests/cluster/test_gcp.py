@@ -83,3 +83,5 @@ def test_what_is_no_clouds_own_business_is_as_on_aws() -> None:
 def test_gpus_come_on_demand_and_spot() -> None:
     spot = {name: node["scheduling"].get("provisioningModel") for name, node in NODES.items() if name != "head"}
     assert spot == {"gpu": None, "gpu_spot": "SPOT"}
+    types, same = CONFIG["available_node_types"], AWS["available_node_types"]
+    assert all(types[name]["labels"] == same[name]["labels"] for name in spot)

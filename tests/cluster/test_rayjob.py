@@ -238,6 +238,7 @@ def test_only_workers_are_on_spot_and_lose_little() -> None:
     job = JOBS["rayjob-spot.yaml"]
     placed = {name: pod["spec"].get("nodeSelector") for name, pod in templates(job).items()}
     assert placed == {"submitter": LASTING, "head": LASTING, "worker": SPOT}
+    assert cluster(job)["workerGroupSpecs"][0]["labels"] == {"ray.io/market-type": "spot"}
     assert flag(job, "--max-failures") == "-1"
     assert int(flag(job, "--save-steps")) <= 500
 

@@ -164,7 +164,8 @@ REFUSED = {
     "brilliance: 0.05": "1: unknown setting 'brilliance'",
     "optimizer:\n  lr: 0.1": "2: unknown setting 'optimizer.lr'; did you mean optimizer.lr0?",
     "optimizer: SGD": "1: 'optimizer' is a section; give one of its fields: optimizer.name, optimizer.lr0, "
-                      "optimizer.momentum, optimizer.weight_decay, optimizer.nominal_batch, optimizer.clip_norm",
+                      "optimizer.momentum, optimizer.weight_decay, optimizer.nominal_batch, optimizer.backbone_lr, "
+                      "optimizer.clip_norm",
     "lr0: 1\noptimizer: {lr0: 2}": "2: optimizer.lr0 is given twice, first at {path}:1",
 }
 

@@ -66,7 +66,7 @@ def as_on_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker, "prepare_process", lambda: None)
     monkeypatch.setattr(worker, "undo_niceness", lambda: True)
     monkeypatch.setattr(worker.ray, "get_runtime_context",
-                        lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []}))
+                        lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []}, get_node_labels=dict))
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -31,7 +31,8 @@ def test_how_long_a_phase_may_last() -> None:
 def test_a_fixed_group_never_changes() -> None:
     collectives = Collectives(1, 2)
     members = Rendezvous(collectives)
-    assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(collectives, None, False)
+    assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(
+        collectives, None, False, members=(0, 1))
     assert members.lasting
     assert not members.must_regroup()
     assert not members.all_draining()

@@ -45,6 +45,7 @@ from ray_yolo.engine import loop, session
 from ray_yolo.engine import state as state_module
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.devices import gpus_held
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 from ray_yolo.engine.plan import Plan
@@ -125,6 +126,13 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return train(Collectives(), make_spec(tmp_path_factory.mktemp("uninterrupted"), **EXACT), Placement())
+
+
+def test_a_start_says_who_trains_and_on_how_many_gpus(uninterrupted: dict[str, Any]) -> None:
+    [start] = events_of(uninterrupted, StartEvent)
+    assert (start.num_workers, start.members, start.gpus) == (1, (0,), 0)
+    held = [gpus_held(torch.device("cuda", 0), gpus) for gpus in ("auto", 2, 0.5)]
+    assert held == [1, 2, 0.5]
 
 
 def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(

@@ -72,6 +72,13 @@ def test_the_cost_of_interruptions_is_shown(tmp_path: Path) -> None:
     assert any(line.startswith("0 restarts, 1 regrouping: 2 steps done twice") for line in describe_run(tmp_path))
 
 
+def test_the_hours_of_workers_are_shown_by_market_type(tmp_path: Path) -> None:
+    events = [WorkerEvent(worker=0, node="n0", pid=1, market_type="spot"), WorkerEvent(worker=1, node="n1", pid=1),
+              run_log.start(members=(0, 1), gpus=1), run_log.end(5).model_copy(update={"time": 7200.0})]
+    (tmp_path / EVENTS_FILE).write_text("".join(event.model_dump_json() + "\n" for event in events))
+    assert "4.00 GPU hours: 2.00 spot, 2.00 unknown" in describe_run(tmp_path)
+
+
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no events\.jsonl; give the folder of a run"):
         describe_run(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import map_on_workers, preflight
 from ray_yolo.runtime.preflight import check_early, check_model, first_record, read_dataset, resolve_recipe
 from ray_yolo.runtime.trainer import fit
-from tests.support.jobs import make_config, make_dataset
+from tests.support.jobs import TINY, make_config, make_dataset
 
 
 @pytest.mark.parametrize(("shift", "names", "refused"), [
@@ -117,6 +118,17 @@ def test_layers_that_cannot_be_frozen_are_refused(freeze: object, message: str) 
     check_model(Recipe.model_validate({"model": "yolov5n", "freeze": 24}))
     with pytest.raises(ConfigError, match=message):
         check_model(Recipe.model_validate({"model": "yolov5n", "freeze": freeze}))
+
+
+@pytest.mark.parametrize("settings", [
+    {"optimizer": {"backbone_lr": 0.1}}, {"epochs": 8, "changes": "4: optimizer.backbone_lr=0.1"}])
+def test_a_model_whose_backbone_has_no_end_has_no_rate_for_it(tmp_path: Path, settings: dict[str, Any]) -> None:
+    model = tmp_path / "tiny.yaml"
+    model.write_text(yaml.safe_dump(TINY))
+    check_model(Recipe.model_validate({"model": "yolov5n", **settings}))
+    check_model(Recipe.model_validate({"model": str(model)}))
+    with pytest.raises(ConfigError, match="backbone_lr: the model has no upsampling layer"):
+        check_model(Recipe.model_validate({"model": str(model), **settings}))
 
 
 @pytest.mark.parametrize(("row", "message"), [

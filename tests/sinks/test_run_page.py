@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ray_yolo.core.events import WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.sinks.run_page import RunPage, run_page
 from tests.support import run_log
@@ -23,6 +24,14 @@ def test_a_page_has_the_result_and_each_picture_of_the_folder(tmp_path: Path) ->
     assert "<h1>exp</h1>" in page
     assert [name for name in names if f'alt="{name}"' not in page] == []
     assert "best epoch   1" in page
+
+
+def test_a_page_has_the_hours_of_workers_by_market_type_from_the_whole_log(tmp_path: Path) -> None:
+    worker = WorkerEvent(worker=0, node="n", pid=1, market_type="spot", time=0.0)
+    start = run_log.start(members=(0,), num_workers=1, gpus=1, time=0.0)
+    lines = [event.model_dump_json() for event in (worker, start, run_log.end(2).model_copy(update={"time": 9000.0}))]
+    (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
+    assert "<pre>2.50 GPU hours: 2.50 spot</pre>" in run_page(tmp_path, [])
 
 
 def test_the_page_is_written_at_the_end_and_again_for_a_later_picture(tmp_path: Path) -> None:

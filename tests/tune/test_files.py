@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ray_yolo.cli import parse_train
+from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES
 from ray_yolo.core.errors import InputError
@@ -100,6 +101,14 @@ class TestBest:
         hyp = str(tmp_path / "hyp_evolve.yaml")
         arguments = [*recipe_arguments(BASE), "--hyp", hyp]
         assert parse_train(arguments).config.recipe == overlay(BASE, TRIALS[1].genes)
+
+    def test_hyp_evolve_has_the_optimiser_if_the_trials_start_from_weights(self, tmp_path):
+        base = BASE.model_copy(update={"weights": "yolov5n.pt"})
+        write_sweep_files(tmp_path, base, TRIALS)
+        hyp = str(tmp_path / "hyp_evolve.yaml")
+        arguments = ["--data", base.data, "--model", base.model, "--weights", "yolov5n.pt", "--hyp", hyp]
+        recipe = parse_train(arguments).config.recipe
+        assert fine_tuned(recipe, 205, 3).optimizer == overlay(base, TRIALS[1].genes).optimizer
 
     def test_hyp_evolve_of_a_trial_that_changed_on_the_way_has_its_changes(self, tmp_path):
         genes = TRIALS[1].genes

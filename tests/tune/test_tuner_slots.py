@@ -1,14 +1,18 @@
-"""How many trials there is room for."""
+"""How many trials there is room for, and where their search starts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
+from ray_yolo.cli import parse_tune
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.models.families import build_model
 from ray_yolo.tune import tuner as module
-from ray_yolo.tune.tuner import concurrent_trials, room_for_trials, trials_ahead
+from ray_yolo.tune.search import SweepConfig
+from ray_yolo.tune.tuner import concurrent_trials, pool_range, room_for_trials, trials_ahead
 from tests.support.sweeps import make_sweep
 
 
@@ -29,6 +33,30 @@ def test_trials_have_room_for_all_their_workers_or_none(
             concurrent_trials(config, gpus)
 
 
+@pytest.mark.parametrize(("min_slots", "per_trial", "slots", "expected"), [
+    (1, 1, 4, (1, 4)), (1, 2, 4, (1, 8)), (2, 1, 4, (2, 4)), (2, 2, 4, (4, 8)), (8, 2, 4, (8, 8))])
+def test_a_sweep_keeps_the_workers_of_so_many_trials(
+        min_slots: int, per_trial: int, slots: int, expected: tuple[int, int]) -> None:
+    sweep = SweepConfig(min_slots=min_slots, workers_per_trial=per_trial)
+    assert pool_range(sweep, slots) == expected
+
+
+def test_a_sweep_cannot_keep_more_trials_than_it_may_have() -> None:
+    with pytest.raises(ConfigError, match="min_slots 3 is more than max_concurrent 2"):
+        parse_tune(["--min-slots", "3", "--max-concurrent", "2"])
+
+
 def test_few_trials_get_ready_while_others_train() -> None:
     for slots, ahead in ((1, 1), (2, 2), (4, 2), (64, 8)):
         assert trials_ahead(slots) == ahead, slots
+
+
+def test_a_sweep_of_short_trainings_from_weights_starts_from_their_learning_rate(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save(build_model("yolov5n", 3).state_dict(), weights)
+    words = ["--data", "shapes8", "--model", "yolov5n", "--epochs", "2", "--space", "quick", "--trials", "1",
+             "--storage-path", str(tmp_path)]
+    start = ["--weights", str(weights)]
+    for more, rate in (start, 0.001429), ([*start, "--set", "lr0=0.02"], 0.02), ([], 0.01):
+        _, space, *_ = module._checked(parse_tune([*words, *more]).config)
+        assert space.space.starts[0]["lr0"] == pytest.approx(rate), more

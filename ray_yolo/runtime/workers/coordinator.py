@@ -65,6 +65,7 @@ class Quorum(NamedTuple):
     address: tuple[str, int]  # of worker 0
     source: int | None  # the worker with the furthest state; None: no worker has a state
     behind: bool
+    members: tuple[int, ...] = ()  # their numbers among Ray's; for worker 0 alone, which records them
 
 
 class HeartbeatReply(NamedTuple):
@@ -468,24 +469,38 @@ class Coordinator:
 
     def _form(self) -> None:
         chosen = {uid: worker for uid, worker in self._workers.items() if worker.is_in(WAITING, but_not=SILENT)}
-        staying = [worker for worker in chosen.values() if DRAINING not in worker.state]
-        has_state = any(worker.registration.progress for worker in chosen.values())
-        if staying and (not has_state or any(worker.registration.progress for worker in staying)):
-            for uid in [uid for uid, worker in chosen.items() if DRAINING in worker.state]:
-                del chosen[uid]
-                self.leave(uid)
+        if self._can_do_without_draining(chosen.values()):
+            for uid, worker in list(chosen.items()):
+                if DRAINING in worker.state:
+                    del chosen[uid]
+                    self.leave(uid)
         self._end_generation()
-        registrations = sorted((worker.registration.worker, uid, worker.registration) for uid, worker in chosen.items())
-        reached = [registration.progress for _, _, registration in registrations]
-        furthest = max((progress for progress in reached if progress), default=None)
-        source, behind = None if furthest is None else reached.index(furthest), set(reached) != {furthest}
+
+        ranked = sorted(chosen, key=lambda uid: (chosen[uid].registration.worker, uid))
+        registrations = [chosen[uid].registration for uid in ranked]
+        reached = [registration.progress for registration in registrations]
+        known = [progress for progress in reached if progress]
+        furthest = max(known) if known else None
+        source = None if furthest is None else reached.index(furthest)  # the others copy its weights
+        is_anyone_behind = any(progress != furthest for progress in reached)
+
         self._number += 1
-        self._generation = self._number, registrations[0][2].address
-        for number, (_, uid, registration) in enumerate(registrations):
-            quorum = Quorum(self._number, number, len(registrations), registrations[0][2].address, source, behind)
+        address = registrations[0].address
+        self._generation = self._number, address
+        for number, uid in enumerate(ranked):
+            members = tuple(each.worker for each in registrations) if number == 0 else ()
+            quorum = Quorum(self._number, number, len(ranked), address, source, is_anyone_behind, members)
             worker = self._workers[uid]
             state = (worker.state & ~WAITING) | MEMBER
-            self._put(uid, worker._replace(state=state, quorum=quorum, registration=registration))
+            self._put(uid, worker._replace(state=state, quorum=quorum, registration=registrations[number]))
+
+    @staticmethod
+    def _can_do_without_draining(chosen: Collection[_Worker]) -> bool:
+        """Whether workers that are about to leave need not join: others stay, and no weights would be lost."""
+        staying = [worker for worker in chosen if DRAINING not in worker.state]
+        has_weights = any(worker.registration.progress for worker in chosen)
+        keeps_weights = any(worker.registration.progress for worker in staying)
+        return bool(staying) and (keeps_weights or not has_weights)
 
     def _end_generation(self) -> None:
         """Members that wait become newcomers; the others become unknown."""

@@ -103,7 +103,7 @@ class RendezvousClient(Rendezvous):
         self._generation = reply.number
         collectives = form_process_group(store, reply.address, reply.worker, reply.num_workers, self._timeout,
                                          self._device)
-        return Generation(collectives, reply.source, reply.behind)
+        return Generation(collectives, reply.source, reply.behind, reply.members)
 
     def must_regroup(self) -> bool:
         """By the last heartbeat's reply."""

@@ -41,6 +41,8 @@ from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
+MARKET_TYPE = "ray.io/market-type"
+"""Ray's label of a node, `spot` or `on-demand`. Ray sets it from the environment variable RAY_NODE_MARKET_TYPE."""
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to arrive from the driver's node
 
 _sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be called in a signal handler
@@ -133,7 +135,9 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
     recorder.wait(_RECORDER_SECONDS)
     placement: Placement = payload["placement"]
     emit, activity = recorder.emit, Activity(placement.stall_seconds)
-    emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
+    labels = ray.get_runtime_context().get_node_labels()
+    emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid(),
+                     market_type=labels.get(MARKET_TYPE, "")))
 
     def notify(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))

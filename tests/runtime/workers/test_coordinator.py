@@ -63,7 +63,8 @@ def test_the_first_generation_waits_for_all_and_knows_nobodys_state() -> None:
     assert desk.members("bc") == [None, None]
     desk.register("a", None)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(1, number, 3, ("a", 1), None, False) for number in range(3)]  # in the order of Ray's numbers
+        Quorum(1, number, 3, ("a", 1), None, False, (0, 1, 2) if number == 0 else ())
+        for number in range(3)]  # in the order of Ray's numbers; the first, which records, knows them all
 
 
 def test_the_first_generation_does_not_wait_for_ever() -> None:
@@ -119,7 +120,7 @@ def test_after_all_were_lost_the_first_new_worker_starts_and_the_others_join() -
     desk = started()
     desk.coordinator.mark_lost([0, 1, 2])
     desk.register("d", 4)
-    assert desk.coordinator.quorum("d") == Quorum(2, 0, 1, ("d", 1), 0, False)
+    assert desk.coordinator.quorum("d") == Quorum(2, 0, 1, ("d", 1), 0, False, (3,))
     desk.register("e", None)
     assert desk.heartbeat("d") == [True]
 
@@ -131,7 +132,7 @@ def test_survivors_continue_without_a_silent_worker_from_the_furthest_state() ->
     desk.pass_by(3, "ac")
     assert desk.members("ac") == [None, None]  # b may still come
     desk.pass_by(1, "ac")
-    assert desk.coordinator.quorum("a") == Quorum(2, 0, 2, ("a", 1), 1, True)
+    assert desk.coordinator.quorum("a") == Quorum(2, 0, 2, ("a", 1), 1, True, (0, 2))
     assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 1, True)
     assert desk.members("b") == [None]
 
@@ -218,7 +219,7 @@ def test_a_draining_worker_leaves_after_the_current_step() -> None:
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(2, 0, 2, ("a", 1), 0, False), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
+        Quorum(2, 0, 2, ("a", 1), 0, False, (0, 2)), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.heartbeat("ac") == [False, False]
 
 
@@ -236,7 +237,7 @@ def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 6)
     assert [desk.coordinator.quorum(name) for name in "ab"] == ["left", "left"]
-    assert desk.coordinator.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False)
+    assert desk.coordinator.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False, (2,))
 
 
 def test_a_draining_newcomer_does_not_wait() -> None:
@@ -273,7 +274,7 @@ def test_all_workers_of_a_draining_node_leave() -> None:
     assert desk.coordinator.drain_nodes({"right", "up"}) == {1: "right"}
     desk.register("c", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(2, 0, 2, ("a", 1), 0, False), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
+        Quorum(2, 0, 2, ("a", 1), 0, False, (0, 2)), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.coordinator.drain_nodes({"right"}) == {}
 
 
@@ -527,7 +528,7 @@ def test_workers_that_wait_for_one_another_beyond_the_timeout_abort_and_regroup(
     assert 600 < seconds <= 602
     assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): they "
                     "abort the exchange and form a new group"]
-    assert desk.coordinator.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False)
+    assert desk.coordinator.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False, (0, 1, 2))
 
 
 def test_a_validation_that_takes_long_is_not_aborted() -> None:

@@ -19,6 +19,7 @@ import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
+from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.core.system import Process, own_process
 from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
@@ -299,19 +300,23 @@ def test_without_a_coordinator_sigterm_to_one_worker_stops_all_after_a_step(
     def run_session(*arguments: Any) -> None:
         stops.append(arguments[-1]())
 
-    nothing = SimpleNamespace(emit=lambda event: None, wait=lambda seconds: None, flush=lambda: None)
+    events: list[Event] = []
+    recorder = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
+    monkeypatch.setattr(worker.ray, "get_runtime_context",
+                        lambda: SimpleNamespace(get_node_labels=lambda: {"ray.io/market-type": "spot"}))
     for name, instead in (("_sigterms", received), ("run_session", run_session), ("from_payload", lambda spec: spec),
                           ("gc", SimpleNamespace(freeze=lambda: None)), ("undo_niceness", lambda: True),
                           ("_assigned_context", lambda *_: WorkerContext()),
                           ("poll_stop_request", lambda *_: lambda: False),
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
-    payload = {"recorder": nothing, "coordinator": coordinator, "on_pool": True, "stored": None,
+    payload = {"recorder": recorder, "coordinator": coordinator, "on_pool": True, "stored": None,
                "spec": SimpleNamespace(run_dir=tmp_path), "driver": driver,
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     worker.train_job(payload, 1, coordinator)
     assert stops == [(sigterm and coordinator is None) or driver != own_process()]
+    assert [event.market_type for event in events if isinstance(event, WorkerEvent)] == ["spot"]
 
 
 @pytest.mark.parametrize("sigterm", [False, True])

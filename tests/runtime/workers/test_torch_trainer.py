@@ -32,6 +32,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events, surviving
 from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.usage import measure_usage
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
@@ -330,12 +331,17 @@ def check(folder: Path, uninterrupted: Path, epochs: int) -> list[Event]:
 
 @pytest.mark.ray
 @pytest.mark.faults
-def test_when_a_worker_is_killed_the_other_continues_with_the_next_step(tmp_path: Path) -> None:
+def test_when_a_worker_is_killed_the_other_continues_with_the_next_step(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_NODE_MARKET_TYPE", "spot")  # of the command's own Ray
     process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
     hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
     finish(process)
     events = check(tmp_path, uninterrupted(tmp_path / "calm", SHORT), SHORT)
     assert [event.num_workers for event in only(StartEvent, events)][:2] == [2, 1]
+    assert [event.members for event in only(StartEvent, events)][:2] == [(0, 1), (1,)]
+    assert {event.market_type for event in only(WorkerEvent, events)} == {"spot"}
+    assert measure_usage(events).hours.keys() == {"spot"}
     [message] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
     assert message.startswith("worker 0 on ")
 

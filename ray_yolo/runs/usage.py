@@ -1,0 +1,328 @@
+"""What a training has used, by the market type of its nodes (spot, on-demand), and what that costs. From its log alone.
+
+A worker is present from the start of its process to the first regrouping without it, to the start of its replacement,
+or to the end of its command. Workers that are lost together leave with the last event that one of them has logged. For
+each market type k, with the GPUs g of a worker (1 if it has none: then the unit is worker hours):
+
+    hours(k) = sum of g x (time present), over the workers on nodes of type k
+    lost(k)  = the part of hours(k) that interruptions took
+    cost     = sum over k of hours(k) x price(k)
+    cost of interruptions   = sum over k of lost(k) x price(k)
+    cost on on-demand alone = (sum over k of hours(k) - lost(k)) x price(on-demand)
+
+An interruption is every start of training after the first one: from a checkpoint, or of regrouped workers. It takes
+
+- the time from the last step that is kept to the begin of the next one: steps that are done again, the wait, and the
+  start. Where these steps are not logged, their times follow from the last logged step and its duration;
+- the start of each worker that joins later, from the start of its process until it trains.
+
+Node hours that no worker uses are not in the log: the head, nodes that start or wait, and free GPUs of a node.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import (
+    CheckpointEvent,
+    DatasetEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    RowEvent,
+    StartEvent,
+    StepEvent,
+    WorkerEvent,
+)
+
+SPOT, ON_DEMAND, UNKNOWN = "spot", "on-demand", "unknown"
+MARKET_TYPES = (SPOT, ON_DEMAND, UNKNOWN)
+"""Unknown: the node has no label `ray.io/market-type`, or another value; or the log is older than these events."""
+
+_EXAMPLE = "for example --price spot=0.9,on-demand=3.1"
+_LEAST_SHOWN = 0.005  # hours; less would be shown as 0.00
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The hours of a training's workers, by market type; types without hours are left out."""
+
+    hours: Mapping[str, float]
+    lost: Mapping[str, float]
+    """The part of `hours` that interruptions took."""
+    unit: str
+    """GPU hours; worker hours if no worker had a GPU, or the log does not say it."""
+
+    @property
+    def total(self) -> float:
+        """The hours of all types."""
+        return math.fsum(self.hours.values())
+
+    @property
+    def total_lost(self) -> float:
+        """The hours of all types that interruptions took."""
+        return math.fsum(self.lost.values())
+
+    @property
+    def line(self) -> str:
+        """The hours in one line for people; '' if there are next to none."""
+        if self.total < _LEAST_SHOWN:
+            return ""
+        text = f"{self.total:.2f} {self.unit}"
+        if set(self.hours) != {UNKNOWN}:
+            text += ": " + ", ".join(f"{hours:.2f} {market}" for market, hours in self.hours.items())
+        if self.total_lost >= _LEAST_SHOWN:
+            text += f"; {self.total_lost:.2f} of them lost to interruptions"
+        return text
+
+
+def measure_usage(events: Iterable[Event]) -> Usage:
+    """The usage that a log shows, up to its last event of a worker. See the law at the top of this module.
+
+    Logs of earlier releases do not name the workers of a group. Theirs are counted from start to start, as of unknown
+    type. The writer's clock may be set back; time then stands still until it has caught up.
+    """
+    meter = _Meter()
+    for event in events:
+        meter.add(event)
+    return meter.usage()
+
+
+def total_usage(usages: Iterable[Usage]) -> Usage:
+    """The sum of several trainings, such as the trials of a sweep."""
+    parts = [usage for usage in usages if usage.hours]
+    hours = {market: math.fsum(part.hours.get(market, 0.0) for part in parts) for market in MARKET_TYPES}
+    lost = {market: math.fsum(part.lost.get(market, 0.0) for part in parts) for market in MARKET_TYPES}
+    return _usage(hours, lost, {unit for part in parts for unit in part.unit.split(" and ")})
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """The price of an hour by market type, from `spot=0.9,on-demand=3.1`.
+
+    Raises:
+        InputError: if a market type is unknown or given twice, or a price is not a number >= 0.
+    """
+    prices: dict[str, float] = {}
+    for part in text.split(","):
+        market, equals, value = (word.strip() for word in part.partition("="))
+        if market not in MARKET_TYPES or not equals:
+            raise InputError(f"--price: got {part.strip()!r}; give TYPE=PRICE, {_EXAMPLE}; the types are "
+                             f"{', '.join(MARKET_TYPES)}")
+        if market in prices:
+            raise InputError(f"--price: {market} is given twice; give it once, {_EXAMPLE}")
+        try:
+            price = float(value)
+        except ValueError:
+            price = math.nan
+        if not (math.isfinite(price) and price >= 0):
+            raise InputError(f"--price: {market}={value}: a price is a number >= 0, {_EXAMPLE}")
+        prices[market] = price
+    return prices
+
+
+def cost_table(usage: Usage, prices: Mapping[str, float]) -> list[str]:
+    """Hours, price and cost by market type, the cost of interruptions, and the cost on on-demand nodes alone.
+
+    Raises:
+        InputError: if hours of a market type have no price.
+    """
+    for market, hours in usage.hours.items():
+        if market not in prices:
+            why = "; their nodes have no label ray.io/market-type" if market == UNKNOWN else ""
+            raise InputError(f"--price: has no price for {hours:.2f} {usage.unit} of type {market}{why}; "
+                             f"add {market}=PRICE")
+    rows: list[tuple[str, ...]] = [("", usage.unit, "price", "cost", "lost hours", "their cost")]
+    cost = lost_cost = 0.0
+    for market, hours in usage.hours.items():
+        price, lost = prices[market], usage.lost.get(market, 0.0)
+        cost, lost_cost = cost + hours * price, lost_cost + lost * price
+        rows.append((market, *_cells(hours, price, hours * price, lost, lost * price)))
+    rows.append(("all", f"{usage.total:.2f}", "", *_cells(cost, usage.total_lost, lost_cost)))
+    if ON_DEMAND in prices:
+        useful, price = usage.total - usage.total_lost, prices[ON_DEMAND]
+        alone = useful * price
+        share = f"{100 * (alone - cost) / alone:.0f} %" if alone else ""
+        rows.append(("on-demand alone", *_cells(useful, price, alone), "", ""))
+        rows.append(("saved", "", share, f"{alone - cost:.2f}", "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for name, *cells in rows:
+        columns = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *columns]).rstrip())
+    return lines
+
+
+def _cells(*numbers: float) -> list[str]:
+    return [f"{number:.2f}" for number in numbers]
+
+
+def _usage(hours: Mapping[str, float], lost: Mapping[str, float], units: set[str]) -> Usage:
+    in_order = [market for market in MARKET_TYPES if hours[market]]
+    return Usage({market: hours[market] for market in in_order}, {market: lost[market] for market in in_order},
+                 " and ".join(sorted(units)) or "worker hours")
+
+
+class _Process(NamedTuple):
+    """A worker process that has started."""
+
+    time: float
+    market_type: str
+
+
+@dataclass
+class _Stay:
+    """A worker from the start of its process until it leaves."""
+
+    since: float
+    joined: float
+    market_type: str
+    gpus: float
+    is_late: bool  # it joined after the first start
+    until: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """What an hour of it counts."""
+        return self.gpus or 1.0
+
+
+class _Mark(NamedTuple):
+    """Progress of training."""
+
+    step: int
+    time: float
+
+
+@dataclass
+class _Meter:
+    """The state of `measure_usage`."""
+
+    now: float = 0.0
+    alive: float = 0.0  # time of the last event of a worker that trains
+    started: dict[int, _Process] = field(default_factory=dict)  # that have not joined yet, by the worker's number
+    present: dict[tuple[int, int], _Stay] = field(default_factory=dict)  # by number, and the how-manieth of that number
+    stays: list[_Stay] = field(default_factory=list)  # that have ended
+    marks: list[_Mark] = field(default_factory=list)  # the progress that is kept; the first one is the first start
+    pace: float = 0.0  # seconds of the last logged step
+    resumed: int | None = None  # the step of an interruption without progress since
+    lost: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Take the next event of the log."""
+        before = self.alive
+        self.now = max(self.now, event.time)
+        is_done = isinstance(event, EndEvent) and event.status == "done"  # else the driver may write it much later
+        if is_done or isinstance(event, (RowEvent, StartEvent, CheckpointEvent)):
+            self.alive = self.now
+        match event:
+            case DatasetEvent():  # the next command starts
+                self._end_all()
+            case WorkerEvent():
+                self.started[event.worker] = _Process(self.now, event.market_type)
+            case StartEvent():
+                self._regroup(event, before)
+                self._go_back(event.step)
+            case StepEvent() | EpochEvent():
+                self._advance(event)
+            case EndEvent():
+                self._end_all()
+
+    def usage(self) -> Usage:
+        """The usage up to now."""
+        stays = [*self.stays, *(_ended(stay, self.alive) for stay in self.present.values())]
+        lost_until = _covered(self.lost + ([(self.marks[-1].time, self.alive)] if self.resumed is not None else []))
+        hours = dict.fromkeys(MARKET_TYPES, 0.0)
+        lost = dict.fromkeys(MARKET_TYPES, 0.0)
+        for stay in stays:
+            market = stay.market_type if stay.market_type in (SPOT, ON_DEMAND) else UNKNOWN
+            starting = stay.joined - stay.since if stay.is_late else 0.0
+            seconds = starting + lost_until(stay.until) - lost_until(stay.joined)
+            hours[market] += (stay.until - stay.since) * stay.weight / _HOUR
+            lost[market] += seconds * stay.weight / _HOUR
+        units = {"GPU hours" if stay.gpus else "worker hours" for stay in stays}
+        return _usage(hours, lost, units)
+
+    def _regroup(self, event: StartEvent, before: float) -> None:
+        """Training starts with a group of workers. `before`: when one of the previous group was last seen."""
+        processes = self.started if event.members else {}  # an older log does not say who is in the group
+        occurrences: Counter[int] = Counter()  # a number is there twice if its worker was replaced, and returned
+        group: dict[tuple[int, int], _Stay] = {}
+        for number in event.members or range(event.num_workers):
+            slot = (number, occurrences[number])
+            occurrences[number] += 1
+            process = processes.pop(number, None)
+            if process is None and slot in self.present:
+                group[slot] = self.present[slot]
+                continue
+            since, market_type = process or (self.now, "")
+            group[slot] = _Stay(since, self.now, market_type, event.gpus or 0.0, is_late=bool(self.marks))
+        some_continue = any(group.get(slot) is stay for slot, stay in self.present.items())
+        for slot, stay in self.present.items():
+            following = group.get(slot)
+            if following is not stay:
+                replaced = following.since if following else self.now
+                self.stays.append(_ended(stay, replaced if some_continue else before))
+        self.present = group
+
+    def _end_all(self) -> None:
+        """All workers have left, with the command."""
+        self.stays += [_ended(stay, self.alive) for stay in self.present.values()]
+        self.present = {}
+        self.started.clear()
+
+    def _go_back(self, step: int) -> None:
+        """Training continues at `step`; progress beyond it is void."""
+        if not self.marks:
+            self.marks.append(_Mark(step, self.now))
+            return
+        while len(self.marks) > 1 and self.marks[-1].step > step:
+            self.marks.pop()
+        self.resumed = step
+
+    def _advance(self, event: StepEvent | EpochEvent) -> None:
+        """A step has ended, or an epoch with its validation."""
+        if not self.marks or event.step <= (self.marks[-1].step - 1 if self.resumed is None else self.resumed):
+            return  # the last epoch is reported again after a start
+        if self.resumed is not None:
+            last = self.marks[-1]
+            begin = last.time + (self.resumed - last.step) * self.pace
+            end = self.now - (event.step - self.resumed) * self.pace
+            if begin < end:
+                self.lost.append((begin, end))
+            self.resumed = None
+        if isinstance(event, StepEvent):
+            self.pace = event.seconds
+        self.marks.append(_Mark(event.step, self.now))
+
+
+def _ended(stay: _Stay, time: float) -> _Stay:
+    return replace(stay, until=max(time, stay.since))
+
+
+def _covered(intervals: list[tuple[float, float]]) -> Callable[[float], float]:
+    """A function: the seconds up to a time that are in at least one of the intervals."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    begins = [begin for begin, _ in merged]
+    sums = list(accumulate((end - begin for begin, end in merged), initial=0.0))
+
+    def seconds_until(time: float) -> float:
+        index = bisect_right(begins, time)  # so many intervals have begun
+        if index == 0:
+            return 0.0
+        begin, end = merged[index - 1]
+        return sums[index - 1] + min(time, end) - begin
+
+    return seconds_until

@@ -1,0 +1,33 @@
+"""The usage of a sweep or comparison: the sum over its trainings. It imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray_yolo.runs.event_log import EVENTS_FILE, each_event
+from ray_yolo.runs.location import local_folder, location
+from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.usage import Usage, measure_usage, total_usage
+from ray_yolo.tune.listing import run_names
+
+
+def usage_of(folder: Path) -> Usage:
+    """The usage of a run, or of all trainings of a sweep or comparison.
+
+    A trial of population based training has several folders, each with a copy of the log so far; the longest counts.
+
+    Raises:
+        InputError: if the logs of a sweep in a bucket cannot be read.
+    """
+    if not (folder / LEDGER_FILE).is_file():
+        return measure_usage(each_event(folder / EVENTS_FILE))
+    trials = f"{location(folder)}/trials"
+    logs = [local_folder(f"{trials}/{name}", whole=False) / EVENTS_FILE for name in run_names(trials)]
+    longest: dict[bytes, Path] = {}
+    for log in filter(Path.is_file, logs):
+        with log.open("rb") as file:
+            first_line = file.readline()
+        known = longest.get(first_line)
+        if known is None or log.stat().st_size > known.stat().st_size:
+            longest[first_line] = log
+    return total_usage(measure_usage(each_event(log)) for log in longest.values())
