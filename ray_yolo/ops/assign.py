@@ -110,7 +110,7 @@ def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: 
 
 
 def selects_pairs(device: torch.device) -> bool:
-    """Whether only pairs of a label and a point inside it are measured: their selection would synchronise with a GPU."""
+    """Whether only pairs of a label and a point inside it are measured. On a GPU, the host would wait for them."""
     return device.type == "cpu"
 
 
