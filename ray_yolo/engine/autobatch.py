@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ray_yolo.config.recipe import BATCH_PER_WORKER, Recipe
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
@@ -22,6 +23,7 @@ from ray_yolo.ops.seeding import LARGEST_SCALE
 
 SIZES = (1, 2, 4, 8, 16)
 SHARE = 0.8  # of the free memory
+CROWD_PERCENTILE = 99  # of the labels of an image
 LARGEST = 1024
 COPIES = 5  # of the weights, besides a step's memory: average, optimiser's two moments, DDP's buckets, reserve
 
@@ -39,10 +41,19 @@ def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> i
     return images if 1 <= images <= LARGEST else BATCH_PER_WORKER
 
 
-def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, device: torch.device) -> int:
+def labels_of_a_crowd(index: AnnotationIndex) -> int:
+    """Labels of an image that has more of them than 99 % of the data set's images; at least 1."""
+    labels = np.diff(index.offsets)
+    return max(math.ceil(np.percentile(labels, CROWD_PERCENTILE)), 1) if len(labels) else 1
+
+
+def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, labels_per_image: int,
+               device: torch.device) -> int:
     """Images of one microbatch for this worker; 16 on a CPU, where memory is no limit.
 
-    `recipe` is resolved except for its batch.
+    Args:
+        recipe: resolved except for its batch.
+        labels_per_image: of the measured steps. Assignment needs memory for each label.
     """
     if device.type != "cuda":
         return BATCH_PER_WORKER
@@ -53,7 +64,7 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
     used: list[int] = []
     for size in SIZES:
         try:
-            used.append(_step_bytes(network, loss, recipe, size))
+            used.append(_step_bytes(network, loss, recipe, size, labels_per_image))
         except torch.OutOfMemoryError:
             break
     del network
@@ -61,14 +72,15 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
     return images_that_fit(SIZES[: len(used)], used, SHARE * free - COPIES * weights)
 
 
-def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int) -> int:
+def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int, labels_per_image: int) -> int:
     """Peak GPU memory of a forward and backward pass of `num_images` images of the largest size."""
     device = next(network.parameters()).device
     grid = network.grid
     side = math.floor(LARGEST_SCALE * recipe.imgsz / grid + 1) * grid if recipe.multi_scale else recipe.imgsz
     torch.cuda.reset_peak_memory_stats(device)
     images = torch.zeros(num_images, 3, side, side, device=device).to(memory_format=torch.channels_last)
-    targets = torch.tensor([[image, 0, 0.0, 0.0, side / 4, side / 4] for image in range(num_images)], device=device)
+    rows = [[image, 0, 0.0, 0.0, side / 4, side / 4] for image in range(num_images)]
+    targets = torch.tensor(rows, device=device).repeat(labels_per_image, 1)
     with autocast(device, recipe.precision):
         levels = network(images)
     measured = loss.measure(levels, targets, (side, side))

@@ -31,7 +31,7 @@ class Balance(NamedTuple):
     seconds: tuple[float, ...]  # per microbatch, of each worker; (): of equal speed
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """A worker's microbatches of one step."""
 
     microbatches: int
@@ -45,7 +45,7 @@ class Work(NamedTuple):
         return (seconds_between(self.begin, self.end) - waited) / self.microbatches
 
 
-class Report(NamedTuple):
+class SpeedReport(NamedTuple):
     """What a worker sends to all others in each step."""
 
     seconds: float  # per microbatch; 0: not known yet
@@ -69,17 +69,17 @@ class LoadBalancer:
         """The speeds by which a step is distributed, as in `Balance`."""
         return next(balance.seconds for balance in reversed(self._balances) if step.batch >= balance.batch)
 
-    def measure(self, work: Work) -> None:
+    def measure(self, work: StepWork) -> None:
         """Add a step's work to this worker's measured speed."""
         self._measured.append(work.seconds())
 
-    def report(self, step: Step, sampler: ShardSampler) -> Report:
+    def report(self, step: Step, sampler: ShardSampler) -> SpeedReport:
         """This worker's report in `step`."""
         if not self.is_active or len(self._measured) < STEPS_KNOWN:
-            return Report(0.0, 0.0)
-        return Report(statistics.median(self._measured), sampler.newest_loading(step) - step.batch)
+            return SpeedReport(0.0, 0.0)
+        return SpeedReport(statistics.median(self._measured), sampler.newest_loading(step) - step.batch)
 
-    def rebalance(self, step: Step, reports: Sequence[Report]) -> Balance | None:
+    def rebalance(self, step: Step, reports: Sequence[SpeedReport]) -> Balance | None:
         """The next balance, or None if the present one stays. Called after each step with all workers' reports.
 
         It decides as soon as all speeds are known, and then every `STEPS_BETWEEN` steps. Between two decisions, the

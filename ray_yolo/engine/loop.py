@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ray_yolo.core.errors import NOT_FINITE, PeerLostError, TrainingError
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine.balance import Balance, Report, Work
+from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.build import TrainComponents, draw_weights
 from ray_yolo.engine.devices import mark
 from ray_yolo.engine.evaluate import autocast
@@ -61,10 +61,10 @@ class Summed(NamedTuple):
     statistics: Tensor  # the argument of `Statistics.apply`
     complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
     flags: Tensor  # (3,) bool: `ControlFlags` of any worker
-    reports: Tensor  # (workers, 2): each worker's `Report`
+    reports: Tensor  # (workers, 2): each worker's `SpeedReport`
     wait_seconds: float
     images: int  # forwarded by this worker
-    work: Work | None  # None: this worker had no microbatch, or the load is not balanced
+    work: StepWork | None  # None: this worker had no microbatch, or the load is not balanced
 
 
 class Launched(NamedTuple):
@@ -181,7 +181,7 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
         activity.enter("exchanging")
         blank_loss(components).backward()
     elif step_began is not None:
-        work = Work(len(shard), step_began, mark(device), gradients.waits)
+        work = StepWork(len(shard), step_began, mark(device), gradients.waits)
     statistics = gradients.finish()
     report = components.balancer.report(step, components.sampler)
     losses, complete, flags, reports = gather_measurements(components, rows, counts, poll_controls(), report, number)
@@ -229,7 +229,7 @@ def blank_loss(components: TrainComponents) -> Tensor:
 
 
 def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], flags: ControlFlags,
-                        report: Report, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                        report: SpeedReport, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
     Each worker sends a header, then its rows. The header contains the worker's flags, its report on its speed, and
@@ -346,7 +346,7 @@ def rebalance(components: TrainComponents, summed: Summed, reports: Sequence[flo
     if summed.work:
         components.balancer.measure(summed.work)
     pairs = zip(reports[::2], reports[1::2], strict=True)
-    balance = components.balancer.rebalance(summed.step, [Report(*pair) for pair in pairs])
+    balance = components.balancer.rebalance(summed.step, [SpeedReport(*pair) for pair in pairs])
     if balance:
         components.sampler.restart(balance.batch)
     return balance

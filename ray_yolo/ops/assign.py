@@ -17,6 +17,7 @@ TOP = 10  # points of each label
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
 INSIDE = 1e-9  # px from a label's edge at which a point counts as inside
 EPSILON = 1e-9
+PAIRS = 2**23  # of labels and points, measured at once on a GPU
 
 
 class AlignRule(NamedTuple):
@@ -37,6 +38,33 @@ class Alignment(NamedTuple):
     weight: Tensor  # (B, N) float32, target score of the label's class; 0: the point is background
 
 
+class Claims(NamedTuple):
+    """How some labels compete for each of N points of B images.
+
+    A label takes its `top` points. The favourite of a point is the first label of its image with the largest u, whether
+    it took the point or not.
+    """
+
+    first: Tensor  # (B, N) int64, row of the first label that took the point; the number of labels if none has
+    last: Tensor  # (B, N) int64, of the last; -1 if none has
+    taken: Tensor  # (2, B, N), u and t of the label that took the point, 0 if none has; of no use if several have
+    favourite: Tensor  # (B, N) int64, row; of no use for an image without labels, or if u is NaN
+    favourite_u: Tensor  # (B, N); -1 for an image without labels
+    favourite_t: Tensor  # (B, N)
+
+    def merged(self, later: Claims) -> Claims:
+        """The claims of these labels and of later ones."""
+        better = later.favourite_u > self.favourite_u  # a tie stays with the first label
+        return Claims(
+            first=torch.minimum(self.first, later.first),
+            last=torch.maximum(self.last, later.last),
+            taken=torch.maximum(self.taken, later.taken),
+            favourite=torch.where(better, later.favourite, self.favourite),
+            favourite_u=torch.maximum(self.favourite_u, later.favourite_u),
+            favourite_t=torch.where(better, later.favourite_t, self.favourite_t),
+        )
+
+
 @torch.no_grad()
 def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: AlignRule = ONE_TO_MANY) -> Alignment:
     """Task-aligned assignment of a batch (Feng et al. 2021, TOOD, arXiv:2108.07755).
@@ -49,63 +77,116 @@ def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: 
     3. Each label keeps its `keep` points of largest t.
     4. With T and U the largest t and u of a label's points, the target score of a point is t U / (T + 1e-9).
 
+    On a GPU, the labels are measured in parts of `PAIRS` pairs of a label and a point. So the peak memory does not grow
+    with the number of labels.
+
     Args:
         boxes: (B, N, 4) predicted, xyxy pixels.
         scores: (B, N, classes) predicted, 0..1.
         points: (N, 2) as (x, y), pixels.
         targets: (n, 6) rows [image, class, x1, y1, x2, y2], pixels; n may be 0.
     """
-    shape = boxes.shape[:2]
-    if len(targets) == 0:
+    shape, num_labels = boxes.shape[:2], len(targets)
+    if num_labels == 0:
         return Alignment(boxes.new_zeros(shape, dtype=torch.long), boxes.new_zeros(shape))
-    image, kind, truth = targets[:, 0].long(), targets[:, 1].long(), targets[:, 2:]
+    image = targets[:, 0].long()
+    parts = _parts(num_labels, shape[1], boxes.device)
+    claims = _claim(boxes, scores, points, targets, image, parts[0], rule)
+    for part in parts[1:]:
+        claims = claims.merged(_claim(boxes, scores, points, targets, image, part, rule))
+
+    # A point is contested if the first and the last label that took it differ: then every label of its image competes.
+    contested = claims.last > claims.first
+    owner = torch.where(contested, claims.favourite, claims.first)
+    measured = torch.where(contested, torch.stack((claims.favourite_u, claims.favourite_t)), claims.taken)  # (2, B, N)
+    if rule.keep:
+        measured = measured * _kept(owner, measured[1], image, parts, rule.keep)
+    label = torch.where(owner < num_labels, owner, 0)
+
+    columns = label.flatten().expand(2, -1)
+    largest = measured.new_zeros(2, num_labels).scatter_reduce(1, columns, measured.flatten(1), "amax")
+    top_u, top_t = largest[:, label]  # of all points of a point's label
+    return Alignment(label, measured[1] * top_u / (top_t + EPSILON))
+
+
+def selects_pairs(device: torch.device) -> bool:
+    """Whether only pairs of a label and a point inside it are measured. On a GPU, the host would wait for them."""
+    return device.type == "cpu"
+
+
+def _parts(num_labels: int, num_points: int, device: torch.device) -> list[slice]:
+    """The labels that are measured at once: all, if only the pairs inside a label take memory."""
+    size = num_labels if selects_pairs(device) else max(PAIRS // num_points, 1)
+    return [slice(first, min(first + size, num_labels)) for first in range(0, num_labels, size)]
+
+
+def _claim(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, image: Tensor, part: slice, rule: AlignRule
+           ) -> Claims:
+    """The claims of the labels of a part. `image` is that of each label; other arguments as in `align`."""
+    shape, num_labels = boxes.shape[:2], len(targets)
+    labels, own_image = targets[part], image[part]
+    kind, truth = labels[:, 1].long(), labels[:, 2:]
     margin = ((rule.floor - (truth[:, 2:] - truth[:, :2])) / 2).clamp(min=0)  # (n, 2)
     low, high = truth[:, :2] - margin, truth[:, 2:] + margin
     inside = torch.cat((points - low[:, None], high[:, None] - points), 2).amin(2) > INSIDE  # (n, N)
-    overlap, aligned = _measure(boxes, scores, image, kind, truth, inside)
+    u, t = _measure(boxes, scores, own_image, kind, truth, inside)
+    rows = torch.arange(part.start, part.stop, device=boxes.device)[:, None]
 
-    taken = _largest(aligned, rule.top) & inside
-    rows = torch.arange(len(targets), device=boxes.device)[:, None].expand_as(taken)
+    top = t.topk(min(rule.top, shape[1]), dim=1).indices  # (n, top)
+    takes = inside.gather(1, top)
+    places = (own_image[:, None] * shape[1] + top).flatten()  # among all points of all images
 
-    def reduce_labels(start: float, values: Tensor, how: str) -> Tensor:
-        """The largest or smallest of the labels' values (n, N) for each point of each image, (B, N)."""
-        return values.new_full(shape, start).scatter_reduce(0, image[:, None].expand_as(values), values, how)
+    def of_takers(start: float, values: Tensor, how: str) -> Tensor:
+        """The largest or smallest of the values (..., n, top) of the labels that took a point, (..., B, N)."""
+        values = torch.where(takes, values, start).flatten(-2)
+        every_point = values.new_full((*values.shape[:-1], shape.numel()), start)
+        return every_point.scatter_reduce(-1, places.expand_as(values), values, how).unflatten(-1, shape)
 
-    # A point is contested if the first and the last label that took it differ: then every label of its image competes.
-    first = reduce_labels(len(targets), torch.where(taken, rows, len(targets)), "amin")
-    contested = reduce_labels(-1, torch.where(taken, rows, -1), "amax") > first
-    claims = torch.where(taken | contested[image], overlap, -1.0)
-    wins = (claims >= 0) & (claims == reduce_labels(-1.0, claims, "amax")[image])
-    owner = reduce_labels(len(targets), torch.where(wins, rows, len(targets)), "amin")  # ties: the first label
-    wins = owner[image] == rows
-    if rule.keep:
-        wins &= _largest(torch.where(wins, aligned, -1.0), rule.keep)
+    def of_labels(start: float, values: Tensor, how: str) -> Tensor:
+        """The largest or smallest of the values (n, N) of an image's labels, (B, N)."""
+        return values.new_full(shape, start).scatter_reduce(0, own_image[:, None].expand_as(values), values, how)
 
-    top_aligned = (aligned * wins).amax(1, keepdim=True)  # (n, 1)
-    top_overlap = (overlap * wins).amax(1, keepdim=True)
-    weights = aligned * wins * top_overlap / (top_aligned + EPSILON)  # (n, N)
-    return Alignment(torch.where(owner < len(targets), owner, 0), reduce_labels(0.0, weights, "amax"))
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Mask of the `count` largest values of each row, (n, N) bool."""
-    indices = values.topk(min(count, values.shape[1]), dim=1).indices
-    return torch.zeros_like(values, dtype=torch.bool).scatter_(1, indices, True)
+    last = part.stop - 1
+    favourite_u = of_labels(-1.0, u, "amax")
+    favourite = of_labels(last, torch.where(u == favourite_u[own_image], rows, last), "amin")
+    return Claims(
+        first=of_takers(num_labels, rows, "amin"),
+        last=of_takers(-1, rows, "amax"),
+        taken=of_takers(0.0, torch.stack((u.gather(1, top), t.gather(1, top))), "amax"),
+        favourite=favourite,
+        favourite_u=favourite_u,
+        favourite_t=t.gather(0, favourite - part.start),
+    )
 
 
 def _measure(boxes: Tensor, scores: Tensor, image: Tensor, kind: Tensor, truth: Tensor, inside: Tensor
              ) -> tuple[Tensor, Tensor]:
     """Overlap u and alignment t of every label and point, (n, N) each; 0 outside the label's box."""
-    if inside.device.type == "cpu":
-        label, point = inside.nonzero(as_tuple=True)  # only the pairs inside
-    else:  # all pairs, because selecting those inside would synchronise with the GPU
-        labels, points = (torch.arange(length, device=inside.device) for length in inside.shape)
-        label, point = (index.flatten() for index in torch.meshgrid(labels, points, indexing="ij"))
-    u = complete_iou(boxes[image[label], point], truth[label]).clamp(min=0) * inside[label, point]
-    s = scores[image[label], point, kind[label]]
-    t = s**SCORE_POWER * u**OVERLAP_POWER
-    nothing = boxes.new_zeros(inside.shape)
-    return nothing.index_put((label, point), u), nothing.index_put((label, point), t)
+    if selects_pairs(inside.device):
+        label, point = inside.nonzero(as_tuple=True)
+        pair_u = complete_iou(boxes[image[label], point], truth[label]).clamp(min=0)
+        pair_t = scores[image[label], point, kind[label]] ** SCORE_POWER * pair_u**OVERLAP_POWER
+        nothing = boxes.new_zeros(inside.shape)
+        return nothing.index_put((label, point), pair_u), nothing.index_put((label, point), pair_t)
+    predicted = boxes[image]  # (n, N, 4)
+    true = truth[:, None].expand_as(predicted)
+    u = complete_iou(predicted.flatten(0, 1), true.flatten(0, 1)).clamp(min=0).view(inside.shape)
+    t = scores[image, :, kind] ** SCORE_POWER * u**OVERLAP_POWER
+    return torch.where(inside, u, 0.0), torch.where(inside, t, 0.0)
+
+
+def _kept(owner: Tensor, t: Tensor, image: Tensor, parts: list[slice], keep: int) -> Tensor:
+    """1 for the `keep` points of largest t of each label, else 0, (B, N); `image` is that of each label."""
+    num_points = t.shape[1]
+    kept = t.new_zeros(t.numel())
+    for part in parts:
+        own_image = image[part]
+        rows = torch.arange(part.start, part.stop, device=t.device)[:, None]
+        own = owner[own_image] == rows  # (n, N)
+        best = torch.where(own, t[own_image], -1.0).topk(min(keep, num_points), dim=1).indices
+        places = own_image[:, None] * num_points + best
+        kept = kept.scatter_reduce(0, places.flatten(), own.gather(1, best).flatten().float(), "amax")
+    return kept.view_as(t)
 
 
 class Assignment(NamedTuple):

@@ -37,7 +37,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.index import chosen_by, label_sizes, read_splits, refuse_count_from_one, require_boxes
-from ray_yolo.engine.autobatch import auto_batch
+from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import check_classes
@@ -177,7 +177,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
-    question = recipe, len(train.names), gpus > 0
+    question = recipe, len(train.names), labels_of_a_crowd(train), gpus > 0
     if placement.num_workers == 0:
         return decided(images_per_worker=_room_here(*question))
     from ray_yolo.runtime.map_on_workers import map_on_workers
@@ -250,13 +250,14 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 
-def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
+def _room_here(recipe: Recipe, num_classes: int, labels_per_image: int, gpu: bool) -> int:
     """The largest microbatch, in images, that fits on this process's GPU."""
     name, architecture = read_model(recipe.model)
-    return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
+    device = torch.device("cuda" if gpu else "cpu")
+    return auto_batch(recipe, architecture or name, num_classes, labels_per_image, device)
 
 
-def _room_on_worker(question: tuple[Recipe, int, bool], worker: int) -> int:
+def _room_on_worker(question: tuple[Recipe, int, int, bool], worker: int) -> int:
     """`_room_here` on a worker."""
     return _room_here(*question)
 

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/run.py balance
 
-The slow worker sleeps after each forward and backward pass as long as it took. Both ways are trained in turns, `--rounds`
-times. The last line has the seconds per step of each way, their ratio, and whether the weights are equal.
+The slow worker sleeps after each forward pass as long as forward and backward take. Both ways are trained in turns,
+`--rounds` times. The last line has the seconds per step of each way, their ratio, and whether the weights are equal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> tuple[li
             time.sleep(3 * (time.perf_counter() - began))  # a backward pass takes twice as long as the forward pass
         return loss
 
-    loop.forward = slow_forward
+    loop.forward = slow_forward  # type: ignore[assignment]
     if not balanced:
         balance.STEPS_KNOWN = 10**9  # no speed is ever known
     session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for number in range(options.rounds):
             for balanced in (False, True):
                 run = Path(folder, f"{number}-{balanced}")
-                spec = make_spec(run, 96, epochs=10, imgsz=320, batch_size=32, microbatch=4)  # 3 steps of 8 microbatches
+                spec = make_spec(run, 96, epochs=10, imgsz=320, batch_size=32, microbatch=4)  # 8 microbatches a step
                 [(steps, state), _] = run_workers(2, train, spec, balanced)
                 seconds[balanced].append(statistics.median(steps))
                 weights.append(state)

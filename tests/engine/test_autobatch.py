@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.errors import ConfigError
-from ray_yolo.engine.autobatch import LARGEST, auto_batch, images_that_fit
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.engine.autobatch import LARGEST, _step_bytes, auto_batch, images_that_fit, labels_of_a_crowd
+from ray_yolo.models.criterion import LossSums
+from ray_yolo.models.families import build_model, find_family
 
 CPU = torch.device("cpu")
 
@@ -31,7 +39,33 @@ def test_a_useless_line_gives_sixteen() -> None:
 
 def test_without_a_gpu_a_worker_trains_sixteen() -> None:
     recipe = resolve(Recipe(batch_size=-1), 3, gpu=False)
-    assert auto_batch(recipe, "yolov5n", 3, CPU) == 16
+    assert auto_batch(recipe, "yolov5n", 3, 1, CPU) == 16
+
+
+def test_the_measured_images_have_as_many_labels_as_the_crowded_ones() -> None:
+    """One crowd in 200 images does not count, two in 100 do; a set without labels, and one without images."""
+    for labels, expected in [([5] * 199 + [300], 5), ([5] * 98 + [300] * 2, 300), ([0] * 10, 1), ([], 1)]:
+        offsets = np.concatenate([[0], np.cumsum(labels, dtype=np.int64)])
+        index = AnnotationIndex(tuple(map(str, range(len(labels)))), np.full((len(labels), 2), 64, np.int32), offsets,
+                                np.zeros(offsets[-1], np.int64), np.zeros((offsets[-1], 4), np.float32), ("a",))
+        assert labels_of_a_crowd(index) == expected, labels
+
+
+def test_a_measured_step_has_these_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, seen = build_model("yolov8n", 3), list[Tensor]()
+    loss = find_family("yolov8n").build_loss(network.head, Recipe().loss, 3, 64)
+    measure = loss.measure
+
+    def observed(levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
+        seen.append(targets)
+        return measure(levels, targets, image_size)
+
+    monkeypatch.setattr(loss, "measure", observed)
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(reset_peak_memory_stats=lambda device: None,
+                                                       max_memory_reserved=lambda device: 7))
+    recipe = resolve(Recipe(imgsz=64, precision="fp32"), 1, gpu=False)
+    assert _step_bytes(network, loss, recipe, 2, 5) == 7
+    assert seen[0][:, 0].long().bincount(minlength=2).tolist() == [5, 5]
 
 
 def test_what_fits_into_the_smallest_worker_becomes_the_microbatch() -> None:
@@ -60,7 +94,7 @@ def test_a_given_batch_is_never_changed() -> None:
 def test_a_step_of_the_resulting_size_fits_into_the_gpus_memory() -> None:
     device = torch.device("cuda")
     recipe = resolve(Recipe(imgsz=320, batch_size=-1), 1, gpu=True)
-    fits = auto_batch(recipe, "yolov5n", 80, device)
+    fits = auto_batch(recipe, "yolov5n", 80, 8, device)
     free, total = torch.cuda.mem_get_info(device)
     assert fits > 16
     assert 0.5 * total < free

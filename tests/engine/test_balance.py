@@ -1,4 +1,4 @@
-"""Microbatches follow the workers' measured speed: no image is lost or loaded in vain, and the bits stay equal."""
+"""Microbatches follow the workers' measured speed: no image is lost or loaded needlessly, and the bits stay equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.events import BalanceEvent, Event, parse_event
 from ray_yolo.core.structures import SampleKey
 from ray_yolo.engine import balance, devices, loop
-from ray_yolo.engine.balance import LoadBalancer, Report, Work
+from ray_yolo.engine.balance import LoadBalancer, SpeedReport, StepWork
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Rendezvous
@@ -34,21 +34,21 @@ from tests.support.workers import run_workers, wrap_model
 
 SIZE = 2  # of a microbatch
 STEADY: dict[str, Any] = {"batch_size": 16, "microbatch": SIZE, "optimizer": {"nominal_batch": 16}}
-UNKNOWN = Report(0.0, 0.0)
+UNKNOWN = SpeedReport(0.0, 0.0)
 
 
 def make_plan(num_images: int = 320, **recipe: Any) -> Plan:
     return Plan(resolve(Recipe.model_validate({**STEADY, **recipe}), 1, gpu=False), num_images)
 
 
-def known(*seconds: float) -> list[Report]:
+def known(*seconds: float) -> list[SpeedReport]:
     """Reports of workers that load the next step."""
-    return [Report(each, 1.0) for each in seconds]
+    return [SpeedReport(each, 1.0) for each in seconds]
 
 
-def work(seconds: float) -> Work:
+def work(seconds: float) -> StepWork:
     """Two microbatches and a wait of 5 s."""
-    return Work(2, 10.0, 15.0 + 2 * seconds, [(11.0, 14.0), (14.5, 16.5)])
+    return StepWork(2, 10.0, 15.0 + 2 * seconds, [(11.0, 14.0), (14.5, 16.5)])
 
 
 def test_the_time_of_a_microbatch_is_without_the_waits_for_other_workers() -> None:
@@ -72,7 +72,7 @@ def test_a_mark_on_a_gpu_is_an_event_that_measures_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     first, second, third = (devices.mark(torch.device("cuda")) for _ in range(3))
     assert devices.seconds_between(first, third) == 1.0
-    assert Work(1, first, third, [(first, second)]).seconds() == 0.5
+    assert StepWork(1, first, third, [(first, second)]).seconds() == 0.5
 
 
 def test_a_speed_is_the_median_of_enough_steps_and_outlasts_a_generation() -> None:
@@ -92,7 +92,7 @@ def test_shards_change_for_a_gain_of_a_tenth_and_not_for_less() -> None:
     """Of 8 microbatches 4 and 4 would take 4 x 0.5; 5 and 3 take 3 x 0.5, 1.33 times as fast."""
     plan = make_plan()
     balancer, step = LoadBalancer(plan, 2, Activity()), plan.steps(0)[3]
-    changed = balancer.rebalance(step, [Report(0.3, 4.0), Report(0.5, 2.0)])
+    changed = balancer.rebalance(step, [SpeedReport(0.3, 4.0), SpeedReport(0.5, 2.0)])
     assert changed == (step.batch + 5, (0.3, 0.5))
     assert balancer.microbatches(changed) == (5, 3)
     assert [balancer.seconds(later) for later in plan.steps(0)[7:9]] == [(), (0.3, 0.5)]
@@ -155,7 +155,7 @@ class Simulated:
         shard = self.plan.shard(step, self.worker, self.num_workers, self.balancer.seconds(step))
         for microbatch in shard:
             assert [key.position for key in next(self._batches)] == list(microbatch.images)
-            self.balancer.measure(Work(1, 0.0, seconds, []))
+            self.balancer.measure(StepWork(1, 0.0, seconds, []))
         return [position for microbatch in shard for position in microbatch.images]
 
 
@@ -166,7 +166,7 @@ def np_order(plan: Plan) -> Any:
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=4), st.sampled_from([16, 64]), st.integers(0, 40),
        st.lists(st.lists(st.floats(1, 9), min_size=4, max_size=4), min_size=2, max_size=5), st.booleans())
-def test_whatever_the_loaders_have_prefetched_every_image_is_computed_once_and_none_is_loaded_in_vain(
+def test_whatever_the_loaders_have_prefetched_every_image_is_computed_once_and_none_is_loaded_needlessly(
         depths: list[int], nominal: int, odd: int, speeds: list[list[float]], ahead: bool) -> None:
     """Also in warm-up, where steps grow and some workers have no microbatch, and with a step that runs ahead."""
     plan = make_plan(480 + odd, epochs=3, optimizer={"nominal_batch": nominal},
@@ -192,7 +192,7 @@ def test_whatever_the_loaders_have_prefetched_every_image_is_computed_once_and_n
         assert sorted(computed) == list(range(plan.num_images))
 
 
-def decide(workers: list[Simulated], step: Step, reports: list[Report]) -> None:
+def decide(workers: list[Simulated], step: Step, reports: list[SpeedReport]) -> None:
     """Let all workers decide; they have to agree. `restart` asserts that no loader has begun what changes."""
     changes = [each.balancer.rebalance(step, reports) for each in workers]
     assert len(set(changes)) == 1

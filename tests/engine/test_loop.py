@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import collectives, loop
-from ray_yolo.engine.balance import Report
+from ray_yolo.engine.balance import SpeedReport
 from ray_yolo.engine.build import TrainComponents, WorkerContext, build, build_optimizer
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
@@ -331,7 +331,7 @@ def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather
         context = dataclasses.replace(components.context, collectives=Collectives(worker, 2))
         losses, complete, _, reports = loop.gather_measurements(
             dataclasses.replace(components, context=context), [torch.full((3,), worker + 1.0)], [1, 1],
-            loop.ControlFlags(), Report(worker + 0.5, 3.0), 5)
+            loop.ControlFlags(), SpeedReport(worker + 0.5, 3.0), 5)
     assert reports.tolist() == [[0.5, 3.0], [1.5, 3.0]]
     assert losses.tolist() == [[1.0] * 3, [2.0] * 3]
     assert bool(complete) is (not aborted)

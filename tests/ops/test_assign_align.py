@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ray_yolo.ops import assign
 from ray_yolo.ops.assign import AlignRule, align
 from ray_yolo.ops.boxes import complete_iou
+from tests.support.peak_memory import PeakMemory
 
 
 def slow_align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor
@@ -152,6 +156,14 @@ def test_a_label_keeps_the_best_aligned_of_its_points() -> None:
     assert (align(boxes, scores, places, targets).weight > 0).sum() == 3
 
 
+def test_the_best_aligned_point_is_not_the_one_of_the_largest_overlap() -> None:
+    """t is 0.25^0.5 = 0.5 for the first, 0.81^0.5 (23/24)^6 = 0.70 for the second, by IoU."""
+    boxes, scores = torch.tensor([[[0.0, 0, 24, 8], [0, 0, 23, 8]]]), torch.tensor([[[0.25], [0.81]]])
+    target = torch.tensor([[0.0, 0, 0, 0, 24, 8]])
+    _, weight = align(boxes, scores, grid(1, 2), target, AlignRule(keep=1))
+    assert weight[0].gt(0).tolist() == [False, True]
+
+
 @pytest.mark.parametrize(("floor", "points"), [(0.0, 0), (16.0, 4)])
 def test_a_small_label_has_points_of_the_size_that_it_counts_as(floor: float, points: int) -> None:
     """A label of 6 px where four cells of 8 px meet; its overlap is that of its true box."""
@@ -163,3 +175,61 @@ def test_a_small_label_has_points_of_the_size_that_it_counts_as(floor: float, po
     near = torch.cat((places[5] - 6, places[5] + 6))[None]
     overlap = float(complete_iou(near, target[:, 2:])) if points else 0.0
     assert float(weight.max()) == pytest.approx(overlap * overlap**6 / (overlap**6 + 1e-9), abs=1e-6)
+
+
+def draw_crowd(seed: int, num: int, num_images: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Predictions of 48 points and labels that overlap each other; some are there twice, some cover no point."""
+    generator = torch.Generator().manual_seed(seed)
+    places = grid(6, 8)
+    centres = places + torch.randn(num_images, 48, 2, generator=generator) * 5
+    sides = 4 + torch.rand(num_images, 48, 2, generator=generator) * 30
+    boxes = torch.cat((centres - sides / 2, centres + sides / 2), 2)
+    scores = torch.rand(num_images, 48, 3, generator=generator)
+    low = torch.rand(num, 2, generator=generator) * 50 - 4
+    size = torch.rand(num, 2, generator=generator) * 30 + 1
+    image, kind = (torch.randint(count, (num, 1), generator=generator) for count in (num_images, 3))
+    targets = torch.cat((image, kind, low, low + size), 1)
+    return boxes, scores, places, torch.cat((targets, targets[::5]))
+
+
+@pytest.mark.parametrize("rule", [AlignRule(), AlignRule(floor=16.0), AlignRule(top=7, keep=1), AlignRule(keep=2)])
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num=st.integers(1, 40), num_images=st.integers(1, 3),
+       at_once=st.sampled_from([1, 7, 1000]))
+def test_the_assignment_of_a_gpu_is_that_of_a_cpu(rule: AlignRule, seed: int, num: int, num_images: int, at_once: int
+                                                  ) -> None:
+    """A GPU measures all pairs, some labels at once. Values differ by the last bit: vectors round differently."""
+    crowd = draw_crowd(seed, num, num_images)
+    expected = align(*crowd, rule)
+    with patch.object(assign, "selects_pairs", lambda device: False), patch.object(assign, "PAIRS", 48 * at_once):
+        found = align(*crowd, rule)
+    torch.testing.assert_close(found.weight, expected.weight, rtol=1e-5, atol=1e-6)
+    counts = expected.weight > 1e-6
+    assert torch.equal(found.label[counts], expected.label[counts])
+    assert found.label.max() < len(crowd[3])
+
+
+def test_the_memory_of_a_crowd_does_not_grow_with_its_labels() -> None:
+    """640 px, on tensors without values. Every pair at once took 3.5 GiB."""
+    def peak(labels_per_image: int) -> int:
+        with torch.device("meta"):
+            inputs = (torch.empty(16, 8400, 4), torch.empty(16, 8400, 80), torch.empty(8400, 2),
+                      torch.empty(16 * labels_per_image, 6))
+        with PeakMemory() as memory:
+            align(*inputs)
+        return memory.bytes
+
+    crowd = peak(300)
+    of_pairs, of_points = 100 * assign.PAIRS, 80 * 16 * 8400  # bytes
+    assert crowd < of_pairs + of_points < 1e9
+    assert peak(600) < 1.02 * crowd
+
+
+def test_a_prediction_that_is_not_a_number_gives_no_finite_weights() -> None:
+    """The step has to be skipped, whether one label took the point, or several."""
+    for num in (1, 2):
+        for place in (0, 1):
+            boxes, scores = torch.tensor([[[0.0, 0, 16, 16]]]), torch.full((1, 1, 1), 0.5)
+            (boxes, scores)[place][0, 0, 0] = torch.nan
+            targets = torch.tensor([[0.0, 0, 0, 0, 20, 20], [0, 0, 0, 0, 17, 16]])[:num]
+            assert align(boxes, scores, torch.tensor([[8.0, 8.0]]), targets).weight.isnan().all(), (num, place)
