@@ -93,7 +93,7 @@ class TrainingReport:
             case EpochEvent():
                 return self._on_epoch(event)
             case BalanceEvent():
-                return []
+                return [event.line]
             case WarningEvent():
                 return self._on_warning(event)
             case EndEvent():
