@@ -97,7 +97,8 @@ def test_shards_change_for_a_gain_of_a_tenth_and_not_for_less() -> None:
     assert balancer.microbatches(changed) == (5, 3)
     assert [balancer.seconds(later) for later in plan.steps(0)[7:9]] == [(), (0.3, 0.5)]
     assert plan.shard_sizes(step, 2, (0.3, 0.5)) == [5, 3]
-    assert LoadBalancer(plan, 2, Activity()).rebalance(step, known(0.3, 0.35)) is None
+    for seconds in (0.3, 0.35), (0.3, 0.4):  # 5 and 3 would be no gain, or a gain of 4 x 0.4 / (5 x 0.3) = 1.07
+        assert LoadBalancer(plan, 2, Activity()).rebalance(step, known(*seconds)) is None
 
 
 def test_a_decision_waits_for_all_speeds_and_for_twenty_steps_after_the_last_one() -> None:
@@ -105,7 +106,7 @@ def test_a_decision_waits_for_all_speeds_and_for_twenty_steps_after_the_last_one
     balancer, steps = LoadBalancer(plan, 2, Activity()), iter(plan.steps(0))
     assert balancer.rebalance(next(steps), [UNKNOWN, *known(0.5)]) is None
     assert balancer.rebalance(next(steps), known(0.1, 0.5)) is not None
-    for _ in range(balance.STEPS_BETWEEN - 1):
+    for _ in range(19):
         assert balancer.rebalance(next(steps), known(0.5, 0.1)) is None
     back = balancer.rebalance(next(steps), known(0.5, 0.1))
     assert back is not None
