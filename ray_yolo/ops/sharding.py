@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -33,9 +34,12 @@ def shards_by_speed(count: int, seconds: tuple[float, ...]) -> tuple[range, ...]
         return tuple(shard(count, worker, len(seconds)) for worker in workers)
     at_least = 1 if count >= len(seconds) else 0
     sizes = [at_least] * len(seconds)
+    finish = [((sizes[worker] + 1) * seconds[worker], worker) for worker in workers]  # with one item more
+    heapq.heapify(finish)
     for _ in range(count - sum(sizes)):
-        first = min(workers, key=lambda worker: (sizes[worker] + 1) * seconds[worker])
+        _, first = finish[0]
         sizes[first] += 1
+        heapq.heapreplace(finish, ((sizes[first] + 1) * seconds[first], first))
     return tuple(range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)))
 
 
