@@ -2,7 +2,7 @@
 
 YOLOv5's defaults (SGD, learning rate 0.01, bias warm-up from 0.1) are made for hundreds of epochs from scratch. Weights
 that are trained already need smaller steps, and a few hundred optimiser steps need a faster optimiser. Measured:
-tests/benchmarks/README.md, "Fine-tuning".
+docs/results.md, "Fine-tuning".
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def format_number(value: float | None) -> str:
     """Four significant digits; '-' for None."""
@@ -32,6 +34,16 @@ def format_size(num_bytes: float) -> str:
             value = num_bytes / factor
             return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row of a table: the first column is aligned to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for name, *cells in rows:
+        columns = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *columns]).rstrip())
+    return lines
 
 
 def encodable(text: str) -> str:

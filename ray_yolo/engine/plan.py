@@ -190,7 +190,8 @@ class ShardSampler(DistributedSampler[SampleKey]):
         parts, sizes = [np.zeros(0, np.int32)], []
         for step in steps:
             microbatches = self._plan.shard(step, self._worker, self._num_workers, self._speeds(step))
-            for images in (microbatch.images for microbatch in microbatches):
+            for microbatch in microbatches:
+                images = microbatch.images
                 parts.append(np.arange(images.start, images.stop, images.step, dtype=np.int32))
             sizes.append(sum(len(microbatch.images) for microbatch in microbatches))
         return np.concatenate(parts), np.cumsum(sizes, dtype=np.int32)

@@ -41,6 +41,7 @@ from ray_yolo.core.events import (
     StepEvent,
     WorkerEvent,
 )
+from ray_yolo.core.formatting import align_columns
 
 SPOT, ON_DEMAND, UNKNOWN = "spot", "on-demand", "unknown"
 MARKET_TYPES = (SPOT, ON_DEMAND, UNKNOWN)
@@ -152,12 +153,7 @@ def cost_table(usage: Usage, prices: Mapping[str, float]) -> list[str]:
         share = f"{100 * (alone - cost) / alone:.0f} %" if alone else ""
         rows.append(("on-demand alone", *_cells(useful, price, alone), "", ""))
         rows.append(("saved", "", share, f"{alone - cost:.2f}", "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for name, *cells in rows:
-        columns = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *columns]).rstrip())
-    return lines
+    return align_columns(rows)
 
 
 def _cells(*numbers: float) -> list[str]:

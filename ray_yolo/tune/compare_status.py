@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.formatting import format_cell, format_count
+from ray_yolo.core.formatting import align_columns, format_cell, format_count
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.location import is_active, location
 from ray_yolo.runs.record import LEDGER_FILE
@@ -45,12 +45,7 @@ def comparison_table(results: PairResults, claim: PairsClaim) -> list[str]:
     classes = compared_classes(results, claim.pairs)
     if classes:
         rows += [("mAP50-95 by class", "", "", "", "")] + [_cells(row) for row in classes]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for name, *numbers in rows:
-        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
-    return lines
+    return align_columns(rows)
 
 
 def describe_comparison(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -49,11 +50,10 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> tuple[li
             time.sleep(3 * (time.perf_counter() - began))  # a backward pass takes twice as long as the forward pass
         return loss
 
-    loop.forward = slow_forward  # type: ignore[assignment]
-    if not balanced:
-        balance.STEPS_KNOWN = 10**9  # no speed is ever known
-    session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
-    session.train(lambda: False)
+    steps_known = balance.STEPS_KNOWN if balanced else 10**9  # then no speed is ever known
+    with patch.object(loop, "forward", slow_forward), patch.object(balance, "STEPS_KNOWN", steps_known):
+        session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
+        session.train(lambda: False)
     weights = capture(session.components, session.state, {})["model"].values()
     seconds = [event.seconds for event in events if isinstance(event, StepEvent)]
     return seconds[SETTLED:], torch.cat([tensor.double().flatten() for tensor in weights])

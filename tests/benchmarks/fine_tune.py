@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.runs.event_log import epoch_rows, read_events, surviving
 from ray_yolo.runtime import trainer
 from tests.benchmarks.harness import machine
 
-SGD_001 = {"optimizer": {"lr0": 0.01}}
-SGD_0001 = {"optimizer": {"lr0": 0.001}, "schedule": {"warmup_bias_lr": 0.0}}
+SGD = {"optimizer": {"lr0": 0.01}}
+SLOW_SGD = {"optimizer": {"lr0": 0.001}, "schedule": {"warmup_bias_lr": 0.0}}
+BY_THE_RULE: dict[str, Any] = {}  # AdamW: see `ray_yolo.config.fine_tuning`
 FREEZES = (0, 10)
 CLOSE_MOSAICS = (0, 10)
 
@@ -38,12 +38,6 @@ class Job(NamedTuple):
     work: Path
     name: str
     recipe: dict[str, Any]
-
-
-def adamw(num_classes: int) -> dict[str, Any]:
-    """Ultralytics' rule for short trainings: lr0 = 0.002 x 5 / (4 + classes), to six decimals."""
-    lr0 = round(0.002 * 5 / (4 + num_classes), 6)
-    return {"optimizer": {"name": "AdamW", "lr0": lr0, "momentum": 0.9}, "schedule": {"warmup_bias_lr": 0.0}}
 
 
 def train(job: Job) -> float:
@@ -60,9 +54,9 @@ def train(job: Job) -> float:
     return score
 
 
-def recipes(num_classes: int) -> dict[str, dict[str, Any]]:
+def recipes() -> dict[str, dict[str, Any]]:
     """The compared settings by name."""
-    optimizers = {"SGD 0.01": SGD_001, "SGD 0.001": SGD_0001, "AdamW": adamw(num_classes)}
+    optimizers = {"SGD 0.01": SGD, "SGD 0.001": SLOW_SGD, "AdamW": BY_THE_RULE}
     found = {}
     for (name, settings), freeze, close in itertools.product(optimizers.items(), FREEZES, CLOSE_MOSAICS):
         found[f"{name}, freeze {freeze}, close_mosaic {close}"] = {
@@ -86,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sets = [str(Path(data).absolute()) for data in options.data]
 
     def base(name: str, data: str, weights: str = "") -> Job:
-        recipe = {**common, **SGD_001, "data": data, "weights": weights, "epochs": options.base_epochs,
+        recipe = {**common, **SGD, "data": data, "weights": weights, "epochs": options.base_epochs,
                   "match_classes": bool(weights)}
         return Job(work, name, recipe)
 
@@ -101,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         jobs = []
         for number, data in enumerate(sets):
             weights = weights_of(f"base-{1 - number}")
-            for (name, settings), seed in itertools.product(
-                    recipes(len(read_description(data).names)).items(), range(options.seeds)):
+            for (name, settings), seed in itertools.product(recipes().items(), range(options.seeds)):
                 folder = f"{number}-{name}-{seed}".replace(" ", "").replace(",", "-")
                 recipe = {**common, **settings, "data": data, "weights": weights, "epochs": options.epochs,
                           "seed": seed, "match_classes": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ray_yolo.core.formatting import format_count, format_duration, format_number, format_size
+from ray_yolo.core.formatting import align_columns, format_count, format_duration, format_number, format_size
 
 
 def test_what_a_user_reads() -> None:
@@ -16,3 +16,8 @@ def test_what_a_user_reads() -> None:
         (format_size(1e9), "1.0 GB"), (format_size(3e13), "30 TB"),
     ]:
         assert text == expected, (text, expected)
+
+
+def test_a_table_has_names_to_the_left_and_numbers_to_the_right() -> None:
+    assert align_columns([("", "A", "long"), ("name", "1.25", ""), ("b", "10", "3")]) == [
+        "         A  long", "name  1.25", "b       10     3"]

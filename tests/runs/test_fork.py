@@ -11,8 +11,10 @@ import torch
 
 from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.cli import parse_train
+from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sections import OptimizerConfig, ScheduleConfig
 from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.core.events import CheckpointEvent, ForkOrigin, RunEvent
 from ray_yolo.engine.build import build_network
@@ -66,6 +68,17 @@ def test_a_fork_has_the_recipe_with_the_given_changes(parent: Path) -> None:
     parsed = parse_train(["--from", str(parent), "--epochs", "7"])
     assert parsed.origins["optimizer.lr0"] == f"--from {parent}"
     assert parsed.origins["epochs"] == "--epochs"
+
+
+def test_a_fork_keeps_the_optimiser_of_its_run(tmp_path: Path) -> None:
+    """Also where it is the default of a training from scratch, which one from weights does not have."""
+    config = make_config(tmp_path, 0, epochs=1)
+    settings = config.recipe.model_dump(exclude={"optimizer", "schedule"})
+    scratch = config.model_copy(update={"recipe": Recipe.model_validate(settings)})
+    fork = forked(fit(scratch, quiet=True).run_dir, "--epochs", "2")
+    assert fork.weights
+    decided = fine_tuned(fork, 37, 2)
+    assert (decided.optimizer, decided.schedule) == (OptimizerConfig(), ScheduleConfig())
 
 
 def test_decisions_that_depend_on_a_changed_setting_are_taken_anew(parent: Path, tmp_path: Path) -> None:

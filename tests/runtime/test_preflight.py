@@ -18,8 +18,16 @@ from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import map_on_workers, preflight
-from ray_yolo.runtime.preflight import check_early, check_model, first_record, read_dataset, resolve_recipe
+from ray_yolo.runtime.preflight import (
+    check_early,
+    check_model,
+    first_record,
+    planned_recipe,
+    read_dataset,
+    resolve_recipe,
+)
 from ray_yolo.runtime.trainer import fit
+from ray_yolo.sinks.report import fine_tuning_line
 from tests.support.jobs import TINY, make_config, make_dataset
 
 
@@ -154,6 +162,19 @@ def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
     torch.save({"w": torch.zeros(1)}, "mine.pt")
     check_model(recipe)
     assert resolve_recipe(recipe, Placement(), read_dataset(recipe)[1], 0.0).weights == str(tmp_path / "mine.pt")
+
+
+def test_a_start_and_its_dry_run_have_the_optimiser_of_short_trainings_from_weights(tmp_path: Path) -> None:
+    recipe = Recipe(data=str(make_dataset(tmp_path)), weights="mine.pt", epochs=3)
+    train, placement = read_dataset(recipe)[1], Placement(num_workers=0)
+    for decided in (resolve_recipe(recipe, placement, train, 0.0), planned_recipe(recipe, placement, train, 0.0)):
+        assert (decided.optimizer.name, decided.optimizer.lr0) == ("AdamW", 0.001667)  # two classes
+        assert fine_tuning_line(recipe, decided) == (
+            "few steps from trained weights: AdamW, learning rate 0.001667, no bias warm-up; for SGD with 0.01, add "
+            "--recipe scratch-low")
+    given = Recipe.model_validate({**recipe.model_dump(), "optimizer": {"lr0": 0.01}})
+    assert resolve_recipe(given, placement, train, 0.0).optimizer.name == "SGD"
+    assert fine_tuning_line(given, given) == ""
 
 
 @pytest.mark.parametrize(("fields", "message"), [

@@ -81,8 +81,7 @@ def job(folder: Path, **placement: object) -> Iterator[Job]:
 
 
 def test_a_range_gives_places_to_another_and_both_end_with_the_bits_of_a_lone_run(tmp_path: Path) -> None:
-    """The second one's first step comes within 25 s of its start on a quiet machine; a minute after its end the first
-    one has all places again."""
+    """A minute after the end of the second one, the first one has all places again."""
     with ray_nodes(4), job(tmp_path / "first") as first:
         first.wait(lambda: first.workers() == 4, 120)
         time.sleep(30)

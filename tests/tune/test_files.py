@@ -103,12 +103,13 @@ class TestBest:
         assert parse_train(arguments).config.recipe == overlay(BASE, TRIALS[1].genes)
 
     def test_hyp_evolve_has_the_optimiser_if_the_trials_start_from_weights(self, tmp_path):
-        base = BASE.model_copy(update={"weights": "yolov5n.pt"})
-        write_sweep_files(tmp_path, base, TRIALS)
+        adamw = BASE.optimizer.model_copy(update={"name": "AdamW"})  # as `fine_tuned` has decided
+        base = BASE.model_copy(update={"weights": "yolov5n.pt", "optimizer": adamw})
+        genes = {name: value for name, value in TRIALS[1].genes.items() if name != "optimizer.name"}
+        write_sweep_files(tmp_path, base, [replace(TRIALS[1], lineages=new_trial(1, genes).lineages)])
         hyp = str(tmp_path / "hyp_evolve.yaml")
-        arguments = ["--data", base.data, "--model", base.model, "--weights", "yolov5n.pt", "--hyp", hyp]
-        recipe = parse_train(arguments).config.recipe
-        assert fine_tuned(recipe, 205, 3).optimizer == overlay(base, TRIALS[1].genes).optimizer
+        recipe = parse_train(["--data", base.data, "--model", base.model, "--weights", base.weights, "--hyp", hyp])
+        assert fine_tuned(recipe.config.recipe, 205, 3).optimizer == overlay(base, genes).optimizer
 
     def test_hyp_evolve_of_a_trial_that_changed_on_the_way_has_its_changes(self, tmp_path):
         genes = TRIALS[1].genes

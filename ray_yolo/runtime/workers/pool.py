@@ -240,8 +240,8 @@ class Supervisor:
             for number in numbers:
                 self._pool.take_back(number)
                 self._sharing.took_back(number)
-            self._policy.notify(f"{format_count(len(numbers), 'worker place')} that other programs got is requested "
-                                "again")
+            count = format_count(len(numbers), "worker place")
+            self._policy.notify(f"requested again: {count} that other programs got")
 
     def _report(self, failed: Mapping[int, Exception], relaunch: Collection[int]) -> None:
         """Report lost workers to the queue; decide about those that trained nothing."""

@@ -196,7 +196,7 @@ def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_
     desk.supervisor.poll()
     assert desk.launched == [3, 2]
     assert desk.not_assigned[-1] == set()
-    assert desk.said[-1] == "2 worker places that other programs got is requested again"
+    assert desk.said[-1] == "requested again: 2 worker places that other programs got"
 
 
 def test_a_place_whose_worker_has_left_a_draining_node_is_given_at_once(
