@@ -106,6 +106,17 @@ def save_interval(setting: float | Literal["auto"], saver: Saver) -> float:
 
 def copied(tree: Any) -> Any:
     """A copy of nested dicts with their tensors in host memory; everything else is shared."""
+    copy = _queue_copies(tree)
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()  # once, not for each of some hundred tensors
+    return copy
+
+
+def _queue_copies(tree: Any) -> Any:
+    """As `copied`; a GPU has yet to write its tensors' copies, which are in pinned memory."""
     if isinstance(tree, torch.Tensor):
-        return tree.detach().to("cpu", copy=True)
-    return {name: copied(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree
+        on_host = not tree.is_cuda
+        return tree.detach().to("cpu", copy=on_host, non_blocking=True)
+    if isinstance(tree, Mapping):
+        return {name: _queue_copies(value) for name, value in tree.items()}
+    return tree

@@ -36,6 +36,9 @@ class Placement(ConfigModel):
     workers: int = Field(-1, ge=-1, le=256)
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
     1, at most 16."""
+    no_cuda_graphs: bool = False
+    """On a GPU, launch the network's kernels one by one. CUDA graphs give the same weights, and are faster where the
+    host is the limit: small models, few images."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
     """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"

@@ -35,6 +35,7 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
 from ray_yolo.engine.balance import LoadBalancer
 from ray_yolo.engine.collectives import Collectives, bare
+from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler
@@ -81,6 +82,7 @@ class WorkerContext:
     loader_processes: int = 0
     loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
+    cuda_graphs: bool = True  # of the network, on a GPU
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
     stored: RemoteCheckpoints | None = None  # if workers share no folder
@@ -96,6 +98,7 @@ class TrainComponents:
     family: Family
     model: Detector  # the bare model
     replica: nn.Module  # the same model, wrapped by DDP if there are several workers
+    graphs: GraphedForward | None  # the model's forward pass in training, if CUDA graphs repeat it
     ema: Ema[Detector]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -132,8 +135,9 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     model = cast(Detector, bare(shared["replica"]))  # on its device
     stores = (ImageStore(spec.train, recipe.imgsz, context.cache),
               ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True))
+    ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)  # a copy: made before graphs are
     return TrainComponents(
-        family=family, model=model, ema=Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp),
+        family=family, model=model, ema=ema, graphs=_graphs(spec, context, model),
         optimizer=build_optimizer(model, recipe), stores=stores,
         scaler=torch.amp.GradScaler(context.device.type, enabled=recipe.precision == "fp16"),
         loss=family.build_loss(model.head, recipe.loss, len(spec.names), recipe.imgsz),
@@ -153,7 +157,9 @@ def release_process_group(components: TrainComponents) -> None:
 def regroup(components: TrainComponents, collectives: Collectives) -> TrainComponents:
     """The same components in another group of workers. Called between two steps. Collective."""
     context = replace(components.context, collectives=collectives)
-    return replace(components, **_shared_components(components.spec, context, components.model),
+    shared = _shared_components(components.spec, context, components.model)
+    graphs = _graphs(components.spec, context, components.model)  # BatchNorm has other scratch memory
+    return replace(components, graphs=graphs, **shared,
                    **_loaders(components.spec, context, components.stores, components.model.grid))
 
 
@@ -177,6 +183,13 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
     )
     return {"context": context, "replica": replica, "statistics": statistics,
             "gradients": GradientTree(replica, context.collectives, statistics.size)}
+
+
+def _graphs(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
+    """The model's repeated passes, if it trains on a GPU. With sync_bn, workers exchange numbers inside a pass."""
+    if context.device.type != "cuda" or not context.cuda_graphs or spec.recipe.sync_bn:
+        return None
+    return repeat_passes(model)
 
 
 def _loaders(spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, ImageStore], grid: int

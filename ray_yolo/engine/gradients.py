@@ -136,7 +136,7 @@ class GradientTree:
         parameters = bucket.parameters()
         own = [self._index[id(p)] for p in parameters]  # places of the bucket's tensors in a node's value
         shapes = list(parameters)  # DDP gives gradients their parameters' strides
-        leaf_values = _like(bucket.buffer(), parameters)  # the gradient of the last microbatch
+        leaf_values = views_like(bucket.buffer(), parameters)  # the gradient of the last microbatch
         if bucket.is_last():  # the attached row is the last tensor of a value
             own.append(-1)
             shapes.append(self._row)
@@ -157,9 +157,9 @@ class GradientTree:
         num_rows = num_kept + (1 if node else 0)
         rows = bucket.buffer().new_zeros(num_rows, padded)
         for row, (_, value) in zip(rows, kept, strict=False):
-            torch_internals.copy_(_like(row, shapes), [value[i] for i in own])
+            torch_internals.copy_(views_like(row, shapes), [value[i] for i in own])
         if node:
-            total = _like(rows[-1], shapes)
+            total = views_like(rows[-1], shapes)
             torch_internals.copy_(total, leaf_values)
             for _, value in reversed(merging):  # the nearest subtree first, as in `_push`
                 torch_internals.add_(total, [value[i] for i in own])
@@ -219,7 +219,7 @@ def _fold(node: TreeNode, values: dict[TreeNode, Value], count: int) -> Value:
     return left
 
 
-def _like(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:
+def views_like(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:
     """Consecutive views into a flat tensor, each with the shape and strides of one of `shapes`."""
     parts, start = [], flat.storage_offset()
     for shape in shapes:

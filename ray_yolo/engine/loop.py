@@ -24,6 +24,7 @@ from ray_yolo.engine.devices import mark
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
+from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 from ray_yolo.ops.torch_internals import scaler_tensors
@@ -358,10 +359,13 @@ def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: in
 
     With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side.
     """
-    images = batch["images"].to(device, non_blocking=True).float().div_(255)
+    pixels = batch["images"].to(device, non_blocking=True)
     targets = batch["targets"].to(device, non_blocking=True)
-    height, width = images.shape[2:]
-    if size is not None and len(images) and size != max(height, width):
+    height, width = pixels.shape[2:]
+    if size is None or not len(pixels) or size == max(height, width):
+        images = unit_range(pixels)
+    else:
+        images = unit_range(pixels, torch.contiguous_format)  # resizing has other bits with channels last
         factor = size / max(height, width)
         shape = [math.ceil(side * factor / grid) * grid for side in (height, width)]
         images = F.interpolate(images, size=shape, mode="bilinear", align_corners=False)

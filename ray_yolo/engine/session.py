@@ -274,6 +274,9 @@ class Session:
             self._emit(timer.step_event(progress, step, rates, result, seconds))
         if self.records and result.balance:
             self._emit_balance(step, result.balance)
+        complaint = self.components.graphs.pop_complaint() if self.components.graphs else ""
+        if complaint:
+            self._warn(complaint)
         self.context.activity.finished(progress.step, seconds)
         self._lost = 0
         save_steps = self.placement.save_steps

@@ -30,16 +30,23 @@ def paired_iou(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.shape != b.shape:
         raise ValueError(f"boxes are compared in pairs, but there are {tuple(a.shape)} and {tuple(b.shape)}")
-    overlap = (torch.minimum(a[:, 2:], b[:, 2:]) - torch.maximum(a[:, :2], b[:, :2])).clamp(min=0).prod(1)
-    area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
+    shared_sides = (torch.minimum(a[:, 2:], b[:, 2:]) - torch.maximum(a[:, :2], b[:, :2])).clamp(min=0)
+    overlap = _area(shared_sides)
+    area_a, area_b = _area(a[:, 2:] - a[:, :2]), _area(b[:, 2:] - b[:, :2])
     return overlap / (area_a + area_b - overlap + EPSILON)
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     """Intersection over union of each box of `a` (n, 4) with each of `b` (m, 4): (n, m), NaN of two without area."""
-    overlap = (torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2])).clamp(min=0).prod(2)
-    area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
+    shared_sides = (torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2])).clamp(min=0)
+    overlap = _area(shared_sides)
+    area_a, area_b = _area(a[:, 2:] - a[:, :2]), _area(b[:, 2:] - b[:, :2])
     return overlap / (area_a[:, None] + area_b - overlap)
+
+
+def _area(sides: Tensor) -> Tensor:
+    """The products of (..., 2) sides. The gradient of `prod` has the same bits, but takes two scans of its input."""
+    return sides[..., 0] * sides[..., 1]
 
 
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -1,18 +1,25 @@
 """Whether a training on this machine's GPU is right, and how fast it is: `make gpu-test`, under eight minutes.
 
-    PYTHONPATH=. python tests/benchmarks/gpu.py [--device cuda] [--quick] [--write FILE]
+    PYTHONPATH=. python tests/benchmarks/gpu.py [--device cuda] [--quick] [--only WORD ...] [--write FILE]
 
-Needs torch, numpy, OpenCV, pydantic and PyYAML alone (the export torchvision, too). `--quick` takes tiny sizes, with
-which `--device cpu` tests this file where there is no GPU. Prints a table in Markdown; exit status 1 if a check fails.
+Needs torch, numpy, OpenCV, pydantic and PyYAML alone (export and evaluation torchvision, too). `--quick` takes tiny
+sizes, with which `--device cpu` tests this file where there is no GPU. `--only` runs the checks whose names contain one
+of the words. Prints a table in Markdown; exit status 1 if a check fails.
 
 | check | law |
 |---|---|
-| one step | losses and update are the CPU's in fp32, up to rounding |
-| two runs | equal to the bit with `exact` |
+| one step | losses and update are the CPU's in the same precision, up to rounding |
+| exact | a training of the model, twice and without CUDA graphs: the same bits with `exact` |
 | kill and continue | killed by SIGKILL in the middle, then continued: the bits of an uninterrupted run |
 | launch-ahead loop | the bits of the loop that waits for the device after each step |
+| NCCL | a group of one: the exchange in DDP's hook gives the plain gradient; after an abort a worker knows it |
 | export | a file for other programs gives torch's numbers |
-| speed | images/s of whole steps, their batches in pinned memory; share of the time in which no kernel runs |
+| evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
+| speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without |
+| end to end | images/s of a training on pictures, and the share of the time in which it waits for its loaders |
+| crowds | speed and peak memory with 100 labels an image |
+| AutoBatch | a step of the number of images that it finds fits into memory |
+| save | how long a checkpoint stops the training |
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,26 +42,44 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before torch: `exact` needs it
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from ray_yolo.checkpoints.writer import Saver
 from ray_yolo.config.commands import ExportConfig
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.core.events import Event, StepEvent
+from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.core.events import Event, ShardEvent, StepEvent
 from ray_yolo.core.structures import AnnotationIndex, Progress
+from ray_yolo.engine import collectives as collectives_module
 from ray_yolo.engine import loop
+from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build
+from ray_yolo.engine.collectives import Collectives, ddp_options
+from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
+from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.state import TrainState, capture
+from ray_yolo.models.detector import gflops
+from ray_yolo.models.families import build_model
 from tests.support.jobs import make_spec
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
+EXACT = ("yolov5n", "yolov8n", "yolo11n", "yolo26n")
 EXPORTED = ("yolov5n",)
-# Largest relative difference of a loss, and smallest cosine of a step's update, from the CPU's in fp32
-TOLERANCES = {"fp32": (1e-3, 0.999), "fp16": (2e-2, 0.97), "bf16": (1e-1, 0.75)}  # bf16 has 8 bits
+# Largest relative difference of a loss, and smallest cosine of a step's update, from the CPU's in the same precision
+TOLERANCES = {"fp32": (1e-3, 0.999), "fp16": (2e-2, 0.97), "bf16": (1e-1, 0.85)}
+SPEEDS = (  # model, precision, images a step; the most telling first
+    ("yolov5n", "bf16", 16), ("yolov8n", "bf16", 16), ("yolov5s", "bf16", 64), ("yolov8n", "bf16", 64),
+    ("yolo11s", "bf16", 64), ("yolo26n", "bf16", 64), ("yolov5s", "bf16", 128), ("yolov5s", "fp32", 64),
+    ("yolov5s", "fp16", 64))
+REPEATS = 3
 VICTIM_STEP = 3
+HALVINGS = 12  # of fp16's first scale: a first step may overflow
 
 
 class TrialRow(NamedTuple):
@@ -70,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu.py")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--only", nargs="+", default=[""], help="words in the names of checks")
     parser.add_argument("--write", type=Path, help="also write the table here")
     parser.add_argument("--victim", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -80,7 +106,8 @@ def main() -> int:
     if given.victim:
         train(exact_job(given.victim), device, die_at=VICTIM_STEP)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [run(name, check) for name, check in checks(Path(folder), device, quick=given.quick)]
+        rows = [run(name, check) for name, check in checks(Path(folder), device, quick=given.quick)
+                if any(word in name for word in given.only)]
     table = "\n".join(lines(rows, device))
     print(table)
     if given.write:
@@ -90,31 +117,47 @@ def main() -> int:
 
 def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     """Their names, and what does them: it returns what was found, or raises."""
-    imgsz = 64 if quick else 320
+    size, steps = (64, 2) if quick else (640, 20)
     for model in MODELS:
         for precision in TOLERANCES:
-            yield f"one step, {model} {precision}", partial(compare_step, model, precision, imgsz, device)
-    yield "two runs", partial(compare_runs, folder / "twice", device)
+            yield f"one step, {model} {precision}", partial(compare_step, model, precision, max(64, size // 2), device)
+    for model in EXACT:
+        yield f"exact, {model}", partial(compare_exact, folder / "exact" / model, model, device)
     yield "kill and continue", partial(continue_killed, folder / "killed", device)
     yield "launch-ahead loop", partial(compare_loops, folder / "loops", device)
+    yield "NCCL, a group of one", partial(compare_exchange, device)
+    for model, precision, batch in SPEEDS[:2] if quick else SPEEDS:
+        images = 2 if quick else batch
+        yield f"speed, {model} {precision} {size} px batch {images}", partial(
+            measure_speed, model, precision, size, images, steps, device)
+    for cache in ("none", "ram"):
+        yield f"end to end, yolov5s {size} px, images in {'files' if cache == 'none' else 'memory'}", partial(
+            measure_training, folder / cache, cache, size, 16 if quick else 1024, device)
+    for model in MODELS:
+        yield f"evaluation, {model}", partial(compare_evaluation, model, size, 4 if quick else 128, device)
+    for model in MODELS:
+        yield f"crowds, {model} {size} px", partial(
+            measure_speed, model, "bf16", size, 2 if quick else 64, steps, device, labels=100)
+    yield "AutoBatch, yolov8n", partial(try_auto_batch, "yolov8n", size, device)
+    yield "save, yolov5s", partial(measure_save, folder / "saved", "yolov5s", device)
     for model in EXPORTED:
         yield f"export, {model}", partial(export_weights, folder / "export" / model, model, device)
-    for model in ("yolov5n", "yolov8n") if quick else ("yolov5s", "yolov8n"):
-        for precision in ("fp32",) if quick else ("fp32", "bf16", "fp16"):
-            size, batch, steps = (64, 2, 2) if quick else (640, 64, 20)
-            yield f"speed, {model} {precision} {size} px batch {batch}", partial(
-                measure_speed, model, precision, size, batch, steps, device)
 
 
 def run(name: str, check: Callable[[], str]) -> TrialRow:
-    print(name, file=sys.stderr)
     began = time.perf_counter()
     try:
         found, passed = check(), True
     except Exception as error:
         traceback.print_exc()
         found, passed = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", False
-    return TrialRow(name, found, time.perf_counter() - began, passed)
+    row = TrialRow(name, found, time.perf_counter() - began, passed)
+    print(line(row), file=sys.stderr, flush=True)
+    return row
+
+
+def line(row: TrialRow) -> str:
+    return f"| {row.check} | {'ok' if row.passed else 'FAILED'} | {row.found} | {row.seconds:.0f} |"
 
 
 def lines(rows: list[TrialRow], device: torch.device) -> Iterator[str]:
@@ -122,13 +165,12 @@ def lines(rows: list[TrialRow], device: torch.device) -> Iterator[str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     yield f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, {sum(row.seconds for row in rows):.0f} s"
     yield from ("", "| check | | found | s |", "|---|---|---|---|")
-    for row in rows:
-        yield f"| {row.check} | {'ok' if row.passed else 'FAILED'} | {row.found} | {row.seconds:.0f} |"
+    yield from map(line, rows)
 
 
 def compare_step(model: str, precision: str, imgsz: int, device: torch.device) -> str:
     """One step on the device against the CPU's."""
-    ours, theirs = (take_step(model, *how, imgsz) for how in ((precision, device), ("fp32", torch.device("cpu"))))
+    ours, theirs = (take_step(model, precision, where, imgsz) for where in (device, torch.device("cpu")))
     largest = float(((ours[0] - theirs[0]).abs() / theirs[0].abs().clamp(min=1e-6)).max())
     cosine = float(cosine_similarity(ours[1].double(), theirs[1].double(), dim=0))
     limit, least = TOLERANCES[precision]
@@ -139,13 +181,16 @@ def compare_step(model: str, precision: str, imgsz: int, device: torch.device) -
 
 
 def take_step(model: str, precision: str, device: torch.device, imgsz: int) -> tuple[Tensor, Tensor]:
-    """Losses and update of one step of two microbatches, on the host."""
+    """Losses and update of one step of two microbatches, on the host. Steps that overflow in fp16 are taken again."""
     with full_precision():
         parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4)
         before = weights(parts)
-        result = loop.finish_step(parts, next(loop.launch_steps(parts, Progress(), loop.ControlFlags)))
-    assert not result.skipped
-    return result.losses, weights(parts) - before
+        for _ in range(HALVINGS):
+            result = loop.finish_step(parts, next(loop.launch_steps(parts, Progress(), loop.ControlFlags)))
+            assert not result.skipped
+            if math.isfinite(result.gradient_norm):
+                return result.losses, weights(parts) - before
+    raise AssertionError(f"the gradient overflows also after {HALVINGS} halvings of its scale")
 
 
 @contextmanager
@@ -164,8 +209,8 @@ def weights(parts: TrainComponents) -> Tensor:
 
 
 def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int, device: torch.device,
-               microbatch: int | None = None) -> TrainComponents:
-    """What trains noise with eight boxes an image, an epoch of some steps; every batch is the same pinned memory."""
+               microbatch: int | None = None, labels: int = 8, graphs: bool = True) -> TrainComponents:
+    """What trains noise with some boxes an image, an epoch of some steps; every batch is the same pinned memory."""
     size, count = microbatch or batch, batch * steps
     recipe = resolve(Recipe.model_validate({
         "data": "shapes8", "model": model, "imgsz": imgsz, "batch_size": batch, "microbatch": size, "epochs": 1000,
@@ -175,11 +220,13 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
                             np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(80))))
     job = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
-    parts = build(job, WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads))
+    parts = build(job, WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads,
+                                     cuda_graphs=graphs))
     draw = torch.Generator().manual_seed(0)
-    places = torch.rand(size * 8, 2, generator=draw) * imgsz * 0.6
-    sides = (0.05 + 0.3 * torch.rand(size * 8, 2, generator=draw)) * imgsz
-    numbers, classes = torch.arange(size * 8)[:, None] // 8, torch.randint(80, (size * 8, 1), generator=draw)
+    places = torch.rand(size * labels, 2, generator=draw) * imgsz * 0.6
+    sides = (0.05 + 0.3 * torch.rand(size * labels, 2, generator=draw)) * imgsz
+    numbers = torch.arange(size * labels)[:, None] // labels
+    classes = torch.randint(80, (size * labels, 1), generator=draw)
     drawn = {"images": torch.randint(256, (size, 3, imgsz, imgsz), dtype=torch.uint8, generator=draw),
              "targets": torch.cat((numbers, classes, places, places + sides), 1)}
     parts.loader = [{name: value.pin_memory() if device.type == "cuda" else value
@@ -187,21 +234,35 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
     return parts
 
 
+def labelled(paths: Sequence[str], height: int, width: int) -> AnnotationIndex:
+    """Images of one size with eight boxes each, of 80 classes."""
+    draw = np.random.default_rng(0)
+    corners = draw.uniform(0, height / 2, (8 * len(paths), 2)).astype(np.float32)
+    return AnnotationIndex(
+        paths=tuple(paths),
+        sizes=np.full((len(paths), 2), (height, width), np.int32),
+        offsets=8 * np.arange(len(paths) + 1, dtype=np.int64),
+        classes=draw.integers(0, 80, 8 * len(paths)),
+        boxes=np.concatenate([corners, corners + height / 8], 1),
+        names=tuple(str(number) for number in range(80)),
+    )
 
-def exact_job(folder: Path) -> TrainSpec:
-    """A tiny training of eight steps on drawn pictures, with augmentation and validation."""
+
+def exact_job(folder: Path, model: str = "") -> TrainSpec:
+    """A small training of ten steps on drawn pictures, with augmentation and validation; '': of a tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
-    return make_spec(folder, exact=True, noval=False, epochs=2, batch_size=8, microbatch=4,
+    job = make_spec(folder, exact=True, noval=False, epochs=2, batch_size=8, microbatch=4,
                     optimizer={"nominal_batch": 8})
+    return replace(job, architecture=None, recipe=job.recipe.model_copy(update={"model": model})) if model else job
 
 
-def train(job: TrainSpec, device: torch.device, *, die_at: int = -1) -> dict[str, Any]:
+def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: bool = True) -> dict[str, Any]:
     """Train to the end, or kill this process right after a step. Returns the last state."""
     def emit(event: Event) -> None:
         if isinstance(event, StepEvent) and event.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device))
+    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), cuda_graphs=graphs)
     run_session(job, host, Placement(save_steps=1), emit)
     state: dict[str, Any] = torch.load(job.run_dir / "weights" / "last.pt", weights_only=True)
     return state
@@ -217,9 +278,12 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> str:
     return f"{len(pairs)} tensors of weights, average and optimiser have equal bits"
 
 
-def compare_runs(folder: Path, device: torch.device) -> str:
-    """The same training twice."""
-    return assert_equal(*(train(exact_job(folder / name), device) for name in "ab"))
+def compare_exact(folder: Path, model: str, device: torch.device) -> str:
+    """The same training twice, and without CUDA graphs."""
+    first, again, plain = (train(exact_job(folder / name, model), device, graphs=graphs)
+                           for name, graphs in (("first", True), ("again", True), ("plain", False)))
+    assert_equal(first, again)
+    return assert_equal(first, plain)
 
 
 def continue_killed(folder: Path, device: torch.device) -> str:
@@ -243,34 +307,202 @@ def compare_loops(folder: Path, device: torch.device) -> str:
     return assert_equal(*states)
 
 
+def compare_exchange(device: torch.device) -> str:
+    """The gradient and the row that DDP's hook exchanges in a group of one, against those without DDP."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    draw = torch.Generator().manual_seed(0)
+    batches = [torch.rand(2, 3, 32, 32, generator=draw).to(device) for _ in range(3)]
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Conv2d(16, 8, 3)).to(device)
+
+    def summed(replica: torch.nn.Module) -> list[Tensor]:
+        tree = GradientTree(replica, Collectives(), 5)
+        for _ in range(3):  # DDP rebuilds its buckets after the first step
+            replica.zero_grad()
+            tree.start([len(batches)])
+            for number, images in enumerate(batches):
+                with tree.microbatch(last=number == len(batches) - 1):
+                    tree.attach_row(torch.full((5,), 1.0 + number, device=device))
+                    replica(images).square().mean().backward()
+            row = tree.finish()
+        found = [row, *(weight.grad.clone() for weight in network.parameters() if weight.grad is not None)]
+        tree.close()
+        return found
+
+    plain = summed(network)
+    network.zero_grad(set_to_none=True)
+    gpus = device.type == "cuda"
+    store = dist.HashStore()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=0, world_size=1,
+                            device_id=device if gpus else None)
+    try:
+        exchanged = summed(DistributedDataParallel(network, **ddp_options()))
+        assert all(torch.equal(a, b) for a, b in zip(plain, exchanged, strict=True)), "the exchanged sums differ"
+        group = collectives_module._Group(nccl=dist.group.WORLD if gpus else None,
+                                          cut=torch.zeros((), pin_memory=gpus))
+        vars(collectives_module)["_group"] = group
+        calm = bool(Collectives(0, 2).was_cut(device))
+        collectives_module.abort_process_group()
+        assert (calm, bool(Collectives(0, 2).was_cut(device))) == (False, True), "the abort is not noticed"
+    finally:
+        group_of_none = collectives_module._Group()
+        vars(collectives_module)["_group"] = group_of_none
+        dist.destroy_process_group()
+    return f"{len(plain)} tensors are equal, the abort is noticed"
+
+
 def export_weights(folder: Path, model: str, device: torch.device) -> str:
     """Weights that were trained on the device, as TorchScript, which `export` compares with torch."""
     from ray_yolo.inference.export import export  # imports torchvision
 
-    job = exact_job(folder)
-    job = replace(job, architecture=None, recipe=job.recipe.model_copy(update={"model": model, "epochs": 1}))
+    job = exact_job(folder, model)
+    job = replace(job, recipe=job.recipe.model_copy(update={"epochs": 1}))
     train(job, device)
     done = export(ExportConfig(weights=str(job.run_dir / "weights" / "last.pt"), format="torchscript"))
     return f"TorchScript, largest difference from torch {done.largest_difference:.1e}"
 
 
-def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int, device: torch.device) -> str:
+def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int, device: torch.device, *,
+                  labels: int = 8) -> str:
     """Images a second of whole steps, and the share of the time in which the device had nothing to do."""
-    parts = make_parts(model, precision, imgsz, batch=batch, steps=steps, device=device)
-    take_steps(parts)  # kernels are chosen, memory is allocated
-    seconds = take_steps(parts)
-    idle = idle_share(parts) if device.type == "cuda" else None
-    memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB" if device.type == "cuda" else ""
-    waits = "" if idle is None else f", the device waits {idle:.1%} of the time"
-    return f"{batch * steps / seconds:,.0f} images/s{waits}{memory}"
+    results = []
+    for graphs in (True, False):
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        parts = make_parts(model, precision, imgsz, batch=batch, steps=steps, device=device, labels=labels,
+                           graphs=graphs)
+        take_steps(parts)  # kernels are chosen, memory is allocated, passes are recorded
+        turns = sorted(take_steps(parts) for _ in range(REPEATS))
+        seconds = turns[REPEATS // 2]
+        spread = (turns[-1] - turns[0]) / seconds
+        tflops = 3e-3 * gflops(build_model(model, 80), imgsz) * batch * steps / seconds
+        found = (f"{batch * steps / seconds:,.0f} images/s (repeats within {spread:.0%}), "
+                 f"{1e3 * seconds / steps:.1f} ms a step, {tflops:.1f} TFLOP/s")
+        if device.type == "cuda":
+            found += f", {torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
+            found += f", the device waits {idle_share(parts, min(steps, 5)):.0%} of the time"
+        results.append(found)
+        del parts
+    return f"{results[0]}; without graphs {results[1]}"
 
 
-def take_steps(parts: TrainComponents) -> float:
-    """Seconds of an epoch's steps, to the end of the last one on the device."""
+def measure_training(folder: Path, cache: str, imgsz: int, images: int, device: torch.device) -> str:
+    """Images a second of a training's second epoch, and the share of the time in which it waited for its loaders."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    paths = []
+    for number in range(images):
+        small = draw.integers(0, 256, (imgsz // 8, imgsz // 8, 3), dtype=np.uint8)
+        paths.append(str(folder / f"{number}.jpg"))
+        cv2.imwrite(paths[-1], cv2.resize(small, (imgsz, imgsz * 3 // 4)))
+    index = labelled(paths, imgsz * 3 // 4, imgsz)
+    gpu = device.type == "cuda"
+    batch = min(64, images)
+    recipe = resolve(Recipe.model_validate({
+        "data": "shapes8", "model": "yolov5s" if gpu else "yolov5n", "imgsz": imgsz, "batch_size": batch,
+        "microbatch": batch, "epochs": 3, "noval": True, "precision": "bf16" if gpu else "fp32",
+        "threads": torch.get_num_threads()}), 1, gpu=gpu)
+    job = TrainSpec(recipe, "", index.names, None, None, index, index, folder / "run")
+    loaders = max(0, len(os.sched_getaffinity(0)) - 1) if gpu else 0
+    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads,
+                         loader_processes=loaders, cache="ram" if cache == "ram" else "none")
+    shards: list[ShardEvent] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, ShardEvent):
+            shards.append(event)
+
+    run_session(job, host, Placement(nosave=True), emit)
+    last = shards[-1]
+    return (f"{loaders} loader processes: {images / last.seconds:,.0f} images/s, "
+            f"of which waiting {last.wait_seconds / last.seconds:.0%}; first epoch {images / shards[0].seconds:,.0f}")
+
+
+def compare_evaluation(model: str, imgsz: int, images: int, device: torch.device) -> str:
+    """Losses, and the scores of the best detections, against the CPU's in fp32; and the time."""
+    batch = min(32, images)
+    index = labelled([str(number) for number in range(images)], imgsz, imgsz)
+
+    def evaluated(where: torch.device, precision: str, count: int) -> tuple[EvaluatedBatches, float]:
+        parts = make_parts(model, "fp32", imgsz, batch=batch, steps=1, device=where)
+        for layer in parts.model.modules():  # so that some thousand predictions exceed the confidence
+            if isinstance(layer, torch.nn.Conv2d) and layer.bias is not None:
+                layer.bias.data += 1.5 if model == "yolov5n" else 4.0
+        [drawn] = parts.loader
+        batches = [{**drawn, "indices": torch.arange(first, first + batch), "ratios": torch.ones(batch, 2),
+                    "pads": torch.zeros(batch, 2)} for first in range(0, count, batch)]
+
+        def run_once() -> EvaluatedBatches:
+            return evaluate_batches(parts.model, parts.family, parts.loss, batches, index, EvaluateConfig(), precision,
+                                    where)
+
+        result = run_once()
+        synchronize(parts)
+        began = time.perf_counter()
+        run_once()
+        return result, time.perf_counter() - began
+
+    with full_precision():
+        ours, _ = evaluated(device, "fp32", batch)
+        theirs, _ = evaluated(torch.device("cpu"), "fp32", batch)
+    apart = float(((ours.sums - theirs.sums).abs() / theirs.sums.abs().clamp(min=1)).max())
+    scores = math.inf
+    if len(ours.rows) == len(theirs.rows) > 0:
+        scores = float((ours.rows[:, 5].sort()[0] - theirs.rows[:, 5].sort()[0]).abs().max())
+    _, seconds = evaluated(device, "bf16" if device.type == "cuda" else "fp32", images)
+    found = (f"losses to {apart:.1e} (limit 1e-3), scores of {len(ours.rows)} detections to {scores:.1e} (limit 1e-3), "
+             f"{1e3 * seconds / images:.2f} ms an image")
+    assert apart < 1e-3, found
+    assert scores < 1e-3, found
+    return found
+
+
+def try_auto_batch(model: str, imgsz: int, device: torch.device) -> str:
+    """A few steps of the number of images that AutoBatch finds."""
+    recipe = resolve(Recipe.model_validate({"data": "shapes8", "model": model, "imgsz": imgsz, "precision": "bf16"}), 1,
+                     gpu=device.type == "cuda")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    images = auto_batch(recipe, model, 80, 8, device)
+    steps = 6  # the fourth is recorded
+    parts = make_parts(model, "bf16", imgsz, batch=images if device.type == "cuda" else 2, steps=steps, device=device)
+    take_steps(parts)
+    if device.type != "cuda":
+        return f"{images} images"
+    _, total = torch.cuda.mem_get_info(device)
+    return f"{images} images, {torch.cuda.max_memory_reserved(device) / total:.0%} of the memory"
+
+
+def measure_save(folder: Path, model: str, device: torch.device) -> str:
+    """How long a save stops the training, and how long its thread takes."""
+    parts = make_parts(model, "fp32", 64, batch=2, steps=1, device=device)
+    take_steps(parts)
+    saver = Saver(folder, "", 2, lambda event: None)
+    stops = []
+    for step in range(1, 4):
+        state = capture(parts, TrainState(), {})
+        synchronize(parts)
+        saver.save(state, step, 0, ["last"])
+        stops.append(saver.waited)
+        saver.wait(needed=True)
+        written = torch.load(folder / "weights" / "last.pt", weights_only=True)
+        for name, value in state["model"].items():
+            assert torch.equal(written["model"][name], value.cpu()), name
+    lowest, highest = 1e3 * min(stops), 1e3 * max(stops)
+    return f"training stops for {lowest:.0f} to {highest:.0f} ms, the thread takes {saver.wrote:.2f} s"
+
+
+def take_steps(parts: TrainComponents, most: int | None = None) -> float:
+    """Seconds of an epoch's steps, or of its first ones, to the end of the last one on the device."""
     synchronize(parts)
     began = time.perf_counter()
-    for launched in loop.launch_steps(parts, Progress(), loop.ControlFlags):
+    for number, launched in enumerate(loop.launch_steps(parts, Progress(), loop.ControlFlags), 1):
         loop.finish_step(parts, launched)
+        if number == most:
+            break
     synchronize(parts)
     return time.perf_counter() - began
 
@@ -280,13 +512,13 @@ def synchronize(parts: TrainComponents) -> None:
         torch.cuda.synchronize(parts.context.device)
 
 
-def idle_share(parts: TrainComponents) -> float:
+def idle_share(parts: TrainComponents, steps: int) -> float:
     """Of the time from the first to the last kernel of an epoch's steps, in which none runs; by torch's profiler."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        take_steps(parts)
+        take_steps(parts, steps)
     spans = sorted((event.time_range.start, event.time_range.end) for event in profiler.events()
                    if event.device_type == DeviceType.CUDA and "#" not in event.name)  # "#": a note, not a kernel
     if not spans:  # the driver does not allow profiling

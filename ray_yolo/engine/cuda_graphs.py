@@ -1,0 +1,240 @@
+"""The network's forward and backward pass as CUDA graphs.
+
+A small network on a fast GPU is bound by the host: each of its several hundred kernels takes longer to launch than to
+run. A CUDA graph is a recorded sequence of launches, which one call repeats: the same kernels on the same memory, so
+with the same bits. Only the network is recorded. The loss, whose shapes depend on the number of labels, runs as
+written.
+
+A recording belongs to one shape of images. Its inputs and outputs have fixed memory. So have the weights, which
+optimisers change in place, and the scratch memory of BatchNorm.
+
+| memory | written by | read by |
+|---|---|---|
+| images | each forward pass, which copies its images there | the forward graph |
+| levels | the forward graph | the loss |
+| gradients of the levels | each backward pass, which copies the loss's there | the backward graph |
+| gradients of the weights | the backward graph | each backward pass, which copies them to new memory |
+
+A microbatch's backward pass is queued before the next forward pass, so all recordings share the memory of their
+activations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ray_yolo.engine.gradients import views_like
+from ray_yolo.ops import torch_internals
+
+PLAIN_USES = 3
+"""Passes of a shape before it is recorded: libraries set themselves up in the first ones, and rare shapes never pay."""
+MAX_RECORDINGS = 8
+"""Further shapes, as of multi_scale, run as written: each recording holds its images and gradients."""
+WARM_UP_PASSES = 2
+"""Passes on the recorder's stream before a recording. Libraries have workspaces for each stream."""
+
+Levels = tuple[Tensor, ...]
+Key = tuple[torch.Size, bool, torch.dtype]
+Strides = dict[int, tuple[int, ...]]
+"""Of the gradient of each level, by its number. The order in which a bias's gradient is summed can depend on them: some
+losses give slices of one tensor, which are not dense."""
+
+
+class Recorder(Protocol):
+    """What can record the launches of a function, and repeat them."""
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Run a function in the way in which it will be recorded."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Returns what repeats the function's launches on the same memory. A recorder need not run the function."""
+
+
+class GraphedForward:
+    """A replacement for a model's `forward`, which records the passes of training and repeats them.
+
+    What runs as written: evaluation, empty microbatches, shapes that are new or too many, anything on a CPU, and
+    everything new after a recording has failed.
+
+    Args:
+        recorder: None: CUDA graphs, on a GPU.
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder | None = None) -> None:
+        self._model = model
+        self._plain_forward: Callable[[Tensor], Levels] = partial(type(model).forward, model)
+        self._recorder = recorder
+        self._uses: Counter[Key] = Counter()
+        self._strides: dict[Key, Strides] = {}
+        self._recordings: dict[Key, _Recording] = {}
+        self._failed = False
+        self._complaint = ""
+
+    def __call__(self, images: Tensor) -> Levels:
+        """As the model's `forward`. The levels are valid until the next call."""
+        if not self._can_record(images):
+            return self._plain_forward(images)
+        device = images.device.type
+        key = (images.shape, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        recording = self._recordings.get(key) or self._record_if_due(key, images)
+        if recording is None:
+            return self._watched_forward(key, images)
+        levels: Levels = _Repeat.apply(recording, images, *recording.weights)
+        return levels
+
+    def pop_complaint(self) -> str:
+        """Why a recording has failed, in one line and once; '' otherwise."""
+        complaint, self._complaint = self._complaint, ""
+        return complaint
+
+    def _can_record(self, images: Tensor) -> bool:
+        if not self._model.training or not torch.is_grad_enabled() or not len(images):
+            return False
+        return images.is_cuda or self._recorder is not None
+
+    def _watched_forward(self, key: Key, images: Tensor) -> Levels:
+        """A pass as written, of which the layouts of the levels' gradients are noted."""
+        levels = self._plain_forward(images)
+        for number, level in enumerate(levels):
+            level.register_hook(partial(self._note_strides, key, number))
+        return levels
+
+    def _note_strides(self, key: Key, number: int, gradient: Tensor) -> None:
+        strides = gradient.stride()
+        if 0 in strides:  # one number for many elements, which memory of its own cannot be
+            strides = torch.empty_like(gradient, device="meta").stride()
+        self._strides.setdefault(key, {})[number] = strides
+
+    def _record_if_due(self, key: Key, images: Tensor) -> _Recording | None:
+        """A new recording; None while the shape is new, or if nothing more is recorded."""
+        self._uses[key] += 1
+        if self._failed or self._uses[key] <= PLAIN_USES or len(self._recordings) == MAX_RECORDINGS:
+            return None
+        if key not in self._strides:  # no pass of this shape had a backward pass
+            return None
+        if self._recorder is None:
+            self._recorder = CudaRecorder(images.device)
+        try:
+            recording = _Recording(self._model, self._plain_forward, images, self._strides[key], self._recorder)
+        except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
+            self._failed = True
+            reason = " ".join(str(error).split())[:200]
+            self._complaint = f"the network runs without CUDA graphs: {reason}; --no-cuda-graphs does not try them"
+            return None
+        self._recordings[key] = recording
+        return recording
+
+
+def repeat_passes(model: nn.Module, recorder: Recorder | None = None) -> GraphedForward:
+    """Replace a model's `forward` on this object. A second call replaces the first one's recordings.
+
+    DDP and its hooks see no difference: the weights are inputs of the repeated passes. Hooks on layers do not run.
+    """
+    graphed = GraphedForward(model, recorder)
+    vars(model)["forward"] = graphed
+    return graphed
+
+
+class _Recording:
+    """The recorded passes for one shape of images."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[Tensor], Levels], images: Tensor, strides: Strides,
+                 recorder: Recorder) -> None:
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._plain_forward = forward
+        self._images = images.clone()
+        self._flat = torch.zeros(sum(weight.numel() for weight in self.weights), device=images.device)
+        self._strides = strides
+        self._level_gradients: list[Tensor] = []
+        self._levels: Levels = ()
+        self._is_used: list[bool] = []  # whether the levels depend on each weight
+
+        recorder.warm_up(self._run_both)
+        self._repeat_forward = recorder.record(self._run_forward)
+        self._repeat_backward = recorder.record(self._run_backward)
+
+    def forward(self, images: Tensor) -> Levels:
+        """The levels of these images, in memory that the next call writes."""
+        self._images.copy_(images)
+        self._repeat_forward()
+        return tuple(level.detach() for level in self._levels)
+
+    def backward(self, level_gradients: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients of the weights, in new memory: `.grad` may keep them while the next pass runs."""
+        torch_internals.copy_(self._level_gradients, level_gradients)
+        self._repeat_backward()
+        gradients = views_like(self._flat.clone(), self.weights)
+        return [gradient if used else None for gradient, used in zip(gradients, self._is_used, strict=True)]
+
+    def _run_both(self) -> None:
+        self._run_forward()
+        self._run_backward()
+
+    def _run_forward(self) -> None:
+        with torch.enable_grad():
+            self._levels = self._plain_forward(self._images)
+        if not self._level_gradients:
+            self._level_gradients = [
+                torch.empty_strided(level.shape, self._strides[number], dtype=level.dtype, device=level.device).zero_()
+                for number, level in enumerate(self._levels)
+            ]
+
+    def _run_backward(self) -> None:
+        with torch.autocast(self._images.device.type, enabled=False):  # as in a backward pass that is not recorded
+            found = torch.autograd.grad(self._levels, self.weights, self._level_gradients, allow_unused=True)
+        self._is_used = [gradient is not None for gradient in found]
+        places = views_like(self._flat, self.weights)
+        used = [(place, gradient) for place, gradient in zip(places, found, strict=True) if gradient is not None]
+        torch_internals.copy_([place for place, _ in used], [gradient for _, gradient in used])
+
+
+class _Repeat(torch.autograd.Function):
+    """The recorded passes as a function of images and weights."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Recording, images: Tensor, *weights: Tensor) -> Levels:
+        ctx.recording = recording
+        return recording.forward(images)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *level_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.recording.backward(level_gradients))
+
+
+class CudaRecorder:
+    """Records CUDA graphs, all on one stream and with one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Run a function on the recorder's stream."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP_PASSES):
+                torch.clear_autocast_cache()
+                function()
+        current.wait_stream(self._stream)
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Record a function's launches without running them."""
+        graph = torch.cuda.CUDAGraph()
+        # A weight that was cast outside the graph would keep its value in all repetitions; one that is cast inside is
+        # in the graph's memory, and must not be used outside.
+        torch.clear_autocast_cache()
+        # Other threads, as the one that pins batches, may allocate memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            function()
+        torch.clear_autocast_cache()
+        replay: Callable[[], None] = graph.replay
+        return replay

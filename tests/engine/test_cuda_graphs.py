@@ -1,0 +1,223 @@
+"""Repeated passes compute what the passes as written compute. On a CPU a recording is the recorded function itself;
+that CUDA graphs repeat it to the bit, `make gpu-test` shows on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.structures import Progress
+from ray_yolo.engine import build as build_module
+from ray_yolo.engine import loop
+from ray_yolo.engine.build import TrainComponents, WorkerContext, build
+from ray_yolo.engine.collectives import Collectives, wrap_in_ddp
+from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, GraphedForward, repeat_passes
+from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.families import build_model, find_family
+from tests.support.jobs import make_spec
+from tests.support.workers import run_workers
+
+FAMILIES = ("yolov3-tiny", "yolov5n", "yolov5nu", "yolov8n", "yolo11n", "yolo12n", "yolo26n")
+
+
+class FunctionRecorder:
+    """Repeats a function by calling it."""
+
+    def __init__(self) -> None:
+        self.repeats = 0
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        def repeat() -> None:
+            self.repeats += 1
+            function()
+
+        return repeat
+
+
+class FailingRecorder(FunctionRecorder):
+    """Has no memory for a recording."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("CUDA out of memory.\nTried to allocate 3 GiB")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def components_of(folder: Path, model: str = "", context: WorkerContext | None = None, **recipe: object
+                  ) -> TrainComponents:
+    """A training of two epochs of ten microbatches each, the last one smaller, two a step."""
+    spec = make_spec(folder, batch_size=8, microbatch=4, epochs=2, **recipe)
+    if model:
+        spec = spec.__class__(**{**vars(spec), "architecture": None,
+                                 "recipe": spec.recipe.model_copy(update={"model": model})})
+    return build(spec, context or WorkerContext(threads=1))
+
+
+def train(components: TrainComponents) -> list[Tensor]:
+    """Losses, weights and averages after all steps."""
+    progress, numbers = Progress(), []
+    for epoch in range(components.plan.recipe.epochs):
+        components.sampler.start(epoch, 0, None)
+        for launched in loop.launch_steps(components, Progress(epoch, 0, progress.step), loop.ControlFlags):
+            result = loop.finish_step(components, launched)
+            progress = Progress(epoch, launched.summed.step.images.stop, progress.step + 1)
+            numbers.append(result.losses)
+    return [*numbers, *components.model.state_dict().values(), *components.ema.model.state_dict().values()]
+
+
+def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_training_has_the_same_bits(tmp_path: Path, precision: str) -> None:
+    """Two microbatches a step share a recording, so gradients that stayed in its memory would be overwritten."""
+    plain = train(components_of(tmp_path / "plain", precision=precision))
+    components, recorder = components_of(tmp_path / "graphs", precision=precision), FunctionRecorder()
+    repeat_passes(components.model, recorder)
+    assert_equal(plain, train(components))
+    full = 2 * 9 - PLAIN_USES  # of 10 microbatches an epoch, the last has one image: it never comes often enough
+    assert recorder.repeats == 2 * full
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_each_family_has_the_same_gradient(model: str) -> None:
+    """The losses of some families give gradients another layout than levels have."""
+
+    def gradients(recorder: FunctionRecorder | None) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        network = build_model(model, 3).to(memory_format=torch.channels_last).train()
+        statistics = Statistics(network)
+        loss = find_family(model).build_loss(network.head, Recipe(data="unused").loss, 3, 64)
+        if recorder:
+            repeat_passes(network, recorder)
+        draw, found = torch.Generator().manual_seed(1), []
+        for _ in range(PLAIN_USES + 2):
+            images = torch.rand(2, 3, 64, 64, generator=draw).contiguous(memory_format=torch.channels_last)
+            statistics.clear()
+            corner, side = 40 * torch.rand(4, 2, generator=draw), 4 + 20 * torch.rand(4, 2, generator=draw)
+            numbers = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 2.0], [1.0, 0.0]])  # [image, class]
+            sums = loss.measure(network(images), torch.cat((numbers, corner, corner + side), 1), (64, 64))
+            loss.terms(sums.numerators, sums.counts).sum().backward()
+            found += [None if weight.grad is None else weight.grad.clone() for weight in network.parameters()]
+            found.append(statistics.recorded(0))
+            network.zero_grad()
+        return found
+
+    recorder = FunctionRecorder()
+    for plain, repeated in zip(gradients(None), gradients(recorder), strict=True):
+        assert (plain is None) == (repeated is None)
+        assert plain is None or torch.equal(plain, repeated)
+    assert recorder.repeats == 4
+
+
+def test_frozen_layers_have_no_gradient(tmp_path: Path) -> None:
+    plain = train(components_of(tmp_path / "plain", freeze=(0, 1)))
+    components = components_of(tmp_path / "graphs", freeze=(0, 1))
+    repeat_passes(components.model, FunctionRecorder())
+    assert_equal(plain, train(components))
+
+
+def worker_bits(collectives: Collectives, folder: Path, graphs: bool) -> list[Tensor]:
+    context = WorkerContext(collectives, threads=1, prepare_model=lambda model: wrap_in_ddp(model, torch.device("cpu")))
+    components = components_of(folder / f"{graphs}{collectives.worker}", context=context)
+    if graphs:
+        recorder = FunctionRecorder()
+        repeat_passes(components.model, recorder)
+    bits = train(components)
+    assert not graphs or recorder.repeats > 0
+    return bits
+
+
+def test_two_workers_have_the_same_bits(tmp_path: Path) -> None:
+    """DDP's hooks see each gradient."""
+    alone = train(components_of(tmp_path / "alone"))
+    for bits in run_workers(2, worker_bits, tmp_path, True):
+        assert_equal(alone, bits)
+
+
+def test_what_is_no_training_runs_as_written(tmp_path: Path) -> None:
+    components, recorder = components_of(tmp_path), FunctionRecorder()
+    model = components.model
+    repeat_passes(model, recorder)
+    images = torch.rand(2, 3, 64, 64)
+    for _ in range(PLAIN_USES + 2):
+        with torch.no_grad():
+            model(images)
+        model.eval()(images)
+        model.train()(images[:0])
+    assert recorder.repeats == 0
+
+
+def test_a_recording_is_for_one_shape_and_precision(tmp_path: Path) -> None:
+    components, recorder = components_of(tmp_path), FunctionRecorder()
+    repeat_passes(components.model, recorder)
+    for images in (torch.rand(2, 3, 64, 64), torch.rand(3, 3, 64, 64), torch.rand(2, 3, 64, 96)):
+        for count in range(PLAIN_USES + 1):
+            levels = components.model(images)
+            sum(level.sum() for level in levels).backward()
+            assert levels[0].shape[0] == len(images)
+            assert recorder.repeats == 2 * (count == PLAIN_USES)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert components.model(images)[0].dtype == torch.bfloat16
+        recorder.repeats = 0
+
+
+def test_few_shapes_are_recorded(tmp_path: Path) -> None:
+    components, recorder = components_of(tmp_path), FunctionRecorder()
+    repeat_passes(components.model, recorder)
+    for count in range(1, MAX_RECORDINGS + 2):
+        for _ in range(PLAIN_USES + 1):
+            sum(level.sum() for level in components.model(torch.rand(count, 3, 64, 64))).backward()
+    assert recorder.repeats == 2 * MAX_RECORDINGS
+
+
+def test_a_failed_recording_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
+    plain = train(components_of(tmp_path / "plain"))
+    components = components_of(tmp_path / "graphs")
+    graphed = repeat_passes(components.model, FailingRecorder())
+    assert_equal(plain, train(components))
+    complaint = graphed.pop_complaint()
+    assert complaint.startswith("the network runs without CUDA graphs: CUDA out of memory. Tried to allocate 3 GiB; ")
+    assert graphed.pop_complaint() == ""
+
+
+def test_the_average_is_a_model_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the trained model alone has repeated passes. Another group of workers has new ones, because BatchNorm's
+    scratch memory is new."""
+    made: list[object] = []
+
+    def note(model: torch.nn.Module) -> GraphedForward:
+        made.append(model)
+        return repeat_passes(model, FunctionRecorder())
+
+    on_gpu = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(build_module, "repeat_passes", note)
+    plain = components_of(tmp_path)
+    assert plain.graphs is None
+    context = WorkerContext(threads=1)
+    graphs = build_module._graphs(plain.spec, replace(context, device=on_gpu), plain.model)
+    assert graphs is not None
+    assert made == [plain.model]
+    assert "forward" not in vars(plain.ema.model)
+    assert build_module._graphs(plain.spec, replace(context, device=on_gpu, cuda_graphs=False), plain.model) is None
+    synchronised = replace(plain.spec, recipe=plain.spec.recipe.model_copy(update={"sync_bn": True}))
+    assert build_module._graphs(synchronised, replace(context, device=on_gpu), plain.model) is None
