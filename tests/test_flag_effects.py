@@ -53,6 +53,7 @@ ANSWERS = {
 """Words of YOLOv5 that are refused, and what the refusal names instead."""
 
 ELSEWHERE = {
+    "--no-cuda-graphs": "engine/test_cuda_graphs.py::test_the_average_is_a_model_of_its_own",
     "--priority": "runtime/workers/test_pool.py::"
                   "test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle",
     "--resume": "test_flag_effects.py::test_resume_goes_on_where_the_run_was_stopped",

@@ -158,7 +158,8 @@ def regroup(components: TrainComponents, collectives: Collectives) -> TrainCompo
     """The same components in another group of workers. Called between two steps. Collective."""
     context = replace(components.context, collectives=collectives)
     shared = _shared_components(components.spec, context, components.model)
-    graphs = _graphs(components.spec, context, components.model)  # BatchNorm has other scratch memory
+    vars(components.model).pop("forward", None)  # the recordings of the last group, whose scratch memory is gone
+    graphs = _graphs(components.spec, context, components.model)
     return replace(components, graphs=graphs, **shared,
                    **_loaders(components.spec, context, components.stores, components.model.grid))
 
@@ -186,8 +187,9 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
 
 
 def _graphs(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
-    """The model's repeated passes, if it trains on a GPU. With sync_bn, workers exchange numbers inside a pass."""
-    if context.device.type != "cuda" or not context.cuda_graphs or spec.recipe.sync_bn:
+    """The model's repeated passes, if one worker trains it on a GPU. With sync_bn, workers exchange numbers in a pass."""
+    is_alone = context.collectives.num_workers == 1  # nobody has seen graphs inside DDP on a GPU yet
+    if context.device.type != "cuda" or not context.cuda_graphs or not is_alone or spec.recipe.sync_bn:
         return None
     return repeat_passes(model)
 

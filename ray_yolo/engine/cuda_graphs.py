@@ -40,14 +40,14 @@ MAX_RECORDINGS = 8
 WARM_UP_PASSES = 2
 """Passes on the recorder's stream before a recording. Libraries have workspaces for each stream."""
 
-Levels = tuple[Tensor, ...]
-Key = tuple[torch.Size, bool, torch.dtype]
-Strides = dict[int, tuple[int, ...]]
+LevelTensors = tuple[Tensor, ...]
+PassShape = tuple[torch.Size, bool, torch.dtype]
+GradientLayout = dict[int, tuple[int, ...]]
 """Of the gradient of each level, by its number. The order in which a bias's gradient is summed can depend on them: some
 losses give slices of one tensor, which are not dense."""
 
 
-class Recorder(Protocol):
+class LaunchRecorder(Protocol):
     """What can record the launches of a function, and repeat them."""
 
     def warm_up(self, function: Callable[[], None]) -> None:
@@ -67,17 +67,17 @@ class GraphedForward:
         recorder: None: CUDA graphs, on a GPU.
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder | None = None) -> None:
+    def __init__(self, model: nn.Module, recorder: LaunchRecorder | None = None) -> None:
         self._model = model
-        self._plain_forward: Callable[[Tensor], Levels] = partial(type(model).forward, model)
+        self._plain_forward: Callable[[Tensor], LevelTensors] = partial(type(model).forward, model)
         self._recorder = recorder
-        self._uses: Counter[Key] = Counter()
-        self._strides: dict[Key, Strides] = {}
-        self._recordings: dict[Key, _Recording] = {}
+        self._uses: Counter[PassShape] = Counter()
+        self._strides: dict[PassShape, GradientLayout] = {}
+        self._recordings: dict[PassShape, _Recording] = {}
         self._failed = False
         self._complaint = ""
 
-    def __call__(self, images: Tensor) -> Levels:
+    def __call__(self, images: Tensor) -> LevelTensors:
         """As the model's `forward`. The levels are valid until the next call."""
         if not self._can_record(images):
             return self._plain_forward(images)
@@ -86,7 +86,7 @@ class GraphedForward:
         recording = self._recordings.get(key) or self._record_if_due(key, images)
         if recording is None:
             return self._watched_forward(key, images)
-        levels: Levels = _Repeat.apply(recording, images, *recording.weights)
+        levels: LevelTensors = _Repeat.apply(recording, images, *recording.weights)
         return levels
 
     def pop_complaint(self) -> str:
@@ -99,20 +99,20 @@ class GraphedForward:
             return False
         return images.is_cuda or self._recorder is not None
 
-    def _watched_forward(self, key: Key, images: Tensor) -> Levels:
+    def _watched_forward(self, key: PassShape, images: Tensor) -> LevelTensors:
         """A pass as written, of which the layouts of the levels' gradients are noted."""
         levels = self._plain_forward(images)
         for number, level in enumerate(levels):
             level.register_hook(partial(self._note_strides, key, number))
         return levels
 
-    def _note_strides(self, key: Key, number: int, gradient: Tensor) -> None:
+    def _note_strides(self, key: PassShape, number: int, gradient: Tensor) -> None:
         strides = gradient.stride()
         if 0 in strides:  # one number for many elements, which memory of its own cannot be
             strides = torch.empty_like(gradient, device="meta").stride()
         self._strides.setdefault(key, {})[number] = strides
 
-    def _record_if_due(self, key: Key, images: Tensor) -> _Recording | None:
+    def _record_if_due(self, key: PassShape, images: Tensor) -> _Recording | None:
         """A new recording; None while the shape is new, or if nothing more is recorded."""
         self._uses[key] += 1
         if self._failed or self._uses[key] <= PLAIN_USES or len(self._recordings) == MAX_RECORDINGS:
@@ -132,7 +132,7 @@ class GraphedForward:
         return recording
 
 
-def repeat_passes(model: nn.Module, recorder: Recorder | None = None) -> GraphedForward:
+def repeat_passes(model: nn.Module, recorder: LaunchRecorder | None = None) -> GraphedForward:
     """Replace a model's `forward` on this object. A second call replaces the first one's recordings.
 
     DDP and its hooks see no difference: the weights are inputs of the repeated passes. Hooks on layers do not run.
@@ -145,22 +145,22 @@ def repeat_passes(model: nn.Module, recorder: Recorder | None = None) -> Graphed
 class _Recording:
     """The recorded passes for one shape of images."""
 
-    def __init__(self, model: nn.Module, forward: Callable[[Tensor], Levels], images: Tensor, strides: Strides,
-                 recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[[Tensor], LevelTensors], images: Tensor,
+                 strides: GradientLayout, recorder: LaunchRecorder) -> None:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._plain_forward = forward
         self._images = images.clone()
         self._flat = torch.zeros(sum(weight.numel() for weight in self.weights), device=images.device)
         self._strides = strides
         self._level_gradients: list[Tensor] = []
-        self._levels: Levels = ()
+        self._levels: LevelTensors = ()
         self._is_used: list[bool] = []  # whether the levels depend on each weight
 
         recorder.warm_up(self._run_both)
         self._repeat_forward = recorder.record(self._run_forward)
         self._repeat_backward = recorder.record(self._run_backward)
 
-    def forward(self, images: Tensor) -> Levels:
+    def forward(self, images: Tensor) -> LevelTensors:
         """The levels of these images, in memory that the next call writes."""
         self._images.copy_(images)
         self._repeat_forward()
@@ -199,7 +199,7 @@ class _Repeat(torch.autograd.Function):
     """The recorded passes as a function of images and weights."""
 
     @staticmethod
-    def forward(ctx: Any, recording: _Recording, images: Tensor, *weights: Tensor) -> Levels:
+    def forward(ctx: Any, recording: _Recording, images: Tensor, *weights: Tensor) -> LevelTensors:
         ctx.recording = recording
         return recording.forward(images)
 

@@ -35,7 +35,7 @@ def test_every_check_passes_without_ray_and_mlflow(tmp_path: Path) -> None:
     table = (tmp_path / "table.md").read_text()
     assert table == done.stdout
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
-    assert [row[1] for row in rows] == ["ok"] * 12
+    assert [row[1] for row in rows] == ["ok"] * 24
 
 
 def test_without_a_gpu_it_says_so() -> None:
@@ -47,4 +47,4 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_the_speed_row_runs_on_a_cpu() -> None:
     """The rows of speed are the first that a renamed field breaks: nothing else calls them outside a GPU machine."""
     found = gpu.measure_speed("yolov5n", "fp32", 64, batch=2, steps=1, device=torch.device("cpu"))
-    assert found.endswith(" images/s")
+    assert " images/s (repeats within " in found
