@@ -187,8 +187,8 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
 
 
 def _graphs(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
-    """The model's repeated passes, if one worker trains it on a GPU. With sync_bn, workers exchange numbers in a pass."""
-    is_alone = context.collectives.num_workers == 1  # nobody has seen graphs inside DDP on a GPU yet
+    """The model's repeated passes, if one worker trains it on a GPU. With sync_bn, a pass exchanges numbers."""
+    is_alone = context.collectives.num_workers == 1  # recordings inside DDP were not tried on a GPU
     if context.device.type != "cuda" or not context.cuda_graphs or not is_alone or spec.recipe.sync_bn:
         return None
     return repeat_passes(model)
