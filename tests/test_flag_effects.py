@@ -17,7 +17,10 @@ from ray.train.torch import TorchTrainer
 from ray_yolo.cli import TRAIN, TUNE, parse_train
 from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError
-from ray_yolo.runtime import cluster
+from ray_yolo.core.events import Summary
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.session import run_session
+from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.train import main
@@ -53,7 +56,7 @@ ANSWERS = {
 """Words of YOLOv5 that are refused, and what the refusal names instead."""
 
 ELSEWHERE = {
-    "--no-cuda-graphs": "engine/test_cuda_graphs.py::test_the_average_is_a_model_of_its_own",
+    "--no-cuda-graphs": "test_flag_effects.py::test_no_cuda_graphs_reaches_the_worker",
     "--priority": "runtime/workers/test_pool.py::"
                   "test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle",
     "--resume": "test_flag_effects.py::test_resume_goes_on_where_the_run_was_stopped",
@@ -158,6 +161,21 @@ def test_a_finished_name_is_started_over_only_with_exist_ok(files: Path, tmp_pat
         train("--name mine", files, tmp_path)
     assert train("--name mine --exist-ok", files, tmp_path).all("start", "step") == [0]
     assert {path.name for path in (tmp_path / "runs" / "train").iterdir()} == {"mine", "mine.old1"}
+
+
+@pytest.mark.parametrize("words", ["", "--no-cuda-graphs"])
+def test_no_cuda_graphs_reaches_the_worker(
+        files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """The worker decides by it on a GPU."""
+    contexts = []
+
+    def note(spec: TrainSpec, context: WorkerContext, *others: Any, **named: Any) -> Summary | None:
+        contexts.append(context)
+        return run_session(spec, context, *others, **named)
+
+    monkeypatch.setattr(trainer, "run_session", note)
+    train(words, files, tmp_path)
+    assert [context.cuda_graphs for context in contexts] == [not words]
 
 
 def test_a_label_that_has_to_be_left_out_is_refused_only_with_strict(files: Path, tmp_path: Path) -> None:

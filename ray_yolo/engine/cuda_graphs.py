@@ -22,13 +22,15 @@ activations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from ray_yolo.engine.gradients import views_like
 from ray_yolo.ops import torch_internals
@@ -43,8 +45,8 @@ WARM_UP_PASSES = 2
 LevelTensors = tuple[Tensor, ...]
 PassShape = tuple[torch.Size, bool, torch.dtype]
 GradientLayout = dict[int, tuple[int, ...]]
-"""Of the gradient of each level, by its number. The order in which a bias's gradient is summed can depend on them: some
-losses give slices of one tensor, which are not dense."""
+"""The strides of each level's gradient, by the level's number. The order in which a bias's gradient is summed can
+depend on them: some losses give slices of one tensor, which are not dense."""
 
 
 class LaunchRecorder(Protocol):
@@ -72,7 +74,7 @@ class GraphedForward:
         self._plain_forward: Callable[[Tensor], LevelTensors] = partial(type(model).forward, model)
         self._recorder = recorder
         self._uses: Counter[PassShape] = Counter()
-        self._strides: dict[PassShape, GradientLayout] = {}
+        self._layouts: dict[PassShape, GradientLayout] = {}
         self._recordings: dict[PassShape, _Recording] = {}
         self._failed = False
         self._complaint = ""
@@ -103,26 +105,26 @@ class GraphedForward:
         """A pass as written, of which the layouts of the levels' gradients are noted."""
         levels = self._plain_forward(images)
         for number, level in enumerate(levels):
-            level.register_hook(partial(self._note_strides, key, number))
+            level.register_hook(partial(self._note_layout, key, number))
         return levels
 
-    def _note_strides(self, key: PassShape, number: int, gradient: Tensor) -> None:
+    def _note_layout(self, key: PassShape, number: int, gradient: Tensor) -> None:
         strides = gradient.stride()
         if 0 in strides:  # one number for many elements, which memory of its own cannot be
             strides = torch.empty_like(gradient, device="meta").stride()
-        self._strides.setdefault(key, {})[number] = strides
+        self._layouts.setdefault(key, {})[number] = strides
 
     def _record_if_due(self, key: PassShape, images: Tensor) -> _Recording | None:
         """A new recording; None while the shape is new, or if nothing more is recorded."""
         self._uses[key] += 1
         if self._failed or self._uses[key] <= PLAIN_USES or len(self._recordings) == MAX_RECORDINGS:
             return None
-        if key not in self._strides:  # no pass of this shape had a backward pass
+        if key not in self._layouts:  # no pass of this shape had a backward pass
             return None
         if self._recorder is None:
             self._recorder = CudaRecorder(images.device)
         try:
-            recording = _Recording(self._model, self._plain_forward, images, self._strides[key], self._recorder)
+            recording = _Recording(self._model, images, self._layouts[key], self._recorder)
         except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
             self._failed = True
             reason = " ".join(str(error).split())[:200]
@@ -135,23 +137,37 @@ class GraphedForward:
 def repeat_passes(model: nn.Module, recorder: LaunchRecorder | None = None) -> GraphedForward:
     """Replace a model's `forward` on this object. A second call replaces the first one's recordings.
 
-    DDP and its hooks see no difference: the weights are inputs of the repeated passes. Hooks on layers do not run.
+    DDP and hooks on weights see no difference, because the weights are inputs of the repeated passes. Hooks on layers
+    do not run.
     """
     graphed = GraphedForward(model, recorder)
     vars(model)["forward"] = graphed
     return graphed
 
 
+@contextmanager
+def _as_written(model: nn.Module) -> Iterator[None]:
+    """Context in which a model has its own `forward`."""
+    replacement = vars(model).pop("forward")
+    try:
+        yield
+    finally:
+        vars(model)["forward"] = replacement
+
+
 class _Recording:
     """The recorded passes for one shape of images."""
 
-    def __init__(self, model: nn.Module, forward: Callable[[Tensor], LevelTensors], images: Tensor,
-                 strides: GradientLayout, recorder: LaunchRecorder) -> None:
-        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._plain_forward = forward
+    def __init__(self, model: nn.Module, images: Tensor, layout: GradientLayout, recorder: LaunchRecorder) -> None:
+        self._model = model
+        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.weights = list(trained.values())
+        # The weights' memory under other tensors: autograd binds a tensor to the stream of its first backward pass, and
+        # the weights' own is that of the training.
+        self._aliases = {name: weight.detach().requires_grad_() for name, weight in trained.items()}
         self._images = images.clone()
-        self._flat = torch.zeros(sum(weight.numel() for weight in self.weights), device=images.device)
-        self._strides = strides
+        self._gradients = torch.zeros(sum(weight.numel() for weight in self.weights), device=images.device)
+        self._layout = layout
         self._level_gradients: list[Tensor] = []
         self._levels: LevelTensors = ()
         self._is_used: list[bool] = []  # whether the levels depend on each weight
@@ -170,7 +186,7 @@ class _Recording:
         """The gradients of the weights, in new memory: `.grad` may keep them while the next pass runs."""
         torch_internals.copy_(self._level_gradients, level_gradients)
         self._repeat_backward()
-        gradients = views_like(self._flat.clone(), self.weights)
+        gradients = views_like(self._gradients.clone(), self.weights)
         return [gradient if used else None for gradient, used in zip(gradients, self._is_used, strict=True)]
 
     def _run_both(self) -> None:
@@ -178,19 +194,20 @@ class _Recording:
         self._run_backward()
 
     def _run_forward(self) -> None:
-        with torch.enable_grad():
-            self._levels = self._plain_forward(self._images)
+        with torch.enable_grad(), _as_written(self._model):
+            self._levels = functional_call(self._model, self._aliases, (self._images,))
         if not self._level_gradients:
             self._level_gradients = [
-                torch.empty_strided(level.shape, self._strides[number], dtype=level.dtype, device=level.device).zero_()
+                torch.empty_strided(level.shape, self._layout[number], dtype=level.dtype, device=level.device).zero_()
                 for number, level in enumerate(self._levels)
             ]
 
     def _run_backward(self) -> None:
         with torch.autocast(self._images.device.type, enabled=False):  # as in a backward pass that is not recorded
-            found = torch.autograd.grad(self._levels, self.weights, self._level_gradients, allow_unused=True)
+            found = torch.autograd.grad(
+                self._levels, list(self._aliases.values()), self._level_gradients, allow_unused=True)
         self._is_used = [gradient is not None for gradient in found]
-        places = views_like(self._flat, self.weights)
+        places = views_like(self._gradients, self.weights)
         used = [(place, gradient) for place, gradient in zip(places, found, strict=True) if gradient is not None]
         torch_internals.copy_([place for place, _ in used], [gradient for _, gradient in used])
 

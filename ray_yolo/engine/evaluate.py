@@ -28,6 +28,7 @@ from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Curves, Metrics, matc
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
+from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.nms import select
 
 DETECTIONS_FILE = "detections.npy"  # in a run's folder: the best epoch's, from which plots are drawn
@@ -162,7 +163,7 @@ def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: 
     sums: list[Tensor] = []
     timer = _StageTimer(device)
     for batch in batches:
-        images = batch["images"].to(device).float().div_(255).contiguous(memory_format=torch.channels_last)
+        images = unit_range(batch["images"].to(device))
         timer.lap(0)
         with autocast(device, precision):
             levels = model(images)

@@ -38,6 +38,7 @@ from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops.boxes import to_original
+from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.nms import select
 
 _log = logging.getLogger(__name__)
@@ -192,9 +193,9 @@ class TorchNetwork:
 
     def __call__(self, pixels: np.ndarray, precision: str) -> Predictions:
         """Predictions of images (B, height, width, 3) uint8 RGB."""
-        batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
+        batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2)
         with autocast(self.device, precision):
-            levels = self.model(batch.contiguous(memory_format=torch.channels_last))
+            levels = self.model(unit_range(batch))
         predictions = self.family.decode(self.model.head, levels)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # or the time would count as postprocessing

@@ -339,15 +339,14 @@ def compare_exchange(device: torch.device) -> str:
     try:
         exchanged = summed(DistributedDataParallel(network, **ddp_options()))
         assert all(torch.equal(a, b) for a, b in zip(plain, exchanged, strict=True)), "the exchanged sums differ"
-        group = collectives_module._Group(nccl=dist.group.WORLD if gpus else None,
-                                          cut=torch.zeros((), pin_memory=gpus))
-        vars(collectives_module)["_group"] = group
+        # `form_process_group` forms no group of one
+        vars(collectives_module)["_group"] = collectives_module._Group(
+            nccl=dist.group.WORLD if gpus else None, cut=torch.zeros((), pin_memory=gpus))
         calm = bool(Collectives(0, 2).was_cut(device))
         collectives_module.abort_process_group()
         assert (calm, bool(Collectives(0, 2).was_cut(device))) == (False, True), "the abort is not noticed"
     finally:
-        group_of_none = collectives_module._Group()
-        vars(collectives_module)["_group"] = group_of_none
+        vars(collectives_module)["_group"] = collectives_module._Group()
         dist.destroy_process_group()
     return f"{len(plain)} tensors are equal, the abort is noticed"
 
@@ -374,6 +373,8 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
         parts = make_parts(model, precision, imgsz, batch=batch, steps=steps, device=device, labels=labels,
                            graphs=graphs)
         take_steps(parts)  # kernels are chosen, memory is allocated, passes are recorded
+        complaint = parts.graphs.pop_complaint() if parts.graphs else ""
+        assert not complaint, complaint
         turns = sorted(take_steps(parts) for _ in range(REPEATS))
         seconds = turns[REPEATS // 2]
         spread = (turns[-1] - turns[0]) / seconds

@@ -4,7 +4,7 @@ that CUDA graphs repeat it to the bit, `make gpu-test` shows on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.events import Event, WarningEvent
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import build as build_module
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import TrainComponents, WorkerContext, build
+from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build, regroup
 from ray_yolo.engine.collectives import Collectives, wrap_in_ddp
 from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, GraphedForward, repeat_passes
+from ray_yolo.engine.session import run_session
 from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import build_model, find_family
 from tests.support.jobs import make_spec
 from tests.support.workers import run_workers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("yolov3-tiny", "yolov5n", "yolov5nu", "yolov8n", "yolo11n", "yolo12n", "yolo26n")
 
@@ -52,22 +58,9 @@ class FailingRecorder(FunctionRecorder):
         raise RuntimeError("CUDA out of memory.\nTried to allocate 3 GiB")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def components_of(folder: Path, model: str = "", context: WorkerContext | None = None, **recipe: object
-                  ) -> TrainComponents:
+def components_of(folder: Path, context: WorkerContext | None = None, **recipe: object) -> TrainComponents:
     """A training of two epochs of ten microbatches each, the last one smaller, two a step."""
-    spec = make_spec(folder, batch_size=8, microbatch=4, epochs=2, **recipe)
-    if model:
-        spec = spec.__class__(**{**vars(spec), "architecture": None,
-                                 "recipe": spec.recipe.model_copy(update={"model": model})})
-    return build(spec, context or WorkerContext(threads=1))
+    return build(make_spec(folder, batch_size=8, microbatch=4, epochs=2, **recipe), context or WorkerContext(threads=1))
 
 
 def train(components: TrainComponents) -> list[Tensor]:
@@ -100,7 +93,7 @@ def test_a_training_has_the_same_bits(tmp_path: Path, precision: str) -> None:
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_each_family_has_the_same_gradient(model: str) -> None:
-    """The losses of some families give gradients another layout than levels have."""
+    """The losses of some families give gradients another layout than levels have. Running statistics agree, too."""
 
     def gradients(recorder: FunctionRecorder | None) -> list[Tensor | None]:
         torch.manual_seed(0)
@@ -200,24 +193,46 @@ def test_a_failed_recording_is_said_once_and_training_goes_on(tmp_path: Path) ->
     assert graphed.pop_complaint() == ""
 
 
-def test_the_average_is_a_model_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the trained model alone has repeated passes. Another group of workers has new ones, because BatchNorm's
-    scratch memory is new."""
-    made: list[object] = []
+def test_a_failed_recording_is_a_warning_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def graphs(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward:
+        return repeat_passes(model, FailingRecorder())
 
-    def note(model: torch.nn.Module) -> GraphedForward:
-        made.append(model)
-        return repeat_passes(model, FunctionRecorder())
+    monkeypatch.setattr(build_module, "_graphs", graphs)
+    events: list[Event] = []
+    run_session(make_spec(tmp_path, batch_size=8, microbatch=4, epochs=2), WorkerContext(), Placement(), events.append)
+    [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
+    assert warning.startswith("the network runs without CUDA graphs: CUDA out of memory")
 
-    on_gpu = SimpleNamespace(type="cuda")
-    monkeypatch.setattr(build_module, "repeat_passes", note)
-    plain = components_of(tmp_path)
-    assert plain.graphs is None
-    context = WorkerContext(threads=1)
-    graphs = build_module._graphs(plain.spec, replace(context, device=on_gpu), plain.model)
-    assert graphs is not None
-    assert made == [plain.model]
-    assert "forward" not in vars(plain.ema.model)
-    assert build_module._graphs(plain.spec, replace(context, device=on_gpu, cuda_graphs=False), plain.model) is None
-    synchronised = replace(plain.spec, recipe=plain.spec.recipe.model_copy(update={"sync_bn": True}))
-    assert build_module._graphs(synchronised, replace(context, device=on_gpu), plain.model) is None
+
+def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker's trained model on a GPU: not its average, not under sync_bn, and not if they are switched off."""
+    monkeypatch.setattr(build_module, "repeat_passes", lambda model: repeat_passes(model, FunctionRecorder()))
+    on_cpu = components_of(tmp_path)
+    assert on_cpu.graphs is None
+
+    on_gpu = replace(on_cpu.context, device=SimpleNamespace(type="cuda"))
+    synchronised = replace(on_cpu.spec, recipe=on_cpu.spec.recipe.model_copy(update={"sync_bn": True}))
+    assert build_module._graphs(on_cpu.spec, on_gpu, on_cpu.model) is not None
+    assert build_module._graphs(synchronised, on_gpu, on_cpu.model) is None
+    assert build_module._graphs(on_cpu.spec, replace(on_gpu, cuda_graphs=False), on_cpu.model) is None
+    assert build_module._graphs(on_cpu.spec, replace(on_gpu, collectives=Collectives(0, 2)), on_cpu.model) is None
+
+
+def test_the_average_has_its_own_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "_graphs", lambda spec, context, model: repeat_passes(model, FunctionRecorder()))
+    components = components_of(tmp_path)
+    assert "forward" in vars(components.model)
+    assert "forward" not in vars(components.ema.model)
+
+
+def test_another_group_of_workers_has_new_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BatchNorm's scratch memory is new. A group that repeats nothing has the model's own forward."""
+    monkeypatch.setattr(build_module, "_graphs", lambda spec, context, model: repeat_passes(model, FunctionRecorder()))
+    components = components_of(tmp_path)
+    first = components.graphs
+    components = regroup(components, Collectives())
+    assert components.graphs is not first
+    assert vars(components.model)["forward"] is components.graphs
+
+    monkeypatch.setattr(build_module, "_graphs", lambda spec, context, model: None)
+    assert "forward" not in vars(regroup(components, Collectives()).model)

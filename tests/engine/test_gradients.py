@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,17 +14,10 @@ from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.ops.sharding import shard
 from tests.support.workers import run_workers
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 3  # DDP rebuilds its buckets after the first
 ROW = 5
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The number of threads of the workers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Small(nn.Module):
