@@ -155,7 +155,7 @@ def test_what_is_no_training_runs_as_written(tmp_path: Path) -> None:
     for _ in range(PLAIN_USES + 2):
         with torch.no_grad():
             model(images)
-        model.eval()(images)
+        sum(level.sum() for level in model.eval()(images)).backward()
         model.train()(images[:0])
     assert recorder.repeats == 0
 
@@ -171,6 +171,7 @@ def test_a_recording_is_for_one_shape_and_precision(tmp_path: Path) -> None:
             assert recorder.repeats == 2 * (count == PLAIN_USES)
         with torch.autocast("cpu", torch.bfloat16):
             assert components.model(images)[0].dtype == torch.bfloat16
+        assert recorder.repeats == 2
         recorder.repeats = 0
 
 
