@@ -73,10 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--base-epochs", type=int, default=40, help="of each training that makes initial weights")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--work", type=Path, default=Path("runs/fine_tune"))
     options = parser.parse_args(argv)
     work = options.work.absolute()
-    common = {"model": options.model, "imgsz": options.imgsz, "batch_size": 16, "microbatch": 16}
+    common = {"model": options.model, "imgsz": options.imgsz, "batch_size": 16, "microbatch": 16,
+              "precision": options.precision}
     sets = [str(Path(data).absolute()) for data in options.data]
 
     def base(name: str, data: str, weights: str = "") -> Job:
@@ -105,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{Path(data).parent.name}, {name}: {score:.4f}", flush=True)
     means = {Path(data).parent.name: {name: round(statistics.mean(values), 4) for name, values in rows.items()}
              for data, rows in scores.items()}
-    print(json.dumps({"id": "fine_tune", "model": options.model, "imgsz": options.imgsz, "epochs": options.epochs,
+    print(json.dumps({"id": "fine_tune", "model": options.model, "imgsz": options.imgsz, "precision": options.precision,
+                      "epochs": options.epochs,
                       "mean": means, "scores": scores, "machine": machine()}))
 
 
