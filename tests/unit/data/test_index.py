@@ -1,0 +1,244 @@
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from importlib.machinery import ModuleSpec
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.data import index as index_module
+from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
+from ray_yolo.data.index import read_index
+from tests.support.pictures import smooth_picture, write_dataset, write_image
+
+ROW = "1 0.5 0.5 0.5 0.5\n"
+
+
+def names_of(index: AnnotationIndex) -> list[str]:
+    return [Path(path).stem for path in index.paths]
+
+
+def same(first: AnnotationIndex, second: AnnotationIndex) -> bool:
+    arrays = ("sizes", "offsets", "classes", "boxes", "crowds", "areas")
+    return (first.paths == second.paths and first.findings == second.findings and first.names == second.names
+            and first.num_without_file == second.num_without_file and first.looked_for == second.looked_for
+            and all(np.array_equal(getattr(first, name), getattr(second, name)) for name in arrays)
+            and first.polygons.keys() == second.polygons.keys()
+            and all(np.array_equal(a, b) for key in first.polygons
+                    for a, b in zip(first.polygons[key], second.polygons[key], strict=True)))
+
+
+def test_images_come_sorted_with_their_labels_and_without_are_background(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"c": ROW, "a": "", "b": None, "sub/d": "0 0.5 0.5 0.1 0.1\n" + ROW})
+    index = read_index(description, "train")
+    assert names_of(index) == ["a", "b", "c", "d"]
+    assert index.offsets.tolist() == [0, 0, 0, 1, 3]
+    assert index.classes.tolist() == [1, 0, 1]
+    assert index[2].boxes.tolist() == [[16, 12, 48, 36]]
+    assert index[2].size == (48, 64)
+    assert index.findings == ()
+
+
+def test_a_row_that_cannot_be_used_is_left_out_alone_and_reported(tmp_path: Path) -> None:
+    """Whatever is wrong with it; a file that cannot be read at all takes its image along."""
+    bad = "0 0.5 0.5 nan 0.5\n7 0.5 0.5 0.5 0.5\n0 0.5 0.5 0 0.5\noops\n"
+    description = write_dataset(tmp_path, {"a": ROW, "b": ROW + bad, "c": ROW})
+    (tmp_path / "images" / "d.jpg").write_bytes(b"")
+    index = read_index(description, "train")
+    assert names_of(index) == ["a", "b", "c"]
+    assert index.classes.tolist() == [1, 1, 1]
+    rows = [f"{tmp_path}/labels/b.txt:{number}" for number in (2, 3, 4, 5)]
+    assert [(finding.where, finding.dropped, finding.image) for finding in index.findings] == [
+        *((row, True, False) for row in rows), (f"{tmp_path}/images/d.jpg", True, True)]
+    with pytest.raises(DatasetError, match="5 findings: ") as caught:
+        read_index(description, "train", strict=True)
+    assert [where for where in (*rows, f"{tmp_path}/images/d.jpg") if f"{where}: " not in str(caught.value)] == []
+
+
+def test_an_image_without_usable_rows_is_not_background(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW, "b": "0 50 50 20 20\n9 0.5 0.5 0.5 0.5\n", "c": ""})
+    index = read_index(description, "train")
+    assert names_of(index) == ["a", "c"]
+    assert [(finding.where, finding.image) for finding in index.findings] == [
+        (f"{tmp_path}/labels/b.txt:1", False), (f"{tmp_path}/labels/b.txt:2", True)]
+    assert "its image is left out" in index.findings[1].what
+
+
+def test_strict_lists_the_first_findings_and_counts_the_others(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW + "7 0.5 0.5 0.5 0.5\n" * 25})
+    with pytest.raises(DatasetError, match=r"train: 25 findings: .*a\.txt:2: .*a\.txt:11: .*; and 15 more; ") as caught:
+        read_index(description, "train", strict=True)
+    assert "a.txt:12" not in str(caught.value)
+
+
+def test_strict_refuses_a_dropped_row_but_not_a_repeated_one(tmp_path: Path) -> None:
+    repeated = write_dataset(tmp_path / "repeated", {"a": ROW + ROW})
+    assert len(read_index(repeated, "train", strict=True).classes) == 1
+    dropped = write_dataset(tmp_path / "dropped", {"a": ROW + "0 0.5 0.5 0 0\n"})
+    assert len(read_index(dropped, "train").classes) == 1
+    with pytest.raises(DatasetError, match=r"a\.txt:2"):
+        read_index(dropped, "train", strict=True)
+
+
+def test_a_class_without_a_name_is_reported_with_its_line_at_every_reading(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW, "b": ROW + "7 0.5 0.5 0.5 0.5\n"})
+    for _ in range(2):
+        (finding,) = read_index(description, "train").findings
+        assert (finding.where, finding.dropped) == (f"{tmp_path}/labels/b.txt:2", True)
+        assert "has the class 7, but the data set names 2 classes (0-1)" in finding.what
+
+
+def test_the_digest_of_labels_is_that_of_the_first_release(tmp_path: Path) -> None:
+    """Otherwise its trainings could not be continued."""
+    outline = "0 0.1 0.1 0.9 0.1 0.5 0.9\n"
+    description = write_dataset(tmp_path, {"a": ROW + outline, "b": None, "c": "", "d": ROW + ROW})
+    assert read_index(description, "train").digest == "6c3f7fb37b04a40b"
+
+
+def test_single_class_makes_every_label_an_item(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW, "b": "0 0.5 0.5 0.5 0.5\n"})
+    single = read_index(description, "train", single_cls=True)
+    assert single.names == ("item",)
+    assert single.classes.tolist() == [0, 0]
+    assert read_index(description, "train").classes.tolist() == [1, 0]
+
+
+def test_the_data_sets_folder_is_never_written_to(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    description = write_dataset(data, {"a": ROW, "b": "garbage"})
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    read_index(description, "train")
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+
+
+def test_the_second_start_reads_no_image_and_no_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outline = "0 0.1 0.1 0.9 0.1 0.5 0.9\n"
+    description = write_dataset(tmp_path, {"a": ROW + outline, "b": "garbage", "c": ROW, "d": outline + outline})
+    first = read_index(description, "train")
+    monkeypatch.setattr(index_module, "_check_all", None)
+    assert same(read_index(description, "train"), first)
+    assert len(first.findings) == 2
+
+
+@pytest.mark.parametrize("change", [
+    "label", "label of equal length", "image", "new image", "new label", "removed", "names"])
+def test_any_change_is_seen(tmp_path: Path, change: str) -> None:
+    description = write_dataset(tmp_path, {"a": ROW, "b": None})
+    before = read_index(description, "train")
+    if change == "label":
+        (tmp_path / "labels" / "a.txt").write_text("1 0.5 0.5 0.25 0.5\n")
+    elif change == "label of equal length":
+        (tmp_path / "labels" / "a.txt").write_text(ROW.replace("1", "0"))
+        os.utime(tmp_path / "labels" / "a.txt", (1, 1))  # clocks of some file systems are coarse
+    elif change == "image":
+        write_image(tmp_path / "images" / "a.png", smooth_picture(50, 60))
+    elif change == "new image":
+        write_image(tmp_path / "images" / "c.png", smooth_picture(48, 64))
+    elif change == "new label":
+        (tmp_path / "labels" / "b.txt").write_text(ROW)
+    elif change == "removed":
+        (tmp_path / "labels" / "a.txt").unlink()
+    else:
+        description = describe({"train": "images", "names": ["x", "y"]}, tmp_path / "data.yaml")
+    after = read_index(description, "train")
+    assert not same(before, after)
+    assert before.digest != after.digest
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", "half", "object"])
+def test_a_damaged_cache_entry_is_rebuilt(tmp_path: Path, own_cache: Path, damage: bytes | str) -> None:
+    description = write_dataset(tmp_path, {"a": ROW})
+    first = read_index(description, "train")
+    (kept,) = (own_cache / "labels").glob("*.npz")
+    if damage == "object":
+        np.savez(kept, kept=np.array([{"a": 1}], object), allow_pickle=True)
+    else:
+        kept.write_bytes(kept.read_bytes()[:200] if damage == "half" else damage)
+    assert same(read_index(description, "train"), first)
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "file"))
+    assert len(read_index(write_dataset(tmp_path, {"a": ROW}), "train")) == 1
+    assert "rebuilt at every start" in caplog.text
+
+
+def _read_many_times(description: DatasetDescription, times: int) -> list[str]:
+    digests = []
+    for _ in range(times):
+        digests.append(read_index(description, "train").digest)
+        for kept in Path(os.environ["RAY_YOLO_CACHE"]).glob("labels/*.npz"):
+            kept.unlink(missing_ok=True)
+    return digests
+
+
+@pytest.mark.slow
+def test_processes_that_race_for_a_cache_entry_read_the_same(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, dict.fromkeys("abcdef", ROW))
+    expected = read_index(description, "train").digest
+    with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
+        results = [pool.submit(_read_many_times, description, 200) for _ in range(8)]
+        assert {digest for result in results for digest in result.result()} == {expected}
+
+
+def test_a_split_without_any_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    description = describe({"train": "images", "names": ["x"]}, tmp_path / "data.yaml")
+    with pytest.raises(DatasetError, match="no images in"):
+        read_index(description, "train")
+    (tmp_path / "images" / "a.jpg").touch()
+    with pytest.raises(DatasetError, match=r"none of its images can be used.*a\.jpg"):
+        read_index(description, "train")
+
+
+def test_labels_never_depend_on_the_number_of_readers(tmp_path: Path, own_cache: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    description = write_dataset(tmp_path, {str(number): ROW * (number % 2) for number in range(20)})
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    first = read_index(description, "train")
+    (kept,) = (own_cache / "labels").glob("*.npz")
+    kept.unlink()
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert same(read_index(description, "train"), first)
+
+
+@pytest.mark.parametrize("kind", ["yolo", "coco"])
+def test_processes_and_threads_give_the_same_findings(
+        tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    description = write_dataset(tmp_path, {str(number): ROW * (number % 2) + "oops\n" for number in range(7)})
+    (tmp_path / "images" / "x.jpg").write_bytes(b"")
+    if kind == "coco":
+        (tmp_path / "images" / "instances_train.json").write_text(json.dumps({
+            "categories": [{"id": 1, "name": "cat"}],
+            "images": [{"id": number, "file_name": f"{number}.png"} for number in range(7)],
+            "annotations": [{"id": 9, "image_id": 3, "category_id": 1, "bbox": [1, 2, 30, 20], "iscrowd": 0},
+                            *({"id": image, "image_id": image, "category_id": 7, "bbox": [1, 2, 30, 20]}
+                              for image in (4, 6))]}))
+    by_threads = read_index(description, "train")
+    (kept,) = (own_cache / "labels").glob("*.npz")
+    kept.unlink()
+    monkeypatch.setattr(index_module, "_MANY", 2)
+    monkeypatch.setattr(index_module, "_PART", 3)
+    monkeypatch.setattr(index_module, "ThreadPoolExecutor", None)
+    monkeypatch.setattr("__main__.__spec__", ModuleSpec("ray_yolo.train", None))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert same(read_index(description, "train"), by_threads)
+    assert len(by_threads.findings) > 1
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(("name", "split", "images", "labels"), [
+    ("bccd", "train", 205, 2804), ("bccd", "val", 87, 1137), ("cards", "train", 296, 527), ("cards", "val", 67, 143),
+])
+def test_real_data_is_read_completely(name: str, split: str, images: int, labels: int) -> None:
+    root = Path(__file__).parents[4] / "shared" / "data" / name
+    index = read_index(read_description(root / "data.yaml"), split, strict=True)
+    assert (len(index), len(index.classes), index.findings) == (images, labels, ())
+    rows = sum(len(file.read_text().splitlines()) for file in (root / "labels" / split).glob("*.txt"))
+    assert rows == labels

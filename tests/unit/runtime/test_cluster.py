@@ -1,0 +1,252 @@
+"""Which cluster a command uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import ray.exceptions
+import ray.util
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import InputError, ResourcesError
+from ray_yolo.data.image_cache import room_for_images
+from ray_yolo.runtime import cluster, ray_internals
+from ray_yolo.runtime.node_checks import least_room_for_images
+from ray_yolo.runtime.resources import NodeResources
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that `ray.init` gets, on a machine without any known cluster."""
+    addresses: list[str] = []
+
+    def init(address: str, **_: Any) -> None:
+        addresses.append(address)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return addresses
+
+
+def leave_word(folder: Path, address: str) -> None:
+    (folder / "ray").mkdir()
+    (folder / "ray" / "ray_current_cluster").write_text(address + "\n")
+
+
+def test_without_a_cluster_a_local_one_is_started(asked: list[str]) -> None:
+    cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["local"]
+
+
+def test_a_head_on_this_machine_is_used_as_long_as_it_lives(asked: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        leave_word(tmp_path, address)
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["auto", "local"]  # by its address Ray would not use this user's token
+
+
+@pytest.mark.parametrize(("owner", "used"), [(os.getuid(), True), (0, True), (12345, False)])
+def test_the_cluster_of_another_user_is_not_used_unasked(
+        asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        owner: int, used: bool) -> None:
+    """All users may write to the folder of the note, and what Ray receives is unpickled."""
+    def owned(file: int) -> os.stat_result:
+        fields = list(status(file))
+        fields[stat.ST_UID] = owner
+        return os.stat_result(fields)
+
+    status = os.fstat
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        leave_word(tmp_path, address)
+        monkeypatch.setattr(ray_internals.os, "fstat", owned)
+        cluster.connect(Placement(gpus_per_worker=0.0))
+        monkeypatch.undo()
+    assert asked == ["auto" if used else "local"]
+    message = f"ray_current_cluster belongs to another user, so its cluster is not used; .*'{address}'.*--address"
+    assert bool(re.search(message, capsys.readouterr().err)) != used
+
+
+def test_a_link_in_the_place_of_the_note_is_not_followed(asked: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        (tmp_path / "own").write_text(f"127.0.0.1:{head.getsockname()[1]}")
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").symlink_to(tmp_path / "own")
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["local"]
+
+
+def test_the_address_of_the_environment_is_used_without_a_fallback(
+        asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == [address]
+    with pytest.raises(ResourcesError, match=f"no answer from {address}"):
+        cluster.connect(Placement(gpus_per_worker=0.0))
+
+
+def test_each_local_cluster_has_its_own_token(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+    for _ in range(2):
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "")
+        cluster.connect(Placement(gpus_per_worker=0.0))
+        tokens.append(os.environ["RAY_AUTH_TOKEN"])
+    assert asked == ["local", "local"]
+    assert [len(token) for token in tokens] == [64, 64]
+    assert tokens[0] != tokens[1]
+
+
+@pytest.mark.parametrize("given", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "file"])
+def test_the_users_token_is_used(given: str, asked: list[str], tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    if given == "file":
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("mine")
+    else:
+        monkeypatch.setenv(given, "mine")
+    cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["local"]
+    assert os.environ["RAY_AUTH_TOKEN"] == ("mine" if given == "RAY_AUTH_TOKEN" else "")
+
+
+def test_another_cluster_gets_no_generated_token(asked: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        leave_word(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["auto"]
+    assert os.environ["RAY_AUTH_TOKEN"] == ""
+
+
+KNOCK = """
+import os, subprocess, sys
+import ray
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.system import cores
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.workers.rendezvous import own_address
+
+cluster.connect(Placement(address="local"))
+print(ray.get(ray.remote(own_address).remote()), own_address() == "127.0.0.1")
+print(ray._private.worker.get_dashboard_url(), ray.cluster_resources()["CPU"] == cores())
+here = ray.get_runtime_context().gcs_address
+for token in (os.environ["RAY_AUTH_TOKEN"], "0" * 64):
+    os.environ["RAY_AUTH_TOKEN"] = token
+    print(subprocess.run([sys.executable, "-c", f"import ray; ray.init(address='{here}')"],
+                         stderr=subprocess.DEVNULL).returncode)
+"""
+
+
+@pytest.mark.ray
+def test_a_local_cluster_denies_access_and_leaves_no_token(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", KNOCK], cwd=Path(__file__).parents[3], env=environment,
+                          capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["127.0.0.1", "False", "True", "0", "1"], done.stderr
+    assert not (tmp_path / ".ray").exists()
+
+
+REFUSALS = [
+    (ConnectionError("Could not find any running Ray instance. Please specify"), ResourcesError, "any running"),
+    (TimeoutError("Timed out after 30 seconds while waiting for node. Did not"), ResourcesError, "30 seconds"),
+    (RuntimeError("Timed out waiting for node info for node_id=5."), ResourcesError, "node info"),
+    (RuntimeError(""), ResourcesError, "RuntimeError"),
+    (Exception("The current node timed out during startup. This could"), ResourcesError, "timed out during startup"),
+    (ray.exceptions.RpcError("the head hung up\nand more"), ResourcesError, "hung up"),
+    (ray.exceptions.AuthenticationError("Token mode, but no token"), ResourcesError, "RAY_AUTH_TOKEN_PATH"),
+    (ValueError("Invalid Ray address: 'x'. It looks\nlike"), InputError, "Invalid Ray address"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "message"), REFUSALS, ids=str)
+def test_each_error_of_ray_at_its_start_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
+                                                      fault: Exception, kind: type[Exception], message: str) -> None:
+    def init(**_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(kind, match=message) as refused:
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("address", "kind"), [
+    ("http://127.0.0.1:8265", InputError), ("nowhere", InputError), ("127.0.0.1:99999", ResourcesError)])
+def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, address: str,
+                                             kind: type[Exception]) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # Ray itself refuses
+    monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
+    with pytest.raises(kind, match=address) as refused:
+        cluster.connect(Placement(address=address))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
+    deadline = time.monotonic() + 30
+    while cluster.free_nodes(Placement()) != [NodeResources(4, 0, is_shared=True)]:  # earlier tests' come back soon
+        assert time.monotonic() < deadline, cluster.free_nodes(Placement())
+        time.sleep(0.2)
+    assert cluster.free_nodes(Placement(accelerator_type="A100")) == []
+    assert least_room_for_images() == pytest.approx(room_for_images(), rel=0.2)
+    group = ray.util.placement_group([{"CPU": 3}])
+    try:
+        assert group.wait(30)
+        while cluster.free_nodes(Placement()) != [NodeResources(1, 0, is_shared=True)]:
+            assert time.monotonic() < deadline, cluster.free_nodes(Placement())
+            time.sleep(0.2)
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def group(job: str, state: str, *bundles: dict[str, float]) -> dict[str, Any]:
+    return {"placement_group_id": f"{'0' * 28}{job}", "state": state, "bundles": dict(enumerate(bundles))}
+
+
+OWN, OTHER, THIRD = "02000000", "01000000", "03000000"
+BUNDLE = {"CPU": 2.0, "GPU": 1.0}
+PENDING = group(OWN, "PENDING", BUNDLE)
+HELD = [group(OTHER, "CREATED", BUNDLE, BUNDLE), group(OTHER, "CREATED", {"CPU": 1.0}), group(OTHER, "REMOVED", BUNDLE),
+        group(OWN, "CREATED", {"CPU": 1.0})]
+
+
+@pytest.mark.parametrize(("groups", "waits"), [
+    ([], False), ([*HELD, PENDING], True), ([{**PENDING, "state": "CREATED"}], False),
+    ([group(OWN, "PENDING", {"CPU": 3.0})], False)])
+def test_a_wait_for_reserved_resources_names_them_and_the_jobs_that_hold_some(
+        monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, Any]], waits: bool) -> None:
+    monkeypatch.setattr(cluster, "placement_group_table", lambda: dict(enumerate(groups)))
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(cluster, "other_jobs", lambda: {
+        OTHER: "python -m ray_yolo.train s3://ann:s3cr3t@host (on 10.0.0.1)", THIRD: "python notes.py (on 10.0.0.2)"})
+    assert cluster.describe_wait(Placement(num_workers=2, cpus_per_worker=2.0), 1.0) == (
+        "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; other jobs on this "
+        "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1): 5 CPU, 2 GPU; python notes.py (on 10.0.0.2): "
+        "no placement group" if waits else "")
+
+
+def test_the_gpus_of_a_worker_are_planned_without_a_call_to_ray() -> None:
+    given = {"num_workers": 2, "gpus_per_worker": 0.5}
+    assert cluster.planned_gpus(Placement.model_validate(given)) == 0.5
+    elsewhere = Placement(num_workers=2, address="10.0.0.1:6379")
+    assert cluster.planned_gpus(elsewhere) is None  # that cluster decides

@@ -1,0 +1,430 @@
+"""Weights behind HTTP: what is answered, what is refused, and that a lost replica loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import yaml
+from PIL import Image
+from ray import serve as ray_serve
+from ray.exceptions import RayActorError
+from starlette.requests import Request
+
+from ray_yolo.api import YOLO
+from ray_yolo.config.commands import ServeConfig
+from ray_yolo.core.errors import ConfigError
+from ray_yolo.data.images import read_image
+from ray_yolo.runtime import serving
+from tests.support.pictures import smooth_picture
+from tests.support.weights import make_weights
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_weights(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, (*size, suffix) in enumerate([(48, 64, "png"), (64, 64, "jpg"), (90, 64, "webp"), (48, 64, "bmp")]):
+        Image.fromarray(smooth_picture(*size, seed=number)).save(folder / f"{number}.{suffix}")
+    return sorted(folder.iterdir())
+
+
+def rows(answer: dict[str, Any]) -> np.ndarray:
+    found = answer["detections"]
+    return np.array([[*one["box"], one["confidence"], one["class"]] for one in found], np.float32).reshape(-1, 6)
+
+
+def encoded(size: tuple[int, int], kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, kind)
+    return file.getvalue()
+
+
+def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) -> None:
+    model = serving.Model(ServeConfig(weights=str(weights), batch_size=1, confidence=0.1))
+    yolo, seen = YOLO(weights), 0
+    for path in pictures:
+        [answer] = model.detect_batch([path.read_bytes()])
+        [result] = yolo.predict(path, confidence=0.1)
+        assert np.array_equal(rows(answer), np.asarray(result.boxes.data))
+        assert (answer["height"], answer["width"]) == result.orig_shape
+        seen += len(result)
+    assert seen > 4
+    assert model.detect_batch([b"\xff\xd8\xff"]) == ["is not an image that can be read (UnidentifiedImageError)"]
+
+
+def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    model = serving.Model(ServeConfig(weights=str(weights)))
+    model.check_health()
+    monkeypatch.setattr(serving, "read_picture", fail)
+    with pytest.raises(RuntimeError, match="illegal"):
+        model.detect_batch([b""])
+    with pytest.raises(RuntimeError, match="illegal"):
+        model.check_health()
+
+
+def test_a_picture_is_decoded_from_memory_and_has_the_pixels_of_its_file(
+        pictures: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [read_image(str(path)) for path in pictures]
+    contents = [path.read_bytes() for path in pictures]
+    monkeypatch.setattr("builtins.open", lambda *args: pytest.fail("a file is opened"))
+    monkeypatch.setattr("os.open", lambda *args, **options: pytest.fail("a file is opened"))
+    for content, pixels in zip(contents, expected, strict=True):
+        assert np.array_equal(serving.read_picture(content), pixels)
+    assert serving.read_picture(b"") == "is empty (0 bytes)"
+
+
+class Collectives:
+    """Those of a stand-in for Serve: a picture that is deadly ends the one that looks at it, and what it has beside."""
+
+    def __init__(self, deadly: bytes = b"none", batch: int = 4) -> None:
+        self.deadly, self.batch, self.lost = deadly, batch, 0
+        self.together = list[list[bytes]]()
+        self.release = asyncio.Event()
+        self.release.set()
+        self._waiting = list[tuple[bytes, asyncio.Future[dict[str, str]]]]()
+        self.detect = self.detect_alone = self
+
+    async def remote(self, content: bytes) -> dict[str, str]:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((content, future))
+        await asyncio.sleep(0.01)
+        await self.release.wait()
+        batch, self._waiting = self._waiting[:self.batch], self._waiting[self.batch:]
+        if batch:
+            self.together.append([one for one, _ in batch])
+            dies = any(one.endswith(self.deadly) for one, _ in batch)
+            self.lost += dies
+            for one, answer in batch:
+                if dies:
+                    answer.set_exception(RayActorError())
+                else:
+                    answer.set_result({"found": one.hex()})
+        return await future
+
+
+class Body:
+    """A request whose body comes in pieces."""
+
+    def __init__(self, content: bytes, *, declared: bool = True, path: str = "/predict") -> None:
+        self.content, self.read = content, 0
+        self.scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [
+            (b"content-length", str(len(content)).encode())] if declared else []}
+
+    async def receive(self) -> dict[str, Any]:
+        piece = self.content[self.read:self.read + 1000]
+        self.read += len(piece)
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": piece, "more_body": self.read < len(self.content)}
+
+    @property
+    def request(self) -> Request:
+        return Request(self.scope, self.receive)
+
+
+def ask_all(bodies: list[Body], replicas: Collectives, **settings: Any) -> list[tuple[int, Any]]:
+    async def main() -> list[tuple[int, Any]]:
+        door = serving.Ingress(ServeConfig(weights="", **settings), replicas)
+        waiting = [asyncio.ensure_future(door(body.request)) for body in bodies]
+        await asyncio.sleep(0.2)
+        replicas.release.set()
+        return [(answer.status_code, json.loads(answer.body)) for answer in await asyncio.gather(*waiting)]
+
+    return asyncio.run(main())
+
+
+def test_of_many_bodies_at_once_those_are_read_that_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded((64, 64)) + bytes(20_000)
+    replicas, bodies = Collectives(), [Body(content, declared=number % 2 == 0) for number in range(300)]
+    replicas.release.clear()
+    answers = ask_all(bodies, replicas, max_waiting=30, batch_size=4, max_bytes=30_000)
+    assert [status for status, _ in answers] == [200] * 38 + [503] * 262
+    assert [body.read for body in bodies] == [len(content)] * 38 + [0] * 262
+    monkeypatch.setattr(serving, "MOST_HELD", 10 * len(content) + 1000)
+    replicas, bodies = Collectives(), [Body(content) for _ in range(50)]
+    replicas.release.clear()
+    answers = ask_all(bodies, replicas, max_bytes=30_000)
+    assert [status for status, _ in answers] == [200] * 10 + [503] * 40
+
+
+def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
+    declared, silent = Body(bytes(100_000)), Body(bytes(100_000), declared=False)
+    assert [status for status, _ in ask_all([declared, silent], Collectives(), max_bytes=50_000)] == [413, 413]
+    assert declared.read == 0
+    assert silent.read <= 51_000
+
+
+def test_a_picture_that_ends_replicas_ends_two_and_no_more_and_the_others_are_answered() -> None:
+    deadly = encoded((64, 64)) + b"deadly"
+    replicas = Collectives(deadly)
+    bodies = [Body(deadly if number == 2 else encoded((64, 64)) + b"%d" % number) for number in range(8)]
+    answers = ask_all(bodies, replicas)
+    assert [status for status, _ in answers] == [200, 200, 422] + [200] * 5
+    assert answers[2][1] == {"error": "the picture has ended two replicas"}
+    assert replicas.lost == 2
+    assert [len(one) for one in replicas.together if deadly in one][1] == 1  # alone, so that it is known
+
+
+def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
+    async def main() -> list[int]:
+        door = serving.Ingress(ServeConfig(weights=""), replicas)
+        return [(await door(Body(deadly).request)).status_code for _ in range(5)]
+
+    deadly = encoded((64, 64)) + b"deadly"
+    replicas = Collectives(deadly)
+    assert asyncio.run(main()) == [422] * 5
+    assert replicas.lost == 2
+
+
+def test_a_server_that_stops_answers_what_it_holds_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 requests are in flight, as many as were lost before."""
+    monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.05)
+    health = Body(b"", path="/health")
+    health.scope["method"] = "GET"
+
+    async def main() -> None:
+        door = serving.Ingress(ServeConfig(weights="", max_waiting=400), replicas)
+        assert (await door(health.request)).status_code == 200
+        held = [asyncio.ensure_future(door(Body(encoded((64, 64)) + b"%d" % number).request)) for number in range(300)]
+        while len(replicas._waiting) < 300:
+            await asyncio.sleep(0.01)
+        draining = asyncio.ensure_future(door.drain(20.0))
+        await asyncio.sleep(0.1)
+        for late in (Body(encoded((64, 64))), health):
+            answer = await door(late.request)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert json.loads(answer.body) == {"error": "this server is about to stop"}
+        assert not draining.done()
+        replicas.release.set()
+        assert {(await answer).status_code for answer in held} == {200}
+        assert await draining == 0
+
+    replicas = Collectives()
+    replicas.release.clear()
+    asyncio.run(main())
+
+
+def test_a_server_that_stops_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be answered in time is refused with a status that clients try again."""
+    monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(serving, "REFUSAL_SECONDS", 0.0)
+
+    async def main() -> int:
+        door = serving.Ingress(ServeConfig(weights=""), replicas)
+        held = asyncio.ensure_future(door(Body(encoded((64, 64))).request))
+        await asyncio.sleep(0.1)
+        left = await door.drain(0.2)
+        assert held.done()
+        answer = held.result()
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        return left
+
+    replicas = Collectives()
+    replicas.release.clear()
+    assert asyncio.run(main()) == 1
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Body):
+        async def receive(self) -> dict[str, Any]:
+            await asyncio.sleep(0.02)
+            self.read += 1
+            return {"type": "http.request", "body": self.content[self.read - 1:self.read], "more_body": True}
+
+    monkeypatch.setattr(serving, "READ_SECONDS", 0.2)
+    slow = Slow(encoded((64, 64)))
+    assert ask_all([slow], Collectives()) == [(408, {"error": "the body has not arrived within 0.2 s"})]
+    assert 0 < slow.read < 20
+
+
+def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_WEIGHTS", "other.pt")
+    monkeypatch.setenv("RAY_YOLO_IOU", "0.6")
+    made = serving.app({"weights": "best.pt", "num_replicas": "2"})._bound_deployment.init_args[0]
+    assert (made.weights, made.iou, made.num_replicas) == ("best.pt", 0.6, 2)
+    monkeypatch.delenv("RAY_YOLO_WEIGHTS")
+    with pytest.raises(ConfigError, match=r"iou: .* less than or equal to 1; weights: Field required \(settings: "):
+        serving.app({"iou": 2})
+
+
+def test_the_file_for_a_cluster_has_settings_that_are_accepted() -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "cluster" / "serve.yaml").read_text()))
+    [application] = config.applications
+    assert application.import_path == "ray_yolo.serve:app"
+    assert serving.app(application.args)
+    assert config.http_options.host == "127.0.0.1"
+
+
+class Client:
+    """HTTP with one connection for each thread, without a second try."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, content: bytes, path: str = "/predict", method: str = "POST") -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, content)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def client(ray_session: None, weights: Path) -> Iterator[Client]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray_serve.start(http_options={"port": port})
+    ray_serve.run(serving.app({"weights": str(weights), "confidence": 0.1, "num_replicas": 2, "batch_size": 4,
+                             "max_bytes": 100_000, "max_pixels": 250_000, "max_waiting": 1000}), name="ray_yolo")
+    yield Client(port)
+    ray_serve.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_requests_are_answered_while_replicas_are_killed(
+        client: Client, weights: Path, pictures: list[Path]) -> None:
+    """The door asks another replica: the client tries nothing twice."""
+    def ask(number: int) -> tuple[int, Any]:
+        if number in (300, 600):
+            names = ray.util.list_named_actors(all_namespaces=True)
+            chosen = next(one for one in names if "#Model#" in one["name"] and one["name"] not in killed)
+            killed.append(chosen["name"])
+            ray.kill(ray.get_actor(**chosen))
+        return client(files[number % len(files)])
+
+    killed: list[str] = []
+    files = [path.read_bytes() for path in pictures]
+    expected = [np.asarray(result.boxes.data) for result in YOLO(weights).predict(pictures, confidence=0.1)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(1000)))
+    assert len(set(killed)) == 2
+    assert {status for status, _ in answers} == {200}
+    for number, (_, answer) in enumerate(answers):
+        assert np.allclose(rows(answer), expected[number % len(files)], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_cannot_be_answered_is_refused_with_the_reason(client: Client, pictures: list[Path]) -> None:
+    whole = pictures[1].read_bytes()
+    for content, status, reason in [
+            (b"", 400, "empty"), (b"%!PS-Adobe-3.0 EPSF-3.0", 415, "none of JPEG, PNG, WEBP, BMP"),
+            (encoded((8, 8), "GIF"), 415, "none of"), (bytes(100_001), 413, "more than 100,000 bytes"),
+            (encoded((600, 600)), 413, "more than 250,000 pixels"), (encoded((8, 8)), 422, "both sides must have 10"),
+            (whole[:-100], 422, "the picture is damaged or cut off")]:
+        got, answer = client(content)
+        assert (got, reason in answer["error"]) == (status, True), answer
+    assert client(b"", "/nothing")[0] == 404
+    assert client(b"", "/predict", "PUT")[0] == 405
+    assert client(b"", "/health", "GET") == (200, {"status": "ok"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_on_a_private_ray_until_it_is_stopped(
+        weights: Path, pictures: list[Path], tmp_path: Path, number: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-m", "ray_yolo.serve", "--weights", str(weights)]
+        environment = {**os.environ, "RAY_TMPDIR": base}
+        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 120
+            while "POST picture files to" not in (text := (tmp_path / "log").read_text()):
+                assert server.poll() is None, text
+                assert time.monotonic() < deadline, text
+                time.sleep(0.2)
+            assert Client(8000)(pictures[0].read_bytes())[0] == 200
+            (session,) = Path(base).iterdir()
+            assert stat.S_IMODE(session.stat().st_mode) == 0o700
+            server.send_signal(number)
+            assert server.wait(60) == 128 + number
+        finally:
+            server.kill()
+        assert list(Path(base).iterdir()) == []
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text
+    assert f"*** {number.name}" not in text  # by Ray's core, which then aborts
+
+
+@pytest.mark.slow
+def test_a_command_that_is_stopped_loses_no_request(weights: Path, tmp_path: Path) -> None:
+    """300 in flight at SIGTERM. Each is answered, or refused with a status that clients try again; none gets 404 or
+    500. Until the end, new ones are refused so, and then there is no connection. The kernel resets a connection that
+    waits to be accepted while the server closes its socket: nothing of it was read.
+    """
+    def ask(number: int) -> str:
+        try:
+            return str(client(content)[0])
+        except ConnectionRefusedError:
+            return "no server"
+        except ConnectionResetError:
+            return "reset"
+        except (http.client.HTTPException, OSError) as error:
+            return f"lost: {type(error).__name__}"
+
+    client, content = Client(8000), encoded((640, 640))
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-m", "ray_yolo.serve", "--weights", str(weights), "--max-waiting", "400",
+                   "--imgsz", "640"]
+        server = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RAY_TMPDIR": base}, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 200
+            while "POST picture files to" not in (text := (tmp_path / "log").read_text()):
+                assert server.poll() is None, text
+                assert time.monotonic() < deadline, text
+                time.sleep(0.2)
+            with ThreadPoolExecutor(330) as pool:
+                held = [pool.submit(ask, number) for number in range(300)]
+                time.sleep(1.0)
+                server.send_signal(signal.SIGTERM)
+                start, late = time.monotonic(), []
+                while server.poll() is None:
+                    late.append(pool.submit(ask, -1))
+                    time.sleep(0.05)
+                seconds = time.monotonic() - start
+                counts = Counter(answer.result() for answer in held)
+                refused = Counter(answer.result() for answer in late)
+            assert server.wait(60) == 143
+        finally:
+            server.kill()
+    print(f"held {dict(counts)}, later {dict(refused)}, {seconds:.1f} s")
+    assert set(counts) <= {"200", "503"}
+    assert counts["200"] > 0  # how many depends on the machine
+    assert set(refused) <= {"200", "503", "no server", "reset"}
+    assert refused["reset"] <= 2  # of twenty a second
+    assert refused["503"] > 0
+    assert seconds < 30

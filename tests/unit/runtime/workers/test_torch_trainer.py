@@ -1,0 +1,384 @@
+"""Training on TorchTrainer: its configuration, and lost workers of real processes, with bit-identical weights."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.train.torch import TorchConfig
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import (
+    CheckpointEvent,
+    EndEvent,
+    Event,
+    PlacementEvent,
+    StacksEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+    WorkerEvent,
+)
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events, surviving
+from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.usage import measure_usage
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.workers import torch_trainer
+from ray_yolo.runtime.workers.failures import FailurePolicy
+from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.workers.worker import prepare_process
+from tests.process.runtime.test_kill import command, finish, log_of, start, tensors
+from tests.support.run_log import only
+
+SHORT, LONG = 60, 300  # epochs of three steps; in the long one a replacement has time to come up, twice
+STALL_SECONDS = 4
+ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
+FULL = RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, True), ((2, 4), False)])
+def test_a_fixed_number_of_workers_can(num_workers: Any, expected: bool) -> None:
+    assert replaces_in_place(Placement(num_workers=num_workers)) is expected
+
+
+def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.train.torch.config._TorchBackend", object)
+    assert not replaces_in_place(Placement(num_workers=2))
+
+
+def test_a_group_that_ray_forms_uses_the_interface_that_ray_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: happened.append("group"))
+    monkeypatch.setattr(torch_trainer, "use_interface", happened.append)
+    monkeypatch.setattr(torch_trainer, "own_address", lambda: "10.0.0.7")
+    group = SimpleNamespace(execute=lambda function: function())
+    backend = torch_trainer.InterfaceConfig(backend="gloo").backend_cls()
+    backend.on_start(group, TorchConfig())
+    assert happened == ["10.0.0.7", "group"]
+
+
+def test_ray_replaces_in_place_and_forms_no_group() -> None:
+    backend = InPlaceConfig(backend="gloo").backend_cls
+    assert backend.has_replica_groups
+    assert not TorchConfig().backend_cls.has_replica_groups
+    for hook in (backend.on_training_start, backend.on_shutdown):
+        assert hook(backend(), None, None) is None  # the worker group is not touched
+    executed: list[Any] = []
+    backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
+    assert executed == [prepare_process]  # in the main thread of each worker
+
+
+def policy_of(folder: Path) -> FailurePolicy:
+    return FailurePolicy(folder, 3, lambda event: None)
+
+
+class Coordinator:
+    """The client of one that says how training ended, from a moment on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
+        self.ended, self.lost, self.leaving = ended, [], set()
+        self.staying = 0  # one leaves at each call
+
+    def outcome(self) -> Summary | None:
+        return self.ended
+
+    def drain_nodes(self, nodes: set[str]) -> dict[int, str]:
+        return {}
+
+    def present(self) -> int:
+        self.staying = max(0, self.staying - 1)
+        return self.staying
+
+    def mark_lost(self, workers: list[int]) -> list[int]:
+        self.lost += workers
+        return [worker for worker in workers if worker not in self.leaving]
+
+
+def test_failures_are_decided_by_the_remaining_workers_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[Any] = []
+    policy: Any = SimpleNamespace(
+        decide=lambda failures, others_continue: decided.append((list(failures), others_continue)))
+    coordinator: Any = Coordinator(monkeypatch)
+    callback, without_coordinator = FailureCallback(policy, 3, coordinator), FailureCallback(policy)
+    callback.after_exception(None, {0: FULL, 1: FULL})
+    callback.after_exception(None, dict.fromkeys(range(3), FULL))
+    without_coordinator.after_exception(None, {0: FULL})
+    assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
+    assert coordinator.lost == [0, 1, 0, 1, 2]  # so that peers in a collective do not wait for them
+    coordinator.leaving = {0}
+    callback.after_exception(None, {0: FULL})
+    callback.after_exception(None, {0: FULL, 2: FULL})
+    assert decided[3:] == [([2], True)]
+    coordinator.ended = ENDED
+    callback.after_exception(None, {1: FULL})
+    assert len(decided) == 4
+
+
+def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    stopped, outcomes = [], iter([ray.exceptions.ActorDiedError(), "done"])
+
+    def run_gracefully(*_: Any) -> str:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert stopped == [tmp_path]
+        return outcome
+
+    for name, instead in (("run_gracefully", run_gracefully), ("stop_workers", stopped.append),
+                          ("build_trainer", lambda *_, **__: None)):
+        monkeypatch.setattr(torch_trainer, name, instead)
+    assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=2), 0.0, policy_of(tmp_path)) == "done"
+
+
+class Trainer:
+    """Ray's, which ends when it is let."""
+
+    def __init__(self, outcome: Exception | str = "") -> None:
+        self.outcome, self.free = outcome, threading.Event()
+        if outcome:
+            self.free.set()
+
+    def fit(self) -> Any:
+        assert self.free.wait(30)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return SimpleNamespace(return_value=self.outcome)
+
+
+def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's controller waits for it; the coordinator's outcome counts, and the workers' resources are freed."""
+    freed: list[str] = []
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(torch_trainer, "free", freed.extend)
+    EventLog(tmp_path / EVENTS_FILE).append(PlacementEvent(group="ab"))
+    trainer, began = Trainer(), time.monotonic()
+    assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path), 0.3) is ENDED
+    assert freed == ["ab"]
+    assert 0.3 <= time.monotonic() - began < 5
+    trainer.free.set()
+
+
+def test_workers_are_killed_only_after_they_have_sent_their_last_events(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the coordinator after that; Ray's controller may take longer to end than a user should wait."""
+    freed, coordinator, trainer = list[int](), Coordinator(monkeypatch, ENDED), Trainer()
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(torch_trainer, "free", lambda groups: freed.append(coordinator.staying))
+    coordinator.staying = 3
+    assert torch_trainer._fit(trainer, coordinator, policy_of(tmp_path), 0.1) is ENDED
+    assert freed == [0]
+    trainer.free.set()
+
+
+def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator is asked again and again, as it may have been restarted; the user is notified once."""
+    coordinator: Any = Coordinator(monkeypatch)
+    drained, notified, trainer = list[set[str]](), list[str](), Trainer()
+    trainer.outcome = "done"
+
+    def drain_nodes(nodes: set[str]) -> None:
+        drained.append(nodes)
+        if len(drained) == 2:
+            trainer.free.set()
+
+    coordinator.drain_nodes = drain_nodes
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster, "draining_nodes", lambda: {"n2"})
+    monkeypatch.setattr(cluster, "leave_notice", str)
+    policy = policy_of(tmp_path)
+    monkeypatch.setattr(policy, "notify", notified.append)
+    latest = threading.Timer(5, trainer.free.set)
+    latest.start()
+    assert torch_trainer._fit(trainer, coordinator, policy) == "done"
+    latest.cancel()
+    assert drained[:2] == [{"n2"}] * 2
+    assert notified == ["n2"]
+
+
+@pytest.mark.parametrize(("stored", "seconds"), [(None, 0.5), ({"address": "s3://bucket/run"}, 10.0)])
+def test_workers_of_a_run_in_a_bucket_have_time_to_remove_their_copies(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: dict[str, str] | None, seconds: float) -> None:
+    monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: None)
+    monkeypatch.setattr(torch_trainer, "_fit", lambda *given: given[-1])
+    monkeypatch.setattr(torch_trainer, "run_gracefully", lambda work, *_: work())
+    payload = {"coordinator": None, "stored": stored}
+    patience = torch_trainer.run_torch_trainer(
+        lambda _: None, payload, Placement(num_workers=2), 0.0, policy_of(tmp_path))
+    assert patience == seconds
+
+
+@pytest.mark.parametrize("with_coordinator", [False, True])
+def test_without_an_outcome_of_the_coordinator_rays_result_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     with_coordinator: bool) -> None:
+    coordinator = Coordinator(monkeypatch) if with_coordinator else None
+    assert torch_trainer._fit(Trainer("done"), coordinator, policy_of(tmp_path)) == "done"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torch_trainer._fit(Trainer(FULL), coordinator, policy_of(tmp_path))
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_without_a_coordinator_all_stop_and_restart_where_one_has_to_leave(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool) -> None:
+    """One gets SIGTERM, or its node is draining: a stop that no user has requested."""
+    request, stopped = tmp_path / STOP_REQUEST, ENDED.model_copy(update={"stopped": True})
+    log = EventLog(tmp_path / EVENTS_FILE)
+    log.append(PlacementEvent(group="ab"))
+    requested: list[bool] = []
+
+    class Attempt:
+        def fit(self) -> Any:
+            latest = time.monotonic() + 5
+            while drains and not requested and not request.exists() and time.monotonic() < latest:
+                time.sleep(0.01)
+            requested.append(request.exists())
+            return SimpleNamespace(return_value=stopped if len(requested) == 1 else ENDED)
+
+    for name, instead in (("build_trainer", lambda *_, **__: Attempt()), ("_POLL_SECONDS", 0.01),
+                          ("draining_nodes", lambda: {"n2", "n3"} if drains else set()), ("leave_notice", str),
+                          ("nodes_of", {"ab": {"n1", "n2"}}.__getitem__)):
+        monkeypatch.setattr(torch_trainer, name, instead)
+    notified: list[str] = []
+    policy = policy_of(tmp_path)
+    monkeypatch.setattr(policy, "notify", notified.append)
+    result = torch_trainer.run_torch_trainer(print, {"recorder": None}, Placement(num_workers=(1, 2)), 0.0, policy)
+    assert result == ENDED
+    assert requested[0] is drains
+    assert not request.exists()
+    assert notified == [*["n2"] * drains, "a worker had to leave: all restart from the step that they have saved"]
+
+
+def test_a_requested_stop_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = ENDED.model_copy(update={"stopped": True})
+    (tmp_path / STOP_REQUEST).touch()
+    monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: Trainer(stopped))
+    monkeypatch.setattr(torch_trainer, "draining_nodes", set)
+    policy = policy_of(tmp_path)
+    assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=(1, 2)), 0.0, policy) is stopped
+
+
+@pytest.mark.parametrize("payload", [{}, {"recorder": None}])
+def test_only_a_training_notes_sigterm(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: dict[str, Any]) -> None:
+    """A validation has nothing to save."""
+    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: None)
+    executed: list[Any] = []
+    trainer = torch_trainer.build_trainer(lambda _: None, payload, Placement(num_workers=(1, 2)), 0.0, tmp_path,
+                                          ray.train.UserCallback())
+    config = trainer.backend_config
+    config.backend_cls().on_start(SimpleNamespace(execute=executed.append), config)
+    assert (prepare_process in executed) is bool(payload)
+
+
+def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
+    return [*command(folder, folder, num_workers), "--epochs", str(epochs), "--set", "augment.mosaic=0", "--mlflow-uri",
+            "off", "--cpus-per-worker", "0.5", "--stall-seconds", str(STALL_SECONDS), "--noval"]
+
+
+def uninterrupted(folder: Path, epochs: int) -> Path:
+    """The same training without a fault, in one process."""
+    folder.mkdir()
+    finish(start(argv_of(folder, 0, epochs), folder))
+    return folder
+
+
+def wait_for_steps(process: subprocess.Popen[bytes], folder: Path, generation: int) -> list[Event]:
+    """The log, once a generation (from 1) has taken some steps."""
+    while True:
+        events = read_events(log_of(folder))
+        places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
+        if len(places) >= generation and len(only(StepEvent, events[places[generation - 1]:])) > 5:
+            return events
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.02)
+
+
+def hit(events: list[Event], worker: int, signum: int) -> int:
+    """Send a signal to a worker. Returns its process id."""
+    pid = next(event.pid for event in only(WorkerEvent, events) if event.worker == worker)
+    os.kill(pid, signum)
+    return pid
+
+
+def check(folder: Path, uninterrupted: Path, epochs: int) -> list[Event]:
+    """Same bits, and no step missing or done twice. Returns the log.
+
+    What the recording worker had to say of its last step may end with it: each generation says where it goes on.
+    """
+    events, expected = read_events(log_of(folder)), tensors(uninterrupted)
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
+    starts, steps = only(StartEvent, events), [event.step for event in only(StepEvent, surviving(events))]
+    assert len(set(steps)) == len(steps)
+    assert set(range(1, 3 * epochs + 1)) - set(steps) <= {start.step for start in starts}
+    assert only(EndEvent, events)[-1].status == "done"
+    assert all(after.step > before.step for before, after in itertools.pairwise(starts))
+    return events
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+def test_when_a_worker_is_killed_the_other_continues_with_the_next_step(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_NODE_MARKET_TYPE", "spot")  # of the command's own Ray
+    process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
+    hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
+    finish(process)
+    events = check(tmp_path, uninterrupted(tmp_path / "calm", SHORT), SHORT)
+    assert [event.num_workers for event in only(StartEvent, events)][:2] == [2, 1]
+    assert [event.members for event in only(StartEvent, events)][:2] == [(0, 1), (1,)]
+    assert {event.market_type for event in only(WorkerEvent, events)} == {"spot"}
+    assert measure_usage(events).hours.keys() == {"spot"}
+    [message] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
+    assert message.startswith("worker 0 on ")
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_continue(tmp_path: Path) -> None:
+    process = start(argv_of(tmp_path, 3, LONG), tmp_path)
+    hit(wait_for_steps(process, tmp_path, 1), 1, signal.SIGKILL)
+    frozen = hit(wait_for_steps(process, tmp_path, 3), 0, signal.SIGSTOP)
+    wait_for_steps(process, tmp_path, 5)  # its successor has its number, and no state
+    finish(process)
+    events = check(tmp_path, uninterrupted(tmp_path / "calm", LONG), LONG)
+    assert [event.num_workers for event in only(StartEvent, events)] == [3, 2, 3, 2, 3]
+    messages = [event.message for event in only(WarningEvent, events)]
+    assert sum("it is replaced while the others continue" in text for text in messages) == 2
+    assert sum(f"(process {frozen}) has not moved for" in text for text in messages) == 1
+    assert {event.worker for event in only(StacksEvent, events)} >= {1, 2}
+    assert "MainThread" in only(StacksEvent, events)[0].stacks
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.parametrize("num_workers", [1, "2-3"])
+def test_where_none_can_be_replaced_alone_all_restart_from_the_newest_checkpoint(
+        tmp_path: Path, num_workers: int | str) -> None:
+    """A single worker; and a range under a strict strategy, whose others are sound and lose their connection."""
+    process = start([*argv_of(tmp_path, num_workers, SHORT), "--placement-strategy", "STRICT_PACK",
+                     "--max-failures", "1"], tmp_path)
+    killed = wait_for_steps(process, tmp_path, 1)
+    hit(killed, 0, signal.SIGKILL)
+    finish(process)
+    events, expected = read_events(log_of(tmp_path)), tensors(uninterrupted(tmp_path / "calm", SHORT))
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
+    _, second = only(StartEvent, events)
+    assert not second.regrouped
+    assert second.step >= max(event.step for event in only(CheckpointEvent, killed))
+    [message] = [event.message for event in only(WarningEvent, events) if "all workers restart" in event.message]
+    assert f"all workers restart from step {second.step}" in message
+    assert only(EndEvent, events)[-1].status == "done"

@@ -1,0 +1,126 @@
+"""How a command ends: exit status and what is said, for every way there is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.cli import run
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.runtime.cluster import worker_environment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("own_signal_handlers")
+
+
+def raising(error: BaseException) -> int:
+    def main() -> int:
+        raise error
+
+    return run(main)
+
+
+def test_a_commands_own_status_is_kept() -> None:
+    assert run(lambda: 0) == 0
+    assert run(lambda: 4) == 4
+
+
+@pytest.mark.parametrize(("error", "status"), [
+    (InputError, 2), (ConfigError, 2), (DatasetError, 2), (CheckpointError, 2), (TrainingError, 3),
+    (ResourcesError, 4),
+])
+def test_errors_raised_on_purpose_are_one_line_and_their_status(
+        capsys: pytest.CaptureFixture[str], error: type[Exception], status: int) -> None:
+    assert raising(error("f.yaml:3: epochs: got 'x'")) == status
+    assert capsys.readouterr() == ("", f"{error.__name__}: f.yaml:3: epochs: got 'x'\n")
+
+
+def test_a_defect_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(ZeroDivisionError("ours")) == 3
+    text = capsys.readouterr().err
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("\nZeroDivisionError: ours\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_or_read_only_disk_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    assert raising(OSError(number, os.strerror(number), "/runs/exp/run.json")) == 3
+    assert capsys.readouterr().err == (f"/runs/exp/run.json: {os.strerror(number)}; free or repair the storage and "
+                                       "rerun the same command\n")
+    assert raising(OSError(number, os.strerror(number))) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_passwords_in_messages_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    raising(InputError("http://me:canary@host is not there"))
+    assert capsys.readouterr().err == "InputError: http://***@host is not there\n"
+
+
+def test_what_a_terminal_would_obey_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    raising(InputError("one\x1b[2J\ntwo\r"))
+    assert capsys.readouterr().err == "InputError: one\\x1b[2J\ntwo\\r\n"
+
+
+def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_sigterm_is_143_after_the_finally_blocks() -> None:
+    seen = []
+
+    def main() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            seen.append("closed")
+        return 0
+
+    assert run(main) == 143
+    assert seen == ["closed"]
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (None, 0), (15, 143)])
+def test_exits_of_argparse_and_of_rays_sigterm_handler_are_translated(code: int | None, status: int) -> None:
+    assert raising(SystemExit(code)) == status
+
+
+def test_any_other_exit_is_left_as_it_is() -> None:
+    with pytest.raises(SystemExit, match="a reason"):
+        raising(SystemExit("a reason"))
+
+
+def test_a_broken_pipe_that_is_not_our_output_is_a_defect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(BrokenPipeError("a socket")) == 3
+    assert "BrokenPipeError: a socket" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_without_a_reader_ends_the_command_quietly(unbuffered: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as closed:
+        program = "import sys; from ray_yolo.cli import run; sys.exit(run(lambda: print('text') or 0))"
+        done = subprocess.run([sys.executable, "-c", program], stdout=closed, stderr=subprocess.PIPE, cwd=ROOT,
+                              check=False, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "1000"), ("5", "5")])
+def test_threads_that_wait_for_one_another_soon_sleep_unless_the_user_has_said_how_long(
+        own: str | None, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", own or "")
+    if own is None:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+    values: list[str] = []
+    assert run(lambda: values.append(os.environ["GOMP_SPINCOUNT"]) or 0) == 0
+    assert values == [seen]
+    assert worker_environment(Placement())["GOMP_SPINCOUNT"] == seen

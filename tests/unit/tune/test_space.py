@@ -1,0 +1,369 @@
+"""Search spaces: what may be written, what it becomes, and the message of each mistake."""
+
+import functools
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ray_yolo.cli import parse_train
+from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.config.settings import GENES, canonical, config_fields
+from ray_yolo.core.errors import ConfigError, InputError
+from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
+from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, ProposedEvent
+from ray_yolo.tune.schedule import Outcome, Schedule, Task
+from ray_yolo.tune.search import Ladder, SweepConfig
+from ray_yolo.tune.space import ENTANGLED, NOT_SEARCHED, load_space, read_space, warnings
+from ray_yolo.tune.trials import overlay, recipe_value, train_command
+
+SPACES = sorted((Path(__file__).parents[3] / "tune_spaces").glob("*.yaml"))
+PUBLISHED = {  # gene: (gain, low, high) of YOLOv5 v7.0
+    "lr0": (1, 1e-5, 0.1), "lrf": (1, 0.01, 1), "momentum": (0.3, 0.6, 0.98), "weight_decay": (1, 0, 0.001),
+    "warmup_epochs": (1, 0, 5), "warmup_momentum": (1, 0, 0.95), "warmup_bias_lr": (1, 0, 0.2), "box": (1, 0.02, 0.2),
+    "cls": (1, 0.2, 4), "cls_pw": (1, 0.5, 2), "obj": (1, 0.2, 4), "obj_pw": (1, 0.5, 2), "anchor_t": (1, 2, 8),
+    "fl_gamma": (0, 0, 2), "hsv_h": (1, 0, 0.1), "hsv_s": (1, 0, 0.9), "hsv_v": (1, 0, 0.9), "degrees": (1, 0, 45),
+    "translate": (1, 0, 0.9), "scale": (1, 0, 0.9), "shear": (1, 0, 10), "perspective": (0, 0, 0.001),
+    "flipud": (1, 0, 1), "fliplr": (0, 0, 1), "mosaic": (1, 0, 1), "mixup": (1, 0, 1), "copy_paste": (1, 0, 1),
+}
+
+
+def choice(*values):
+    return {"type": "choice", "values": list(values)}
+
+
+def genes_of(data, recipe=None):
+    return read_space({"mosaic": [0, 1], **data}, recipe or Recipe()).space.genes[1:]
+
+
+class TestForms:
+    def test_every_form_of_a_gene(self):
+        for entry, gene in [
+            ({"low": 1e-5, "high": 0.1, "gain": 2}, Gene("lr0", low=1e-5, high=0.1, gain=2.0)),
+            ({"type": "uniform", "low": 0.01, "high": 0.1}, Gene("lr0", low=0.01, high=0.1)),
+            ({"type": "loguniform", "low": 0.01, "high": 0.1}, Gene("lr0", low=0.01, high=0.1, log=True)),
+            ([0.01, 0.1], Gene("lr0", low=0.01, high=0.1)),
+            ([0.01, 0.1, "log"], Gene("lr0", low=0.01, high=0.1, log=True)),
+            ({"type": "choice", "values": [0.01, 0.1]}, Gene("lr0", "choice", values=(0.01, 0.1))),
+            ({"type": "fixed", "value": 0.02}, Gene("lr0", "choice", gain=0.0, values=(0.02,))),
+        ]:
+            assert genes_of({"lr0": entry}) == (gene,), entry
+
+    def test_ranges_of_whole_number_fields_are_whole(self):
+        assert genes_of({"augment.close_mosaic": [0, 10]}) == (Gene("augment.close_mosaic", "int", 0.0, 10.0),)
+        assert genes_of({"batch_size": {"type": "int", "low": 4, "high": 8}}, Recipe(microbatch=1))[0].kind == "int"
+
+    @pytest.mark.parametrize("key", ["lr0", "optimizer.lr0", "recipe.optimizer.lr0"])
+    def test_a_gene_has_one_name_however_it_is_written(self, key):
+        assert genes_of({key: [0.01, 0.1]})[0].name == "lr0"
+
+    def test_words_and_switches_can_be_chosen(self):
+        data = {"optimizer.name": {"type": "choice", "values": ["SGD", "AdamW"]},
+                "schedule.cos_lr": {"type": "choice", "values": [True, False]}}
+        assert [gene.values for gene in genes_of(data)] == [("SGD", "AdamW"), (True, False)]
+
+    def test_trial_zero_is_the_recipe_moved_into_the_space(self):
+        data = {"lr0": [0.02, 0.1], "scale": [0.1, 0.9], "optimizer.name": {"type": "choice", "values": ["AdamW"]}}
+        space = read_space(data, Recipe()).space
+        assert propose(space, 0, 0, [])[0] == {"lr0": 0.02, "scale": 0.5, "optimizer.name": "AdamW"}
+
+
+class TestFiles:
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_every_proposal_of_a_shipped_space_is_a_recipe(self, path):
+        base = Recipe(epochs=30)
+        space = load_space(path, base).space
+        for k in range(40):
+            overlay(base, propose(space, 0, k, [])[0])
+
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_a_shipped_space_says_how_it_is_run(self, path):
+        assert f"--space {path.stem} " in path.read_text()
+
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_a_shipped_space_is_found_by_its_name_in_any_folder(self, path, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert load_space(path.stem, Recipe()) == load_space(path, Recipe())
+
+    @pytest.mark.parametrize("space", ["quik", "quick.yaml", "tune_spaces/quick.yaml"])
+    def test_a_space_that_is_not_there_is_answered_with_the_shipped_names(self, space, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match=f"space: {space}: no such file.*evolve, ladder, pbt, quick"):
+            load_space(space, Recipe())
+
+    def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert load_space(SweepConfig().space, Recipe()).search.algorithm == "gp"
+
+    def test_there_is_a_space_for_each_way_to_search(self):
+        searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
+        assert {name: (search.algorithm, search.scheduler.name) for name, search in searches.items()} == {
+            "evolve": ("evolve", "none"), "ladder": ("gp", "ladder"), "pbt": ("random", "pbt"),
+            "quick": ("evolve", "none")}
+
+    def test_evolve_has_the_published_genes_ranges_and_gains(self):
+        space = load_space(next(path for path in SPACES if path.stem == "evolve"), Recipe()).space
+        assert {gene.name: (gene.gain, gene.low, gene.high) for gene in space.genes} == PUBLISHED
+        assert set(PUBLISHED) == set(GENES) - {"label_smoothing"}  # which YOLOv5 does not evolve
+        assert (space.parent, space.algorithm) == ("single", "evolve")
+
+    def test_numbers_in_exponent_form_are_numbers(self, tmp_path):
+        path = tmp_path / "space.yaml"
+        path.write_text("lr0: [1e-5, 1e-1, log]\n")
+        assert load_space(path, Recipe()).space.genes == (Gene("lr0", low=1e-5, high=0.1, log=True),)
+
+
+POOL = sorted({*range(-1, 20), *range(32, 1000, 32), *(n / 10 for n in range(1, 30)), *(10.0**n for n in range(-6, 7)),
+               0.999999, 0.05, 45.0, 179.5, 2.0**17, 2.0**40, 2.0**60, 1e300})
+BASES = [Recipe(), Recipe(epochs=30, batch_size=16, microbatch=4, imgsz=96), Recipe(batch_size=8, microbatch=1),
+         Recipe(exact=True, epochs=3), Recipe(batch_size=16, microbatch=16, sync_bn=True, changes="9: lr0=0.1")]
+
+
+@st.composite
+def entries(draw, base, path):
+    """Something to search a field by, of values that the field takes one by one."""
+    good = good_values(BASES.index(base), path)
+    numbers = [value for value in good if type(value) in (int, float)]
+    ranges = [] if len(numbers) < 2 else [
+        st.lists(st.sampled_from(numbers), min_size=2, max_size=2, unique=True).map(sorted)]
+    logs = [each.map(lambda ends: [*ends, "log"]) for each in ranges]
+    whole = [each.map(lambda ends: {"type": "int", "low": ends[0], "high": ends[1]}) for each in ranges]
+    choices = [st.lists(st.sampled_from(good), min_size=1, max_size=4).map(
+        lambda values: {"type": "choice", "values": values})] if good else []
+    return draw(st.one_of(*ranges, *logs, *whole, *choices, st.just([0, 1])))
+
+
+@functools.cache
+def good_values(number, path):
+    words = [*config_fields(Recipe)[path].choices, True, False, "auto", "yolov5n", "5: lr0=0.02", "40: mosaic=0"]
+    return [value for value in (*POOL, *words) if makes_recipe(BASES[number], path, value)]
+
+
+def makes_recipe(base, path, value):
+    try:
+        return bool(overlay(base, {path: value}))
+    except ValidationError:
+        return False
+
+
+@st.composite
+def accepted_spaces(draw, algorithms=("evolve", "random", "grid", "gp")):
+    """A recipe and a space that is accepted for it."""
+    base = draw(st.sampled_from(BASES))
+    # what is checked together comes together
+    paths = draw(st.lists(st.one_of(st.sampled_from(sorted(config_fields(Recipe))), st.sampled_from(ENTANGLED)),
+                          min_size=1, max_size=4, unique=True))
+    data = {path: draw(entries(base, path)) for path in paths}
+    algorithm = draw(st.sampled_from(algorithms))
+    parent = draw(st.sampled_from(["single", "mean"]))
+    try:
+        return base, read_space({"search": {"algorithm": algorithm, "parent": parent}, **data}, base).space
+    except ConfigError:
+        reject()
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(accepted_spaces(), st.integers(0, 2**32 - 1))
+def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
+    """Laid over the recipe as a sweep has it, with everything decided; and its command can be written."""
+    base, space = accepted
+    resolved, rows = resolve(base, 1, gpu=False), []
+    for number in range(min(16, grid_size(space.genes) if space.algorithm == "grid" else 16)):
+        genes, _ = propose(space, seed, number, rows)
+        recipe = overlay(resolved, genes)
+        rows.append(TrialRow(number, genes, (number * 7 % 11) / 10, number % 3))
+    assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(accepted_spaces(["gp"]), st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 11))
+def test_each_trial_of_the_default_search_is_a_valid_comparable_recipe(
+        accepted, seed, slots, fails_each):
+    base, space = accepted
+    resolved, lines = resolve(base, 1, gpu=False), []
+    schedule = Schedule(space, seed, (3, 9), slots, write=lines.append)
+    tasks = []
+    while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < 20), ClaimedEvent):
+        if isinstance(reply, Task):
+            tasks.append(reply)
+            continue
+        task = tasks.pop()
+        fitness = (task.trial * 7 + task.seed + task.until) % 11 / 10
+        schedule.finish(task, Outcome(reason="diverged") if task.trial % fails_each == 1 else Outcome(fitness=fitness))
+    for genes in schedule.genes:
+        recipe = overlay(resolved, genes)
+        assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
+        assert not [name for name in (*NOT_SEARCHED, "objective") if getattr(recipe, name) != getattr(resolved, name)]
+    # Chance decides between process and evolution: a short sweep may have proposals of one only.
+    assert {line.how for line in lines if isinstance(line, ProposedEvent)} <= {"start", "random", "evolve", "gp"}
+    assert all(math.isfinite(line.fitness) for line in lines if isinstance(line, CountedEvent))
+
+
+class TestValues:
+    """Which values a space may hold beside those that a field refuses by itself."""
+
+    @pytest.mark.parametrize(("data", "base", "message"), [
+        ({"imgsz": [64, 256]}, Recipe(),
+         r"imgsz: a range includes every whole number from 64 to 256, .* \[64, 96, 128, 160, 192, 224, 256\]\}"),
+        ({"imgsz": [64, 8192]}, Recipe(), r"values: \[64, 96, ..., 8192\]"),
+        ({"batch_size": [8, 16]}, Recipe(microbatch=4), r"values: \[8, 12, 16\]"),
+        ({"batch_size": [-1, 2]}, Recipe(microbatch=1), r"values: \[-1, 1, 2\]"),
+        ({"batch_size": choice(8, 16)}, Recipe(), "batch_size can be searched only if microbatch is set"),
+        ({"quad": choice(True, False)}, Recipe(batch_size=8), "add --microbatch"),
+        ({"microbatch": choice(2, 4)}, Recipe(batch_size=-1), "add --batch-size"),
+        ({"rect": choice(True, False), "quad": choice(False, True)}, Recipe(batch_size=8, microbatch=4),
+         "rect True, quad True make an invalid recipe: quad and rect exclude each other"),
+        ({"batch_size": [1, 20000]}, Recipe(microbatch=1), "batch_size: more than 10,000 values or"),
+        ({"augment.close_mosaic": [0, 1e300]}, Recipe(), "whole limits go up to 9007199254740992"),
+        ({"exact": [0, 1]}, Recipe(), r"exact: is true or false; write \{type: choice, values: \[true, false\]\}"),
+        ({"objective.recall": [0, 1]}, Recipe(), "objective.recall cannot be searched: trials with other values"),
+    ])
+    def test_values_that_would_fail_trials_are_refused_with_what_to_write(self, data, base, message):
+        with pytest.raises(ConfigError, match=message):
+            read_space({"lr0": [0.01, 0.1], **data}, base)
+
+    @pytest.mark.parametrize(("name", "values", "reason"), [
+        ("data", ["a.yaml", "b.yaml"], "measure another fitness"),
+        ("classes", [0, 1], "measure another fitness"),
+        ("single_cls", [True, False], "measure another fitness"),
+        ("epochs", [5, 50], "choose --epochs for all trials"),
+        ("patience", [0, 10], "how long a trial trains"),
+        ("noval", [True, False], "when fitness is measured"),
+        ("seed", [0, 1], "a lucky seed is not a better recipe"),
+        ("threads", [1, 2], "speed and the last bits"),
+        ("strict", [True, False], "only checks the data set"),
+        ("allow_empty", [True, False], "only checks the data set"),
+        ("labels_with_confidence", [True, False], "measure another fitness"),
+        ("keep_difficult", [True, False], "measure another fitness"),
+        ("allow_names", [True, False], "only checks the classes"),
+        ("evaluate.iou", [0.5, 0.7], "how fitness is measured"),
+        ("evaluate.confidence", [0.001, 0.25], "how fitness is measured"),
+        ("evaluate.max_detections", [100, 300], "how fitness is measured"),
+        ("evaluate.batch_size", [8, 32], "how fitness is measured"),
+        ("recipe.evaluate.iou", [0.5, 0.7], "how fitness is measured"),
+        ("objective.map50", [0.1, 1.0], "measure another fitness"),
+    ])
+    def test_a_field_that_makes_no_better_recipe_is_refused_with_the_reason(self, name, values, reason):
+        with pytest.raises(ConfigError, match=f"{name} cannot be searched: .*{reason}.*; remove it"):
+            genes_of({name: choice(*values)})
+
+    def test_a_choice_of_image_sizes_is_searched(self):
+        assert genes_of({"imgsz": choice(64, 96)})[0].values == (64, 96)
+
+
+PBT = "search: {scheduler: pbt}\n"
+
+
+def test_population_based_training_changes_only_what_can_change_on_the_way(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text(f"{PBT}imgsz: {{type: choice, values: [320, 640]}}\n")
+    with pytest.raises(ConfigError, match=r"space.yaml:2: imgsz cannot change during a training"):
+        load_space(path, Recipe())
+    path.write_text(f"{PBT}imgsz: {{type: fixed, value: 320}}\nlr0: [0.001, 0.1]\n")
+    assert len(load_space(path, Recipe()).space.genes) == 2
+
+
+MISTAKES = {
+    "lr_0: [0.1, 0.2]": r"space.yaml:2: unknown setting 'lr_0'; did you mean optimizer.lr0\?",
+    "optimizer: [0.1, 0.2]": "space.yaml:2: 'optimizer' is a section; give one of its fields: optimizer.name, ",
+    "num_workers: [1, 4]": "space.yaml:2: num_workers decides where a trial is trained, not what is trained; a space",
+    "placement.cache: [1, 4]": "space.yaml:2: placement.cache decides where",
+    "iou_t: [0.1, 0.7]": "space.yaml:2: iou_t cannot be searched: YOLOv5's loss does not read it either",
+    "lr0: {low: 0.1, high: 0.01}": "space.yaml:2: lr0: low 0.1 is above high 0.01; swap them",
+    "lr0: [0.1, 0.01]": "space.yaml:2: lr0: low 0.1 is above high 0.01",
+    "lr0: [0, 0.1, log]": "space.yaml:2: lr0: loguniform needs a low above 0, not 0",
+    "lr0: [0.01, 5.0]": "space.yaml:2: lr0: 5.0 is outside of the recipe's bounds: optimizer.lr0 is a number .*<= 1.0",
+    "anchor_t: [0.5, 5.0]": "space.yaml:2: anchor_t: 0.5 is outside of .*: loss.anchor_t is a number > 1",
+    "optimizer.name: {type: choice, values: [SGD, Adom]}":
+        "space.yaml:2: optimizer.name: 'Adom' is outside of .*: optimizer.name is one of SGD, Adam, AdamW",
+    "imgsz: {type: choice, values: [320, 333]}": "space.yaml:2: imgsz: 333 is outside",
+    "optimizer.name: [1, 2]": "space.yaml:2: optimizer.name: 1.0 is outside",
+    "lr0: 0.1": r"space.yaml:2: lr0: got 0.1; write \{low: 0.1, high: 0.9\}, \[0.1, 0.9\]",
+    "lr0: [0.1]": r"space.yaml:2: lr0: got \[0.1\]; write",
+    "lr0: {low: 0.1}": "space.yaml:2: lr0.high: is missing",
+    "lr0: {low: 0.1, high: x}": "space.yaml:2: lr0.high: got 'x': .*number",
+    "lr0: {low: 0.1, high: 0.2, gian: 1}": r"space.yaml:2: lr0.gian: unknown key; did you mean gain\?",
+    "lr0: {low: 0.1, high: 0.2, gain: -1}": "space.yaml:2: lr0.gain: got -1: .*greater than or equal to 0",
+    "lr0: {type: normal, low: 0.1, high: 0.2}":
+        "space.yaml:2: lr0: unknown type 'normal'; the types are uniform, loguniform, int, choice, fixed",
+    "lr0: {type: choice, values: []}": "space.yaml:2: lr0.values: got .*at least 1 item",
+    "close_mosaic: [0, 3]": r"space.yaml:2: unknown setting 'close_mosaic'; did you mean augment.close_mosaic\?",
+    "augment.close_mosaic: {type: int, low: 0, high: 2.5}":
+        "space.yaml:2: augment.close_mosaic: a whole number needs whole limits, not 0 and 2.5",
+    "augment.close_mosaic: {type: uniform, low: 0, high: 5}":
+        "space.yaml:2: augment.close_mosaic: the field takes whole numbers; write type: int",
+    "optimizer.lr0: [0.1, 0.2]\nlr0: [0.1, 0.2]": "space.yaml:3: lr0: lr0 is in this space already; remove one",
+    "batch_size: {type: choice, values: [8, 16]}\nmicrobatch: {type: choice, values: [3, 16]}":
+        "space.yaml:1: .*batch_size 8, microbatch 3 make an invalid recipe: microbatch 3 does not divide batch_size 8",
+    "search: {algorithm: genetic}": "space.yaml:2: search.algorithm: got 'genetic': .*'evolve', 'random'",
+    "search: {sheduler: ladder}": r"space.yaml:2: search.sheduler: unknown key; did you mean scheduler\?",
+    "search: {scheduler: {name: ladder, first_epoch: 3}}":
+        r"space.yaml:2: search.scheduler.first_epoch: unknown key; did you mean first_epochs\?",
+    "search: {scheduler: hyperband}": "space.yaml:2: search.scheduler: got .*hyperband",
+    "search: {objective: {map: 1}}": "search.objective: unknown metric 'map'; the metrics are precision, ",
+    "search: {objective: {mAP50: 0}}": "space.yaml:2: search.objective: weights must be 0 or more, and not all 0",
+    "search: {objective: {mAP50: -1, recall: 2}}": "space.yaml:2: search.objective: weights must be 0 or more",
+    "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range",
+    "degrees: [0, 45]": "space.yaml:1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or",
+    "lr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: no gene can evolve",
+    "search: {algorithm: random}": r"space.yaml:1: the space names no gene; write for example lr0: \[0.001, 0.1, log\]",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=[text.partition("\n")[0] for text in MISTAKES])
+def test_a_mistake_is_reported_with_its_line(text, tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text(f"# a space\n{text}\n")
+    with pytest.raises(ConfigError, match=MISTAKES[text]) as error:
+        load_space(path, Recipe(microbatch=None))
+    assert "\n" not in str(error.value)
+
+
+def test_the_line_is_that_of_the_value(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text("lr0:\n  low: 0.1\n  high: x\n")
+    with pytest.raises(ConfigError, match=r"space.yaml:3: lr0.high: got 'x'"):
+        load_space(path, Recipe())
+
+
+def test_a_mapping_without_a_file_says_space():
+    with pytest.raises(ConfigError, match=r"^space: unknown setting 'lr'"):
+        read_space({"lr": [0, 1]}, Recipe())
+
+
+class TestWarnings:
+    def test_genes_that_cannot_evolve_are_named(self):
+        space = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
+                           Recipe()).space
+        (warning,) = warnings(space, 300)
+        assert warning.startswith("evolve: degrees start at 0 and stay at 0")
+
+    def test_random_search_moves_them(self):
+        space = read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).space
+        assert not list(warnings(space, 300))
+
+    @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
+    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
+        space = read_space({"search": {"random_first": 20}, "lr0": [0.001, 0.1]}, Recipe()).space
+        found = list(warnings(space, trials))
+        assert len(found) == warned
+        assert not found or f"all {trials} trials" in found[0]
+
+    def test_other_algorithms_have_no_children(self):
+        search = {"algorithm": "random", "random_first": 20}
+        assert not list(warnings(read_space({"search": search, "lr0": [0.001, 0.1]}, Recipe()).space, 5))
+
+
+def test_every_gene_of_yolov5_can_be_searched():
+    for name in GENES:
+        value = recipe_value(Recipe(), name)
+        genes = genes_of({name: [value, value]}) if name != "mosaic" else genes_of({"scale": [0.5, 0.5]})
+        assert canonical(genes[0].name) in GENES.values(), name
+
+
+def test_settings_of_a_scheduler_are_read():
+    data = {"lr0": [0.01, 0.1], "search": {"scheduler": {"name": "ladder", "first_epochs": 3}}}
+    assert read_space(data, Recipe()).search.scheduler == Ladder(first_epochs=3)
