@@ -19,7 +19,6 @@ from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import ConfigError, InputError, ResourcesError
 from ray_yolo.models.detector import Detector
 from ray_yolo.runtime.predictor import predict
-from tests.support.jobs import make_dataset
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
 from tests.support.weights import make_weights
@@ -181,22 +180,6 @@ def test_the_help_of_each_call_lists_its_settings() -> None:
         assert setting in inspect.signature(call).parameters
         assert f"\n    {setting}" in (inspect.getdoc(call) or "")
     assert inspect.signature(YOLO.train).parameters["epochs"].default == 100
-
-
-@pytest.mark.long
-def test_functions_are_called_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_dataset(tmp_path, 8)
-    epochs: list[int] = []
-    ends: list[object] = []
-    result = YOLO("yolov5n").train(
-        data="data.yaml", epochs=2, imgsz=64, batch=4, threads=1, num_workers=0, noplots=True, mlflow_uri="off",
-        callbacks={"on_epoch_end": lambda event: epochs.append(event["epoch"]), "on_run_end": ends.append})
-    assert epochs == [0, 1]
-    assert ends == [result]
-    resumed = YOLO(result.run_dir)
-    with pytest.raises(InputError, match=str(result.run_dir)):
-        resumed.train(resume=True)  # its run, which has ended
 
 
 def test_a_search_takes_no_functions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 import socket
@@ -17,18 +16,13 @@ from ray.train.torch import TorchTrainer
 from ray_yolo.cli import TRAIN, TUNE, parse_train
 from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError
-from ray_yolo.core.events import Summary
-from ray_yolo.engine.build import TrainSpec, WorkerContext
-from ray_yolo.engine.session import run_session
-from ray_yolo.runtime import cluster, trainer
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
 from tests.support.flag_files import make_files
-from tests.support.watched import Watched, train
-
-Watch = Callable[[str], Watched]
+from tests.support.watched import train
 
 ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
     "--num-workers 2-4": lambda trainer: (trainer.scaling_config.num_workers, (2, 4)),
@@ -95,27 +89,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def watch(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Watch:
-    """The training that words ask for, done once."""
-    return functools.cache(lambda words: train(words, files, tmp_path_factory.mktemp("storage")))
-
-
-@pytest.mark.parametrize("words", EFFECTS)
-def test_the_flag_has_its_effect(watch: Watch, words: str) -> None:
-    look, given = EFFECTS[words]
-    seen, expected = look(watch(f"{given} {words}".strip()), watch(given))
-    assert seen == expected
-
-
-@pytest.mark.long  # as those with the flag: the first one trains what all compare with
-@pytest.mark.parametrize("words", EFFECTS)
-def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> None:
-    look, given = EFFECTS[words]
-    seen, expected = look(watch(given), watch(given))
-    assert seen != expected
-
-
 def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
@@ -140,42 +113,6 @@ def test_a_flag_that_has_no_place_here_is_answered_with_what_replaces_it(words: 
     assert all(name in answer for name in ANSWERS[words])
     named = set(re.findall(r"--[a-z][a-z-]+", answer))
     assert named <= {*TRAIN.flags, *TUNE.flags} - {*TRAIN.unsupported}
-
-
-@pytest.mark.smoke
-def test_resume_goes_on_where_the_run_was_stopped(watch: Watch, files: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train("", files, tmp_path, stop_after=5)
-    resumed = train("--resume", files, tmp_path)
-    assert resumed.folder == tmp_path / "runs" / "train" / "exp"
-    assert resumed.all("start", "step") == [0, 3]
-    assert resumed.all("end", "status") == ["stopped", "done"]
-    assert resumed.shapes == watch("").shapes[3:]
-    with pytest.raises(InputError, match="no unfinished run"):
-        train("--resume", files, tmp_path)
-
-
-def test_a_finished_name_is_started_over_only_with_exist_ok(files: Path, tmp_path: Path) -> None:
-    train("--name mine", files, tmp_path)
-    with pytest.raises(InputError, match="add --exist-ok"):
-        train("--name mine", files, tmp_path)
-    assert train("--name mine --exist-ok", files, tmp_path).all("start", "step") == [0]
-    assert {path.name for path in (tmp_path / "runs" / "train").iterdir()} == {"mine", "mine.old1"}
-
-
-@pytest.mark.parametrize("words", ["", "--no-cuda-graphs"])
-def test_no_cuda_graphs_reaches_the_worker(
-        files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    """The worker decides by it on a GPU."""
-    contexts = []
-
-    def note(spec: TrainSpec, context: WorkerContext, *others: Any, **named: Any) -> Summary | None:
-        contexts.append(context)
-        return run_session(spec, context, *others, **named)
-
-    monkeypatch.setattr(trainer, "run_session", note)
-    train(words, files, tmp_path)
-    assert [context.cuda_graphs for context in contexts] == [not words]
 
 
 def test_a_label_that_has_to_be_left_out_is_refused_only_with_strict(files: Path, tmp_path: Path) -> None:

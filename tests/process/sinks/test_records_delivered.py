@@ -22,11 +22,11 @@ from mlflow.tracking import MlflowClient
 from ray_yolo.core.events import EndEvent, StepEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.storage.store import open_store
+from tests.process.sinks.test_record_process import PICTURES
 from tests.support.jobs import make_config
 from tests.support.machines import wait_for
 from tests.support.object_storage import s3_server
 from tests.support.servers import MlflowServer
-from tests.unit.sinks.test_record_process import PICTURES
 
 pytestmark = [pytest.mark.slow, pytest.mark.record_process, pytest.mark.timeout(900)]
 

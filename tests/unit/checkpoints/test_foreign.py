@@ -43,15 +43,6 @@ def assert_equal(one: Any, other: Any) -> None:
     assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in other)
 
 
-@pytest.mark.parametrize("names", [["a", "b", "c"], {0: "a", 1: "b", 2: "c"}, {2: "c", 0: "a", 1: "b"}],
-                         ids=["list", "dict", "dict in another order"])
-def test_a_released_file_gives_its_tensors_in_fp32_and_its_names(
-        detector: Detector, tmp_path: Path, names: object) -> None:
-    weights = read_weights(write_released(tmp_path / "yolov5n.pt", detector, names))
-    assert_equal(weights.tensors, rounded(detector))
-    assert (weights.names, weights.meta) == (("a", "b", "c"), None)
-
-
 def test_a_released_file_is_a_model_whose_forward_is_that_of_its_tensors(detector: Detector, tmp_path: Path) -> None:
     trained = load_trained(write_released(tmp_path / "yolov5n.pt", detector, ["a", "b", "c"]))
     expected, image = copy.deepcopy(detector).half().float(), torch.rand(1, 3, 64, 64)
@@ -59,14 +50,6 @@ def test_a_released_file_is_a_model_whose_forward_is_that_of_its_tensors(detecto
     assert torch.equal(trained.model.head.anchors, expected.head.anchors)
     with torch.no_grad():
         assert all(map(torch.equal, trained.model(image), expected(image)))
-
-
-@pytest.mark.parametrize("name", ["yolov5nu", "yolov8n"])
-def test_ultralytics_files_without_anchors_are_models_too(tmp_path: Path, name: str) -> None:
-    detector = build_model(name, 2)
-    trained = load_trained(write_released(tmp_path / "x.pt", detector, {0: "a", 1: "b"}, ULTRALYTICS))
-    assert (trained.recipe.model, trained.names) == (name, ("a", "b"))
-    assert_equal(trained.model.state_dict(), rounded(detector))
 
 
 def test_names_that_do_not_fit_the_head_are_left_out(detector: Detector, tmp_path: Path) -> None:

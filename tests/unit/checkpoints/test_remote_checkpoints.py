@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +10,10 @@ import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
-from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, TrainingError
-from ray_yolo.core.events import CheckpointEvent, Event
-from ray_yolo.engine.build import TrainSpec, WorkerContext
-from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.session import run_session
 from ray_yolo.storage.lease import LEASE, Terms
 from ray_yolo.storage.store import Entry, FolderStore
 from tests.support.checkpoints import save, value
-from tests.support.jobs import make_spec
-from tests.support.object_storage import DistantStore
-from tests.support.workers import run_workers, wrap_model
 
 
 class Machine:
@@ -175,29 +165,6 @@ def test_a_superseded_manifest_is_ignored_once_the_next_attempt_has_saved(
     assert second.download() == ([], [2.5])
 
 
-def train(collectives: Collectives, spec: TrainSpec, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
-    """Train as a worker of a machine of its own until a step. Returns the digests of the saved states by step."""
-    events: list[Event] = []
-    spec = replace(spec, run_dir=machines / str(collectives.worker))
-    spec.run_dir.mkdir(parents=True)
-    calls = iter(range(1, 100))
-    run_session(spec, WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
-                          stored=RemoteCheckpoints(FolderStore(bucket), 1)),
-                Placement(keep_checkpoints=1), events.append, stop_requested=lambda: next(calls) == stops_at)
-    return {str(event.step): event.digest for event in events if isinstance(event, CheckpointEvent)}
-
-
-def test_workers_without_a_common_folder_continue_from_the_store(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, epochs=2)
-    (uninterrupted,) = run_workers(1, train, spec, tmp_path / "uninterrupted", tmp_path / "other", 0)
-    first, _ = run_workers(2, train, spec, tmp_path / "before", tmp_path / "bucket", 4)
-    second, silent = run_workers(2, train, spec, tmp_path / "after", tmp_path / "bucket", 0)
-    assert (sorted(first), sorted(second), sorted(uninterrupted)) == (["3", "4"], ["6"], ["3", "6"])
-    assert second["6"] == uninterrupted["6"]
-    assert silent == {}
-    assert [path.name for path in (tmp_path / "after" / "1" / "checkpoints").iterdir()] == ["step-4"]
-
-
 def test_a_superseded_attempt_that_was_frozen_deletes_nothing_of_the_living_one(
         here: Machine, tmp_path: Path, store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It removes old checkpoints after its upload. Meanwhile the next attempt trains and saves, with equal states."""
@@ -256,23 +223,3 @@ def test_the_next_start_after_a_damaged_checkpoint_does_not_begin_at_0(
     for _ in range(2):
         with pytest.raises(CheckpointError, match="no usable checkpoint"):
             there.download()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", [True, False], ids=["first save of a process", "later save"])
-def test_a_save_beside_a_hundred_checkpoints_takes_few_round_trips(tmp_path: Path, first: bool) -> None:
-    distant = DistantStore(tmp_path / "store")
-    here = Machine(tmp_path / "here", distant)
-    for step in range(101):
-        here.save(step, "last", keep=100)
-    folder = save(here.folder, 101, "last")
-    stored = RemoteCheckpoints(distant, 1) if first else here.stored
-    distant.requests.clear()
-    distant.delay, start = 0.1, time.monotonic()
-    stored.put(folder, keep=100)
-    seconds = time.monotonic() - start
-    print(f"{dict(distant.requests)}: {seconds:.1f} s")
-    assert seconds < 2.5
-    assert distant.requests["get"] <= (103 if first else 4)
-    assert distant.most_at_once <= 32
-    assert len(names(distant, "checkpoints/")) == 100

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import threading
 import time
 
@@ -43,38 +41,3 @@ def test_work_is_waited_for_until_the_deadline() -> None:
     assert deadline.wait_for(lambda: goes_on.wait(10), "test") is None
     assert time.monotonic() - start < 2
     goes_on.set()
-
-
-@pytest.mark.parametrize(("status", "interrupted"), [(143, True), (3, True), (0, False)])
-def test_an_interrupted_command_does_not_wait_for_what_python_takes_down(status: int, interrupted: bool) -> None:
-    code = f"""if True:
-        import atexit, sys, time
-        from ray_yolo.core import deadline
-        deadline.end_process_at_deadline()
-        class Slow:
-            def __del__(self, sleep=time.sleep):
-                sleep(1)
-                print("slow", flush=True)
-        slow = Slow()
-        atexit.register(print, "orderly", flush=True)
-        if {interrupted}:
-            deadline.start(60.0, 143)
-            deadline.end_with({status})
-        sys.exit({status})"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (status, "orderly\n" + "slow\n" * (not interrupted))
-
-
-@pytest.mark.parametrize("ends", [True, False], ids=["a command", "a script"])
-def test_a_command_that_hangs_ends_soon_after_its_deadline(ends: bool) -> None:
-    code = f"""if True:
-        import threading, time
-        from ray_yolo.core import deadline
-        if {ends}:
-            deadline.end_process_at_deadline()
-        print("begun")
-        deadline.start(0.2, 143)
-        time.sleep(3)
-        print("went on")"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == ((143, "begun\n") if ends else (0, "begun\nwent on\n"))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
-import textwrap
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,21 +53,6 @@ def test_the_file_is_on_the_device_before_it_has_its_name_and_the_name_before_th
     assert seen == ["file", "replace", "folder"]
     atomic_write(tmp_path / "a", b"", durable=False)
     assert seen[3:] == ["replace"]
-
-
-def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
-    atomic_write(tmp_path / "a.txt", "old")
-    subprocess.run([sys.executable, "-c", textwrap.dedent("""
-        import os, signal, sys
-        from pathlib import Path
-        from ray_yolo.core.files import replacing
-        with replacing(Path(sys.argv[1])) as temporary:
-            temporary.write_text("half")
-            os.kill(os.getpid(), signal.SIGKILL)
-        """), str(tmp_path / "a.txt")], check=False)
-    assert (tmp_path / "a.txt").read_text() == "old"
-    [left] = [path.name for path in tmp_path.iterdir() if path.name != "a.txt"]
-    assert (left[0], left[-4:]) == (".", ".txt")
 
 
 def test_a_hashing_writer_knows_size_and_digests(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,16 +33,6 @@ def test_a_process_is_known_by_its_machine_and_its_space(tmp_path: Path, monkeyp
     monkeypatch.setattr(system, "BOOT", tmp_path / "boot_id")
     assert not own.is_here
     assert not ended.has_ended  # as far as can be seen from there
-
-
-def test_a_killed_process_that_is_not_reaped_has_ended() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
-        process = system.own_process()._replace(pid=child.pid)
-        assert not process.has_ended
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # leaves it unreaped
-        assert Path(f"/proc/{child.pid}").exists()
-        assert process.has_ended
 
 
 @pytest.mark.parametrize("permitted", [True, False])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
+from ray_yolo.data.dataset_yaml import DatasetDescription, describe
 from ray_yolo.data.index import read_index
 from tests.support.pictures import write_dataset
 
@@ -177,15 +177,3 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(read_index(description, "train").classes) == 1
     write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, {"bbox": [2, 2, 9, 9]}]))
     assert len(read_index(description, "train").classes) == 2
-
-
-@pytest.mark.realdata
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_real_data_reads_the_same_from_both_kinds_of_files(split: str) -> None:
-    file = Path(__file__).parents[4] / "shared" / "data" / "bccd" / "data.yaml"
-    description = read_description(file)
-    as_json = describe({"train": "annotations", "val": "annotations", "names": list(description.names)}, file)
-    text, coco = read_index(description, split), read_index(as_json, split)
-    assert text.paths == coco.paths
-    assert np.array_equal(text.classes, coco.classes)
-    assert np.abs(text.boxes - coco.boxes).max() < 1e-3  # the text files have six decimals

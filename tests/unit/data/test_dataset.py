@@ -1,14 +1,7 @@
 import multiprocessing
-import os
 import pickle
 import signal
-import subprocess
-import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 
@@ -19,7 +12,6 @@ import torch
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
-from ray_yolo.core.system import own_process
 from ray_yolo.data import dataset as dataset_module
 from ray_yolo.data.dataset import (
     GROUP_SIGNALS,
@@ -28,7 +20,6 @@ from ray_yolo.data.dataset import (
     collate,
     quad_collate,
     start_forkserver,
-    worker_init,
 )
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
@@ -48,11 +39,6 @@ def index(tmp_path: Path) -> AnnotationIndex:
 def dataset(index: AnnotationIndex, augment: AugmentConfig = DEFAULT, imgsz: int = 64, seed: int = 0,
             epochs: int = 10, shapes: np.ndarray | None = None) -> TrainDataset:
     return TrainDataset(index, ImageStore(index, imgsz), augment, imgsz, seed, epochs, shapes)
-
-
-def same(first: Sample, second: Sample) -> bool:
-    return first["index"] == second["index"] and first["draw"] == second["draw"] and all(
-        torch.equal(first[name], second[name]) for name in ("image", "boxes", "classes"))
 
 
 KEYS = [SampleKey(epoch, position, (3 * position) % 7) for epoch in (0, 1) for position in range(7)]
@@ -87,23 +73,6 @@ def test_a_sample_owns_its_memory_with_a_read_only_index(
     assert {len(data[key]["classes"]) > 0 for key in KEYS} == {True, False} or augment.mosaic
 
 
-def _samples(data: TrainDataset, keys: list[SampleKey]) -> list[Sample]:
-    worker_init(0)
-    return [{name: value.numpy() if torch.is_tensor(value) else value for name, value in data[key].items()}
-            for key in keys]
-
-
-def test_the_same_key_gives_the_same_sample_in_any_order_and_process(index: AnnotationIndex) -> None:
-    data = dataset(index, WILD)
-    forwards = [data[key] for key in KEYS]
-    backwards = [data[key] for key in reversed(KEYS)][::-1]
-    assert all(map(same, forwards, backwards))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        elsewhere = pool.submit(_samples, data, KEYS).result()
-    for here, there in zip(forwards, elsewhere, strict=True):
-        assert all(np.array_equal(here[name], there[name]) for name in ("image", "boxes", "classes"))
-
-
 def test_the_server_of_loader_processes_starts_with_the_signals_of_a_terminal_blocked(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """So do the processes that it starts, until they have left the group. This process goes on to receive them."""
@@ -118,70 +87,6 @@ def test_the_server_of_loader_processes_starts_with_the_signals_of_a_terminal_bl
     blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
     assert [number for number in GROUP_SIGNALS if not blocked >> (number - 1) & 1] == []
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-
-
-def _as_loader(channel: Connection) -> None:
-    channel.recv()
-    worker_init(0)
-    channel.send(os.getpgrp() == os.getpid())
-    time.sleep(60)
-
-
-@pytest.mark.parametrize("number", GROUP_SIGNALS)
-def test_a_loader_process_leaves_the_group_that_a_terminal_signals(
-        monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """What has reached it before is without effect. Then SIGTERM ends it, as torch ends a loader that hangs."""
-    for library, function in ((cv2, "setNumThreads"), (torch, "set_num_threads")):
-        monkeypatch.setattr(library, function, lambda number: None)  # a fork has no threads to end
-    here, there = Pipe()
-    loader = get_context("fork").Process(target=_as_loader, args=(there,), daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # as in the server that starts loader processes
-    try:
-        loader.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()
-    try:
-        os.kill(loader.pid, number)
-        here.send("go on")
-        assert here.poll(10)
-        assert here.recv()
-        loader.terminate()
-        loader.join(10)
-        assert loader.exitcode == -signal.SIGTERM
-    finally:
-        loader.kill()
-
-
-LOADING = """
-import os, signal
-from multiprocessing import forkserver, resource_tracker
-from torch.utils.data import DataLoader
-from ray_yolo.data.dataset import start_forkserver, worker_init
-
-if __name__ == "__main__":
-    start_forkserver()
-    batches = iter(DataLoader(list(range(8)), num_workers=2, persistent_workers=True, worker_init_fn=worker_init,
-                              multiprocessing_context="forkserver"))
-    next(batches)
-    print(forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid,
-          *(each.pid for each in batches._workers), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.long
-def test_a_killed_training_leaves_no_loader_and_no_fork_server(tmp_path: Path) -> None:
-    (tmp_path / "training.py").write_text(LOADING)
-    ended = subprocess.run([sys.executable, str(tmp_path / "training.py")], stdout=subprocess.PIPE, text=True,
-                           stderr=subprocess.DEVNULL, check=False, timeout=100)
-    assert ended.returncode == -signal.SIGKILL
-    processes = [own_process()._replace(pid=int(pid)) for pid in ended.stdout.split()]
-    assert len(processes) == 4
-    deadline = time.monotonic() + 12
-    while not all(process.has_ended for process in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_every_part_of_the_key_and_the_seed_matters(index: AnnotationIndex) -> None:
@@ -268,6 +173,8 @@ def test_outlines_change_the_boxes_of_a_mosaic_and_nothing_else(tmp_path: Path) 
     assert all(torch.equal(one["image"], other["image"]) for one, other in pairs)
     assert any(len(one["boxes"]) != len(other["boxes"]) or not torch.allclose(one["boxes"], other["boxes"])
                for one, other in pairs)
+
+
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0))  # of the rectangle in each picture
 RECTANGLES = ((10, 10, 40, 30), (30, 20, 44, 60), (20, 8, 60, 36), (48, 40, 68, 64))  # x1, y1, x2, y2
 

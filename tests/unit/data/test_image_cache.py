@@ -2,8 +2,7 @@ import fcntl
 import os
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -164,18 +163,6 @@ def test_a_pickled_store_is_small_and_maps_the_same_file(index: AnnotationIndex)
     copy = pickle.loads(pickle.dumps(store))
     assert len(pickle.dumps(store)) < 4000
     assert np.array_equal(copy.load(4), store.load(4))
-
-
-def _first_pixels(index: AnnotationIndex) -> list[int]:
-    return ImageStore(index, 64, "disk").load(0)[0, 0].tolist()
-
-
-def test_many_processes_build_one_file(index: AnnotationIndex, own_cache: Path) -> None:
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        results = list(pool.map(_first_pixels, [index] * 6))
-    assert results == [ImageStore(index, 64).load(0)[0, 0].tolist()] * 6
-    assert len(list((own_cache / "images").glob("*.rgb"))) == 1
-    assert list((own_cache / "images").glob("*.part")) == []
 
 
 def test_a_killed_builder_does_not_block_the_next(index: AnnotationIndex, own_cache: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ray_yolo.core.errors import PeerLostError
@@ -21,33 +18,8 @@ from ray_yolo.engine.collectives import (
     Collectives,
     abort_process_group,
     collective_errors,
-    form_process_group,
-    leave_process_group,
     serve_rendezvous_store,
 )
-from tests.support.workers import run_workers
-
-
-def gather_everything(collectives: Collectives) -> dict[str, Tensor]:
-    rows = torch.full((collectives.worker, 2), float(collectives.worker))  # worker 0 has none
-    x = torch.tensor([1.0 + collectives.worker], requires_grad=True)
-    total = collectives.global_sum(x)
-    (total.sum() * (collectives.worker + 1)).backward()
-    return {
-        "known": collectives.gather_rows(rows, list(range(collectives.num_workers))),
-        "unknown": collectives.gather(rows),
-        "total": total.detach(),
-        "gradient": x.grad,
-    }
-
-
-def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
-    for result in run_workers(3, gather_everything):
-        expected = torch.tensor([[1.0, 1], [2, 2], [2, 2]])
-        assert torch.equal(result["known"], expected)
-        assert torch.equal(result["unknown"], expected)
-        assert result["total"].item() == 6.0
-        assert result["gradient"].item() == 6.0  # every worker's loss depends on every x: 1 + 2 + 3
 
 
 @pytest.mark.parametrize("said", [
@@ -62,88 +34,6 @@ def test_errors_of_a_lost_peer_are_recognised(said: str) -> None:
 def test_other_errors_are_not_a_lost_peer() -> None:
     with pytest.raises(RuntimeError, match="shape"), collective_errors():
         raise RuntimeError("shape mismatch")
-
-
-def wait_for_an_absent_peer(collectives: Collectives) -> dict[str, float]:
-    """Worker 0 waits for the other one, which neither comes nor closes its connections."""
-    store = serve_rendezvous_store("127.0.0.1")
-    port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
-    leave_process_group()
-    quorum = form_process_group(store, ("127.0.0.1", port), collectives.worker, 2, 60.0, torch.device("cpu"))
-    began = time.monotonic()
-    if collectives.worker:
-        time.sleep(8.0)
-        return {}
-    threading.Timer(1.0, abort_process_group).start()
-    with pytest.raises(PeerLostError), collective_errors():
-        quorum.gather(torch.zeros(1, 1))
-    return {"seconds": time.monotonic() - began}
-
-
-def test_another_thread_can_abort_a_collective_that_waits_for_an_absent_peer() -> None:
-    assert 1.0 <= run_workers(2, wait_for_an_absent_peer)[0]["seconds"] < 6.0
-
-
-def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
-    """Both workers wait, as after a network failure between two GPUs, until each aborts its group."""
-    stores = [serve_rendezvous_store("127.0.0.1") for _ in range(2)]
-    ports = [int(collectives.gather(torch.tensor([[float(store.port)]]))[0]) for store in stores]
-    leave_process_group()
-    cpu, group = torch.device("cpu"), Group(0.0)
-    quorum = form_process_group(stores[0], ("127.0.0.1", ports[0]), collectives.worker, 2, 60.0, cpu)
-    module._group.nccl = group
-    threading.Timer(1.0, abort_process_group).start()
-    began = time.monotonic()
-    with pytest.raises(PeerLostError), collective_errors():
-        dist.broadcast(torch.zeros(1), 1 - collectives.worker)
-    seconds = time.monotonic() - began
-    leave_process_group()
-    quorum = form_process_group(stores[1], ("127.0.0.1", ports[1]), collectives.worker, 2, 60.0, cpu)
-    return {"seconds": seconds, "aborted": group.aborted, "then": quorum.gather(torch.ones(1, 1))}
-
-
-def test_workers_that_wait_for_each_other_abort_and_form_another_group() -> None:
-    """With a stand-in for NCCL beside gloo."""
-    for result in run_workers(2, wait_for_each_other):
-        assert 0.9 <= result["seconds"] < 10.0
-        assert result["aborted"]
-        assert result["then"].tolist() == [[1], [1]]
-
-
-def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:
-    """Worker 1 comes to the store, and exits."""
-    module._MEETING_SECONDS = 3.0
-    store = serve_rendezvous_store("127.0.0.1")
-    port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
-    leave_process_group()
-    cpu = torch.device("cpu")
-    if collectives.worker:
-        dist.TCPStore("127.0.0.1", port, is_master=False).add("come", 1)
-        time.sleep(1.0)
-        return {}
-    began = time.monotonic()
-    with pytest.raises(PeerLostError):
-        form_process_group(store, ("127.0.0.1", port), 0, 2, 60.0, cpu)
-    return {"seconds": time.monotonic() - began}
-
-
-def test_a_death_between_meeting_and_mesh_costs_no_more_than_the_meeting() -> None:
-    assert run_workers(2, die_before_the_mesh)[0]["seconds"] < 20.0
-
-
-def slow_gather(collectives: Collectives) -> dict[str, Tensor]:
-    module._MEETING_SECONDS = 2.0
-    store = serve_rendezvous_store("127.0.0.1")
-    port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
-    leave_process_group()
-    quorum = form_process_group(store, ("127.0.0.1", port), collectives.worker, 2, 60.0, torch.device("cpu"))
-    if collectives.worker:
-        time.sleep(4.0)
-    return {"rows": quorum.gather(torch.ones(1, 1))}
-
-
-def test_a_collective_may_take_longer_than_the_meeting() -> None:
-    assert [result["rows"].tolist() for result in run_workers(2, slow_gather)] == [[[1], [1]]] * 2
 
 
 def listening(port: int) -> list[str]:

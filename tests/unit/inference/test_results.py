@@ -13,13 +13,8 @@ import torch
 from PIL import Image
 from supervision import Detections
 
-from ray_yolo import api
-from ray_yolo.config.model_facts import MODELS
-from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.images import read_image
-from ray_yolo.inference.predictor import Trained
 from ray_yolo.inference.results import Boxes, Results, label_rows
-from ray_yolo.models.families import build_model, find_family
 from tests.support.pictures import smooth_picture
 
 ROWS = torch.tensor([[10.0, 20, 30, 60, 0.9, 1], [0, 0, 100, 50, 0.5, 0]])
@@ -58,19 +53,6 @@ def test_supervision_reads_results(results: Results) -> None:
     read = Detections.from_ultralytics(results)
     assert read.xyxy.tolist() == results.boxes.xyxy.tolist()
     assert (read.class_id.tolist(), read["class_name"].tolist()) == ([1, 0], ["../dog", "cat"])
-
-
-@pytest.mark.parametrize("name", ["yolov5n", "yolov5n6", "yolov3-tiny", "yolov8n", "yolo11n", "yolo12n", "yolo26n"])
-def test_supervision_reads_the_predictions_of_each_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = Trained(build_model(name, 2).eval(), find_family(name), ("cat", "dog"),
-                      Recipe(model=name, imgsz=2 * MODELS[name].grid))
-    monkeypatch.setattr(api, "open_weights", lambda _: trained)
-    [results] = api.YOLO("best.pt").predict(PICTURE, conf=1e-6, max_det=9)
-    read = Detections.from_ultralytics(results)
-    assert len(read) == len(results) > 2
-    assert np.array_equal(read.xyxy, results.boxes.xyxy)
-    assert np.array_equal(read.confidence, results.boxes.conf)
-    assert read["class_name"].tolist() == [("cat", "dog")[number] for number in read.class_id]
 
 
 def test_the_table_has_a_row_for_each_detection(results: Results) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,11 +122,6 @@ def test_a_run_that_another_process_trains_is_refused(start: Start) -> None:
     assert start(machine="two").folder.name == "exp"
 
 
-def test_a_run_whose_driver_died_is_continued_when_its_lease_has_expired(start: Start) -> None:
-    die(start())
-    assert remote(start(machine="two")).attempt == 2
-
-
 def test_on_its_own_machine_the_next_command_does_not_wait(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "EXPIRES", 1e6)
     die(start())
@@ -150,33 +142,6 @@ def test_the_next_command_uploads_what_a_dead_driver_had_not(
     assert messages(third.folder) == ["a", "b"]
     remote(third).checkpoints.download(third.folder)
     assert [folder.name for folder in newest_first(third.folder)] == ["step-4"]
-
-
-def test_files_not_stored_are_dropped_after_another_machine_has_trained(start: Start) -> None:
-    run = start()
-    notify(run, "a")
-    remote(run).flush_log()
-    notify(run, "b")
-    die(run)
-    second = start(machine="two")
-    notify(second, "c")
-    second.release()
-    assert messages(start().folder) == ["a", "c"]
-
-
-def test_an_old_attempt_that_comes_back_is_not_read(start: Start, bucket: FolderStore) -> None:
-    first = start()
-    notify(first, "a")
-    remote(first).flush_log()
-    die(first)
-    second = start(machine="two")
-    notify(second, "b")
-    remote(second).flush_log()
-    notify(first, "late")
-    remote(first).flush_log()
-    second.release()
-    first.release()
-    assert messages(start(machine="three").folder) == ["a", "b"]
 
 
 def test_a_driver_notices_that_it_has_lost_its_lease(start: Start, bucket: FolderStore) -> None:
@@ -436,28 +401,6 @@ def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_che
 
 def copies(node: Path) -> set[str]:
     return {path.name for path in node.rglob(".copy-*")}
-
-
-def test_a_worker_removes_only_the_copies_of_dead_workers_on_its_node(
-        start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = remote(start()).payload
-    node = tmp_path / "node"
-    monkeypatch.setenv("RAY_YOLO_CACHE", str(node))
-    code = ("import json, os, signal, sys\n"
-            "from ray_yolo.runs.remote_run import worker_copy\n"
-            "with worker_copy(json.loads(sys.argv[1])) as (folder, _):\n"
-            "    (folder / 'checkpoints').mkdir()\n"
-            "    (folder / 'checkpoints' / 'state.pt').write_bytes(b'x')\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)")
-    killed = subprocess.run([sys.executable, "-c", code, json.dumps(payload)], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    (dead,) = copies(node)
-    elsewhere = (node / payload["folder"]).parent / ".copy-another.host-exp-1"  # its locks may not be seen here
-    elsewhere.mkdir()
-    with worker_copy(payload) as (first, _), worker_copy(payload) as (second, _):
-        assert copies(node) == {first.name, second.name, elsewhere.name}
-        assert dead not in copies(node)
-    assert copies(node) == {elsewhere.name}
 
 
 def test_workers_that_start_together_keep_their_copies(

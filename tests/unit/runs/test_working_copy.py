@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from ray_yolo.runs import working_copy
 from ray_yolo.runs.working_copy import (
     address_of,
     create_working_copy,
@@ -20,7 +18,6 @@ from ray_yolo.runs.working_copy import (
 )
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
-from tests.support.object_storage import DistantStore
 
 
 @pytest.fixture
@@ -77,24 +74,6 @@ def test_a_run_that_is_named_is_the_only_one_that_is_asked_for(address: str, tmp
         refresh(project, address, lambda folder: False, name)
     assert asked == ["done/", "gone/"]
     assert shown(project) == {"done": [".stored-at", "finished", "run.json"], "other": [".stored-at"]}
-
-
-@pytest.mark.long
-def test_a_project_of_300_runs_is_read_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With requests of 0.1 s, as to a bucket. One after the other they took a minute."""
-    distant = DistantStore(tmp_path / "bucket")
-    for number in range(300):
-        distant.put(f"exp{number}/run.json", b"%d" % number)
-    monkeypatch.setattr(working_copy, "open_store", lambda address: distant)
-    distant.requests.clear()
-    distant.delay, start = 0.1, time.monotonic()
-    refresh(tmp_path / "spool", f"file://{tmp_path}/bucket", lambda folder: False)
-    seconds = time.monotonic() - start
-    print(f"{dict(distant.requests)}: {seconds:.1f} s")
-    assert seconds < 8
-    assert distant.most_at_once <= 32
-    assert {path.parent.name: path.read_text() for path in (tmp_path / "spool").glob("*/run.json")} == {
-        f"exp{number}": str(number) for number in range(300)}
 
 
 def test_the_working_copy_of_an_address_is_the_one_of_its_project(tmp_path: Path) -> None:

@@ -6,9 +6,6 @@ import os
 import re
 import socket
 import stat
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,7 @@ import ray.util
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, ResourcesError
-from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.runtime import cluster, ray_internals
-from ray_yolo.runtime.node_checks import least_room_for_images
-from ray_yolo.runtime.resources import NodeResources
 
 
 @pytest.fixture
@@ -137,34 +131,6 @@ def test_another_cluster_gets_no_generated_token(asked: list[str], tmp_path: Pat
     assert os.environ["RAY_AUTH_TOKEN"] == ""
 
 
-KNOCK = """
-import os, subprocess, sys
-import ray
-from ray_yolo.config.placement import Placement
-from ray_yolo.core.system import cores
-from ray_yolo.runtime import cluster
-from ray_yolo.runtime.workers.rendezvous import own_address
-
-cluster.connect(Placement(address="local"))
-print(ray.get(ray.remote(own_address).remote()), own_address() == "127.0.0.1")
-print(ray._private.worker.get_dashboard_url(), ray.cluster_resources()["CPU"] == cores())
-here = ray.get_runtime_context().gcs_address
-for token in (os.environ["RAY_AUTH_TOKEN"], "0" * 64):
-    os.environ["RAY_AUTH_TOKEN"] = token
-    print(subprocess.run([sys.executable, "-c", f"import ray; ray.init(address='{here}')"],
-                         stderr=subprocess.DEVNULL).returncode)
-"""
-
-
-@pytest.mark.ray
-def test_a_local_cluster_denies_access_and_leaves_no_token(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", KNOCK], cwd=Path(__file__).parents[3], env=environment,
-                          capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["127.0.0.1", "False", "True", "0", "1"], done.stderr
-    assert not (tmp_path / ".ray").exists()
-
-
 REFUSALS = [
     (ConnectionError("Could not find any running Ray instance. Please specify"), ResourcesError, "any running"),
     (TimeoutError("Timed out after 30 seconds while waiting for node. Did not"), ResourcesError, "30 seconds"),
@@ -198,25 +164,6 @@ def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, ad
     with pytest.raises(kind, match=address) as refused:
         cluster.connect(Placement(address=address))
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
-    deadline = time.monotonic() + 30
-    while cluster.free_nodes(Placement()) != [NodeResources(4, 0, is_shared=True)]:  # earlier tests' come back soon
-        assert time.monotonic() < deadline, cluster.free_nodes(Placement())
-        time.sleep(0.2)
-    assert cluster.free_nodes(Placement(accelerator_type="A100")) == []
-    assert least_room_for_images() == pytest.approx(room_for_images(), rel=0.2)
-    group = ray.util.placement_group([{"CPU": 3}])
-    try:
-        assert group.wait(30)
-        while cluster.free_nodes(Placement()) != [NodeResources(1, 0, is_shared=True)]:
-            assert time.monotonic() < deadline, cluster.free_nodes(Placement())
-            time.sleep(0.2)
-    finally:
-        ray.util.remove_placement_group(group)
 
 
 def group(job: str, state: str, *bundles: dict[str, float]) -> dict[str, Any]:

@@ -193,11 +193,3 @@ def test_quad_keeps_groups_of_four_together_on_any_number_of_workers() -> None:
     assert resolve(Recipe(quad=True, batch_size=32), 9, gpu=False).microbatch == 4
     with pytest.raises(ConfigError, match="only 4 parts"):
         resolve(Recipe(quad=True, batch_size=16, optimizer=OptimizerConfig(nominal_batch=16)), 8, gpu=False)
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_autobatch_goes_through_the_cluster(tmp_path: Path) -> None:
-    recipe = make_config(tmp_path, 1, batch_size=-1, microbatch=None).recipe
-    decided = resolve_recipe(recipe, Placement(), read_dataset(recipe)[1], gpus=0.0)
-    assert (decided.batch_size, decided.microbatch) == (16, 16)

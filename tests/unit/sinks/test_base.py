@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import threading
 import time
@@ -14,14 +13,12 @@ import pytest
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import ClassResult, EndEvent, EpochEvent, Event, StartEvent, StepEvent, WarningEvent
+from ray_yolo.core.events import EndEvent, EpochEvent, Event, StartEvent, StepEvent, WarningEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput
 from ray_yolo.runs.recorder import LocalRecorder
-from ray_yolo.runtime.prometheus import RayMetrics
 from ray_yolo.sinks.base import History, Sink, Sinks, SinkThread
 from ray_yolo.sinks.callbacks import Callbacks
 from ray_yolo.sinks.console import Console
-from ray_yolo.sinks.records import RunRecords
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from tests.support import run_log
 
@@ -68,12 +65,6 @@ class Running:
         self.sink.limit_seconds = limit_seconds
         self._thread.finish()
         assert self.sink.is_finished
-
-
-def class_results() -> int:
-    """How many there are in memory."""
-    gc.collect()
-    return sum(isinstance(each, ClassResult) for each in gc.get_objects())
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -168,27 +159,6 @@ class TestHistory:
         assert not history.add(run_log.step(1))
         assert not history.add(WarningEvent(message="odd"))
         assert history.add(run_log.epoch(0))
-
-    def test_nothing_keeps_the_numbers_of_each_class_or_what_it_does_not_need(self, tmp_path: Path) -> None:
-        """1,203 classes over 300 epochs would be 425 MB for each."""
-        sinks = [Console(tmp_path, io.StringIO()), RayMetrics(tmp_path), Callbacks({}, tmp_path, Recipe(), pytest.fail)]
-        before = class_results()
-        events: list[Event] = [run_log.start(), run_log.end(60)]
-        for number in range(20):
-            events[-1:-1] = [run_log.step(3 * number + step) for step in (1, 2, 3)]
-            events[-1:-1] = [*run_log.trained_epoch(number), WarningEvent(message="odd")]
-        run_log.write(tmp_path / EVENTS_FILE, events)
-        records = RunRecords(tmp_path, [], pytest.fail)
-        records.read()
-        for sink in sinks:
-            for event in events:
-                sink.event(event.model_copy(deep=True))
-            if isinstance(sink, (Console, Callbacks)):
-                sink.update()
-        assert len(records.events) == 82
-        assert len(sinks[1].history.events) == 61
-        del event, events
-        assert class_results() == before
 
 
 FULL, ODD = OSError(28, "No space left on device"), ValueError("no ink\nleft")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 
 import pytest
 
 from ray_yolo.core.errors import ConfigError, ResourcesError
 from ray_yolo.core.events import Summary
-from ray_yolo.core.system import Process, own_process
+from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import (
     ABSENCE_SECONDS,
     ENDING_SECONDS,
     HUNG_SECONDS,
     IDLE_SECONDS,
-    REASON_SECONDS,
     SILENCE_SECONDS,
     START_SECONDS,
     JobAssignment,
@@ -176,23 +174,6 @@ def test_an_idle_worker_is_lost_sooner_than_a_busy_one() -> None:
     desk.now += SILENCE_SECONDS + 1  # it receives the job
     assert desk.queue.present() == 1
     desk.now += START_SECONDS
-    assert desk.failures("1") == [(0, "lost")]
-
-
-def test_the_reason_of_an_ended_process_is_the_drivers_and_is_not_waited_for_long() -> None:
-    desk = Desk()
-    desk.submit("1", wanted=3)
-    with subprocess.Popen(["sleep", "60"]) as process:
-        for name in "ab":
-            desk.queue.acquire(name, desk.place(name)._replace(process=own_process()._replace(pid=process.pid)))
-        process.kill()
-    desk.queue.acquire("c", desk.place("c"))
-    desk.now += 1.0
-    assert desk.failures("1") == []  # both have ended
-    assert desk.queue.present() == 1
-    assert desk.queue.mark_lost({1: DIED}) == []
-    assert desk.failures("1") == [(1, "out of memory")]
-    desk.now += REASON_SECONDS + 0.5
     assert desk.failures("1") == [(0, "lost")]
 
 

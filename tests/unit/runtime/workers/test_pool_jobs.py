@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
-import signal
 import threading
-import time
 import weakref
-from collections.abc import Callable
-from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,48 +14,14 @@ import ray
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import TrainingError
-from ray_yolo.core.events import StartEvent, Summary
+from ray_yolo.core.events import Summary
 from ray_yolo.core.system import own_process
-from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.runs.status import read_members
 from ray_yolo.runtime.workers import client, pool_jobs, worker
 from ray_yolo.runtime.workers.client import JobClient, PoolJobClient
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
-from tests.support.run_log import only
-from tests.support.sweeps import assert_cpus_return, assert_equal_rows, pool_sweep
 
-TRIALS = 5
 JOINING = Heartbeat("joining", 0, 0.0, 30.0)
-
-
-def workers_at(trial: Path, least_steps: int) -> list[int]:
-    """The processes that train a trial now and have taken some steps. Others may have left it for another trial."""
-    return [member.pid for member in read_members(trial) or () if member.step >= least_steps]
-
-
-def churn(trials: Path, hits: dict[str, Callable[[Path, list[int]], None]], done: list[str]) -> None:
-    """Hit each of these trials once while it is trained."""
-    while len(done) < len(hits):
-        for name in hits.keys() - set(done):
-            if len(pids := workers_at(trials / name, 10)) >= 2:
-                hits[name](trials / name, pids)
-                done.append(name)
-        time.sleep(0.02)
-
-
-def kill_one(trial: Path, pids: list[int]) -> None:
-    os.kill(pids[0], signal.SIGKILL)
-
-
-def kill_all(trial: Path, pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-def kill_a_trials_process(trial: Path, pids: list[int]) -> None:
-    """The one that Tune has started for it; it holds the run folder's lock."""
-    os.kill(int((trial / ".lock").read_text().split()[1]), signal.SIGKILL)
 
 
 class LocalQueue:
@@ -112,22 +72,6 @@ def pool_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process can be a pool's worker: actors answer at once."""
     monkeypatch.setattr(worker, "answer", lambda reply: reply)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-
-
-@pytest.mark.usefixtures("own_signal_handlers", "pool_process")
-def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process ends, and a new one is launched in its bundle."""
-    def acquire(uid: str, place: PoolWorker) -> str | float:
-        asked.append(uid)
-        signal.raise_signal(signal.SIGTERM)
-        return "over" if len(asked) > 1 else 0.1
-
-    asked: list[str] = []
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
-    assert not worker.pool_worker({"queue": SimpleNamespace(acquire=SimpleNamespace(remote=acquire))}, 0)
-    assert len(asked) == 1
-    gc.unfreeze()
 
 
 class Model:
@@ -184,40 +128,3 @@ def test_a_pool_worker_keeps_no_model_of_its_jobs_failed_or_not(monkeypatch: pyt
     gc.unfreeze()
     assert sum(isinstance(result, TrainingError) for result in results) == 5
     assert living == [0] * 11
-
-
-@pytest.mark.usefixtures("own_signal_handlers", "pool_process")
-@pytest.mark.parametrize(("error", "jobs"), [(TrainingError("diverged"), 2), (OSError("odd"), 1)])
-def test_a_process_that_may_have_caused_an_error_is_replaced(
-        monkeypatch: pytest.MonkeyPatch, error: Exception, jobs: int) -> None:
-    def fail(*_: Any) -> None:
-        raise error
-
-    def acquire(uid: str, place: PoolWorker) -> JobAssignment | str:
-        return JobAssignment("job", 0, [payload]) if len(results) < 2 else "over"
-
-    results = list[Any]()
-    payload = {"coordinator": JobClient(LocalQueue(), "job", 1)}
-    queue = SimpleNamespace(acquire=SimpleNamespace(remote=acquire),
-                            ended=SimpleNamespace(remote=lambda *report: results.append(report[-1])))
-    monkeypatch.setattr(worker, "train_job", fail)
-    assert worker.pool_worker({"queue": queue}, 0) is (jobs == 2)
-    assert results == [error] * jobs
-    gc.unfreeze()
-
-
-@pytest.mark.ray
-@pytest.mark.faults
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("ray_session")
-def test_killed_workers_and_trials_do_not_change_a_sweeps_rows(tmp_path: Path) -> None:
-    uninterrupted, done = pool_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
-    hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
-    trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
-    threading.Thread(target=churn, args=(trials, hits, done), daemon=True).start()
-    churned = pool_sweep(tmp_path / "churned", trials=TRIALS, workers_per_trial=2)
-    assert sorted(done) == sorted(hits)
-    assert_equal_rows(churned, uninterrupted)
-    regrouped = only(StartEvent, read_events(churned / "trials" / "trial0" / EVENTS_FILE))
-    assert regrouped[1].regrouped
-    assert_cpus_return()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -24,42 +22,9 @@ from ray_yolo.core.system import Process, own_process
 from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
-from ray_yolo.runtime.workers import rendezvous, watchdog, worker
+from ray_yolo.runtime.workers import rendezvous, worker
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
-
-
-def test_a_process_that_is_frozen_can_be_ended() -> None:
-    process = subprocess.Popen(["sleep", "60"])
-    os.kill(process.pid, signal.SIGSTOP)
-    watchdog.kill(own_process()._replace(pid=process.pid))
-    assert process.wait(10) == -signal.SIGKILL
-    watchdog.kill(own_process()._replace(pid=process.pid))  # one that has ended already
-
-
-def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes of that name are asked; on others the process id means another process."""
-    process, own = subprocess.Popen(["sleep", "60"]), own_process()
-    node = {"NodeID": "ab" * 28, "Alive": True, "NodeManagerHostname": own.node}
-    asked: list[Any] = []
-
-    def run(*given: Any) -> None:
-        asked.append(given)
-        watchdog._kill(*given)
-
-    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=run))
-    monkeypatch.setattr(watchdog.ray, "nodes", lambda: [node, {**node, "Alive": False}])
-    monkeypatch.setattr(watchdog.ray, "remote", lambda **_: lambda function: task)
-    monkeypatch.setattr(watchdog, "answer", lambda found: found)
-    boot, namespace = own.space.split()
-    for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
-        watchdog.kill(own._replace(space=space, pid=process.pid))
-    assert len(asked) == 2
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.terminate()
-    assert process.wait(10) == -signal.SIGTERM
 
 
 def test_stacks_name_threads_and_functions() -> None:
