@@ -34,10 +34,11 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 	    --set schedule.ema_ramp=100 --set schedule.lrf=0.05 --set augment.mosaic=0 --set augment.scale=0.3 \
 	    --project runs/demo
 
-PYTEST := -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --check-durations
+PYTEST := -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
-test: $(VENV)/.dev  ## the quick tests, and one real use of each mechanism
-	$(BIN)/python $(PYTEST) -m 'not long'
+test: $(VENV)/.dev  ## the unit tests, and one real use of each mechanism
+	$(BIN)/python $(PYTEST) tests/unit
+	$(BIN)/python $(PYTEST) -m smoke tests/process
 
 test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python $(PYTEST)

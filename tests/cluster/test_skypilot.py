@@ -45,7 +45,6 @@ def faults(task: dict[str, Any]) -> str:
     return ""
 
 
-@pytest.mark.long
 def test_skypilot_accepts_it() -> None:
     assert faults(TASK) == ""
 
@@ -62,7 +61,6 @@ def _ill_type(task: dict[str, Any]) -> None:
     task["envs"]["STORAGE"] = 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("spoil", [_misspell, _misspell_inside, _ill_type])
 def test_skypilot_refuses_a_spoilt_copy(spoil: Callable[[dict[str, Any]], None]) -> None:
     task = copy.deepcopy(TASK)

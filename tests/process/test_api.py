@@ -11,7 +11,6 @@ from ray_yolo.core.errors import InputError
 from tests.support.jobs import make_dataset
 
 
-@pytest.mark.long
 def test_functions_are_called_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_dataset(tmp_path, 8)

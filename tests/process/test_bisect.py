@@ -34,7 +34,6 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.long
 def test_git_bisect_finds_the_commit_that_changed_the_bits(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [script] = [block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "--exit-code" in block]

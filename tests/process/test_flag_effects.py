@@ -36,7 +36,6 @@ def test_the_flag_has_its_effect(watch: Watch, words: str) -> None:
     assert seen == expected
 
 
-@pytest.mark.long  # as those with the flag: the first one trains what all compare with
 @pytest.mark.parametrize("words", EFFECTS)
 def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> None:
     look, given = EFFECTS[words]

@@ -45,7 +45,6 @@ def imported(folder: Path, command: str, *words: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("command", "words", "libraries"), [
     ("status", "runs/train/exp", set()),
     ("list_runs", "runs/train", set()),

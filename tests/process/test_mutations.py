@@ -1,7 +1,7 @@
 """Mutation tests: each row of the table breaks one thing in a copy of the package, and the nearest tests must fail.
 
 If the text of a row is no longer in its file, replace it by the code that now does the same. If no test fails for a
-row, add a test. All of them: `python -m pytest -m slow tests/test_mutations.py`; some: `-k loop`.
+row, add a test. All of them: `python -m pytest -m slow tests/process/test_mutations.py`; some: `-k loop`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
 def test_in_an_unbroken_copy_all_these_tests_pass(copy: Path) -> None:
-    files = dict.fromkeys(f"tests/{name}" for mutation in MUTATIONS for name in mutation.tests.split())
+    files = dict.fromkeys(path for mutation in MUTATIONS for path in mutation.files())
     ended = run(copy, list(files))
     assert ended.returncode == 0, ended.stdout[-3000:]
     where = "import ray_yolo; print(ray_yolo.__file__)"
@@ -66,7 +66,7 @@ def test_the_nearest_tests_notice(copy: Path, mutation: Mutation) -> None:
     sound = path.read_text()
     path.write_text(sound.replace(mutation.before, mutation.after))
     try:
-        ended = run(copy, [f"tests/{name}" for name in mutation.tests.split()])
+        ended = run(copy, mutation.files())
     finally:
         path.write_text(sound)
     assert ended.returncode == 1, f"no test failed:\n{ended.stdout[-2000:]}{ended.stderr[-500:]}"

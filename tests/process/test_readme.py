@@ -132,7 +132,6 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
 
 
-@pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
 def test_blocks_run_one_after_the_other(new_user: NewUser) -> None:

@@ -1,4 +1,4 @@
-"""What each training flag does, as something to be seen in a run; `tests/test_flag_effects.py` looks."""
+"""What each training flag does, as something to be seen in a run; `tests/process/test_flag_effects.py` looks."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
           "replay": REPLAY, "compare": COMPARE}
 OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
-          "--record-durations", "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
+          "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
 UNPARSED = ("--against", "--runs", "--exit-code", "--price")  # of checks, verify and status: parsers of their own
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs
 COMMAND = re.compile(r"^(?:    )?(?:python -m ray_yolo\.|ray_yolo )(\w+) (.*)$", re.MULTILINE)
-IN_TABLES = ("coming_from_ultralytics",)  # tests/test_coming_from_ultralytics.py reads it
+IN_TABLES = ("coming_from_ultralytics",)  # tests/process/test_coming_from_ultralytics.py reads it
 MIGRATION = "coming_from_yolov5"  # may also name flags of YOLOv5 that are answered with what to use instead
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
 

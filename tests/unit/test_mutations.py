@@ -1,7 +1,7 @@
 """Mutation tests: each row of the table breaks one thing in a copy of the package, and the nearest tests must fail.
 
 If the text of a row is no longer in its file, replace it by the code that now does the same. If no test fails for a
-row, add a test. All of them: `python -m pytest -m slow tests/test_mutations.py`; some: `-k loop`.
+row, add a test. All of them: `python -m pytest -m slow tests/process/test_mutations.py`; some: `-k loop`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ class Mutation(NamedTuple):
     file: str  # below ray_yolo/
     before: str
     after: str
-    tests: str  # the nearest test files, below tests/
+    tests: str  # the nearest test files, below tests/unit/, tests/process/ or both
+
+    def files(self) -> list[str]:
+        """The paths of the test files, below the clone; the quick ones first."""
+        paths = [f"tests/{tier}/{name}" for tier in ("unit", "process") for name in self.tests.split()]
+        return [path for path in paths if (ROOT / path).is_file()]
 
 
 DATASET, EPOCHS = "data/test_dataset.py", "engine/test_epochs.py"
@@ -411,4 +416,5 @@ def test_the_table_is_true() -> None:
         count = (ROOT / "ray_yolo" / mutation.file).read_text().count(mutation.before)
         assert count == 1, f"{mutation.file}: {mutation.before!r} occurs {count} times; correct its row of the table"
         for name in mutation.tests.split():
-            assert (ROOT / "tests" / name).is_file(), f"{mutation.file}: {mutation.before!r} names {name}"
+            found = any(path.endswith(f"/{name}") for path in mutation.files())
+            assert found, f"{mutation.file}: {mutation.before!r} names {name}"

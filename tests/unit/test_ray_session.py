@@ -9,8 +9,8 @@ import pytest
 
 from tests import conftest
 
-WITH_RAY, OTHER = (SimpleNamespace(nodeid=f"tests/{file}::test") for file in ("runtime/test_trainer.py",
-                                                                             "ops/test_nms.py"))
+WITH_RAY, OTHER = (SimpleNamespace(nodeid=f"tests/{file}::test") for file in ("process/runtime/test_trainer.py",
+                                                                             "unit/ops/test_nms.py"))
 
 
 def test_ray_ends_with_the_last_file_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,6 @@ def test_workers_without_a_common_folder_continue_from_the_store(tmp_path: Path)
     assert [path.name for path in (tmp_path / "after" / "1" / "checkpoints").iterdir()] == ["step-4"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("first", [True, False], ids=["first save of a process", "later save"])
 def test_a_save_beside_a_hundred_checkpoints_takes_few_round_trips(tmp_path: Path, first: bool) -> None:
     distant = DistantStore(tmp_path / "store")

@@ -98,7 +98,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
 def test_a_killed_training_leaves_no_loader_and_no_fork_server(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(LOADING)
     ended = subprocess.run([sys.executable, str(tmp_path / "training.py")], stdout=subprocess.PIPE, text=True,

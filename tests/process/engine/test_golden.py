@@ -1,7 +1,7 @@
 """Trainings with recorded numbers. A commit that changes the computation changes tests/golden/ too and says why in its
 message; no other commit does. To record the numbers again:
 
-    RAY_YOLO_RENEW_GOLDEN=1 .venv/bin/python -m pytest tests/engine/test_golden.py
+    RAY_YOLO_RENEW_GOLDEN=1 .venv/bin/python -m pytest tests/process/engine/test_golden.py
 """
 
 from __future__ import annotations

@@ -1163,7 +1163,6 @@ def train_one_after_another(collectives: Collectives, specs: list[TrainSpec]) ->
     return alive
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_no_model_stays_after_ten_trainings_that_end_and_diverge(tmp_path: Path, num_workers: int) -> None:
     specs = [make_spec(tmp_path / str(number), epochs=1 + 3 * (number % 2)) for number in range(10)]

@@ -3,7 +3,7 @@
 `make test-all` has a short training of a tiny model on up to three workers. The long ones, four workers and the real
 models at YOLOv5's own learning rate have the mark `slow`:
 
-    python -m pytest -m slow tests/engine/test_world_size.py
+    python -m pytest -m slow tests/process/engine/test_world_size.py
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support import run_log
 from tests.support.jobs import make_spec
 from tests.support.workers import run_workers, wrap_model
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long]  # the first use of a result trains it, in 2 to 4 processes
+pytestmark = pytest.mark.timeout(900)  # the first use of a result trains it, in 2 to 4 processes
 EPOCHS = 4  # of 3 steps each
 LONG = {"epochs": 34}
 

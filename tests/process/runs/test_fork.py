@@ -140,7 +140,6 @@ def fork_on(parent: Path, folder: Path, names: str, *words: str) -> RunConfig:
     return config
 
 
-@pytest.mark.long
 def test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was(parent: Path, tmp_path: Path) -> None:
     before = files_of(parent)
     config = fork_on(parent, tmp_path, "[bright, bird, dark]")
@@ -184,7 +183,6 @@ def test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was(p
         assert torch.equal(new[:, 6], drawn[:, 6])  # bird is as a seed draws it
 
 
-@pytest.mark.long
 def test_classes_that_are_gone_are_left_out(parent: Path, tmp_path: Path) -> None:
     folder = fit(fork_on(parent, tmp_path, "[bright, cat]"), quiet=True).run_dir
     transfer = record_of(folder).transfer

@@ -14,7 +14,6 @@ from ray_yolo.runs.working_copy import (
 from tests.support.object_storage import DistantStore
 
 
-@pytest.mark.long
 def test_a_project_of_300_runs_is_read_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With requests of 0.1 s, as to a bucket. One after the other they took a minute."""
     distant = DistantStore(tmp_path / "bucket")

@@ -185,7 +185,6 @@ def train_on_two(collectives: Collectives, spec: TrainSpec) -> int:
     return summary.step
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_step_of_a_run_on_two_workers_is_replayed_on_one(run: Path, tmp_path: Path) -> None:
     record = read_record(run)

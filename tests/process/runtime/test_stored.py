@@ -289,7 +289,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_stopped_ends_in_time_although_its_bucket_is_closed(
         s3: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:

@@ -250,7 +250,6 @@ def expect_end(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, errors.decode()
 
 
-@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_killed_comparison_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -24,7 +24,8 @@ TWO = [*run_log.trained_epoch(0), *run_log.trained_epoch(1)]
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     tags = files.Tags()["scalars"]
-    return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in tags}
+    # files of one second are read in the order of their names, the tenth of a process before its ninth: hence sorted
+    return {tag: sorted((point.step, round(point.value, 6)) for point in files.Scalars(tag)) for tag in tags}
 
 
 def notify(board: TensorBoard, events: Sequence[Event], ended: bool = False) -> None:
