@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 MAX_CANDIDATES = 30_000  # boxes of an image that enter suppression, best scores first
+
+_LOW_BITS = 2**32 - 1  # the lower half of an int64
 
 
 def select(boxes: Tensor, scores: Tensor, *, confidence: float, iou: float | None, max_detections: int,
@@ -28,17 +31,84 @@ def select(boxes: Tensor, scores: Tensor, *, confidence: float, iou: float | Non
     by more than `iou`. With `iou` None there is no suppression, and predictions have every class unless `agnostic`.
 
     Args:
-        boxes: (B, N, 4), xyxy.
-        scores: (B, N, classes).
+        boxes: (B, N, 4) float32, xyxy.
+        scores: (B, N, classes) float32.
+        confidence: at least 0.
 
     Returns:
-        B tensors (n, 6) with n up to `max_detections`, rows [x1, y1, x2, y2, score, class], in the unit of the boxes.
+        B tensors (n, 6) on the host with n up to `max_detections`, rows [x1, y1, x2, y2, score, class], in the unit of
+        the boxes.
     """
-    candidates = [_best_first(*image, confidence, multi_label if iou is not None else not agnostic)
-                  for image in zip(boxes, scores, strict=True)]
-    if iou is None:
-        return [rows[:max_detections] for rows in candidates]
-    return [rows[_suppress(rows, iou, max_detections, agnostic)] for rows in candidates]
+    selector = Selector(confidence, iou, max_detections, multi_label, agnostic)
+    candidates = selector.candidates(boxes, scores)
+    if boxes.is_cuda:
+        torch.cuda.current_stream(boxes.device).synchronize()
+    return selector.detections(candidates)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """`select` in two halves, so that the host has other work while a device finds the candidates."""
+
+    confidence: float
+    iou: float | None
+    max_detections: int
+    multi_label: bool
+    agnostic: bool = False
+
+    def candidates(self, boxes: Tensor, scores: Tensor) -> Tensor | list[Tensor]:
+        """Rows (n, 6) of each image's candidates, best first, on the host. Arguments as of `select`.
+
+        A device only queues the work and one copy of its result. The rows are there once it has come to this point.
+        """
+        if self.iou is None:
+            multi_label, limit = not self.agnostic, min(self.max_detections, MAX_CANDIDATES)
+        else:
+            multi_label, limit = self.multi_label, MAX_CANDIDATES
+        if boxes.device.type != "cpu":
+            return _padded_candidates(boxes, scores, self.confidence, multi_label, limit).to("cpu", non_blocking=True)
+        # On a CPU a shape that depends on values costs no wait, and few predictions pass: five times faster.
+        return [_best_first(*image, self.confidence, multi_label) for image in zip(boxes, scores, strict=True)]
+
+    def detections(self, candidates: Tensor | list[Tensor]) -> list[Tensor]:
+        """The second half of `select`, on the host."""
+        detections = []
+        for rows in candidates:
+            rows = rows[: int(rows[:, 4].count_nonzero())]  # without those of score 0
+            if self.iou is None:
+                detections.append(rows[: self.max_detections])
+            else:
+                detections.append(rows[_suppress(rows, self.iou, self.max_detections, self.agnostic)])
+        return detections
+
+
+def _padded_candidates(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool, limit: int) -> Tensor:
+    """The first `limit` candidates of each image as in `_best_first`, (B, k, 6), followed by rows of score 0.
+
+    No shape depends on values, so the host does not wait for the device.
+
+    The key of a score is its bits, which have the order of positive numbers, and then its position, first ones higher.
+    No two keys are equal, so `topk`, which is not stable, has one result.
+    """
+    num_classes = scores.shape[2]
+    best_classes = None
+    if not multi_label:
+        scores, best_classes = scores.max(dim=2)
+    scores = scores.flatten(1)
+    last = scores.shape[1] - 1
+    positions = torch.arange(scores.shape[1], device=scores.device)
+    keys = scores.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(last - positions)
+    keys.masked_fill_(~(scores > confidence), 0)  # less than any candidate's; not `<=`, which is false for NaN
+    highest = keys.topk(min(limit, scores.shape[1])).values
+
+    best = (highest >> 32).int().view(torch.float32)
+    chosen = last - (highest & _LOW_BITS)
+    if best_classes is None:
+        rows, classes = chosen // num_classes, chosen % num_classes
+    else:
+        rows, classes = chosen, best_classes.gather(1, chosen)
+    chosen_boxes = boxes.gather(1, rows[:, :, None].expand(-1, -1, 4))
+    return torch.cat([chosen_boxes, best[:, :, None], classes[:, :, None].to(boxes.dtype)], dim=2)
 
 
 def _best_first(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool) -> Tensor:
