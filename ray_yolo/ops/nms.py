@@ -61,14 +61,20 @@ class Selector:
 
         A device only queues the work and one copy of its result. The rows are there once it has come to this point.
         """
-        if self.iou is None:
-            multi_label, limit = not self.agnostic, min(self.max_detections, MAX_CANDIDATES)
-        else:
-            multi_label, limit = self.multi_label, MAX_CANDIDATES
         if boxes.device.type != "cpu":
-            return _padded_candidates(boxes, scores, self.confidence, multi_label, limit).to("cpu", non_blocking=True)
-        # On a CPU a shape that depends on values costs no wait, and few predictions pass: five times faster.
-        return [_best_first(*image, self.confidence, multi_label) for image in zip(boxes, scores, strict=True)]
+            return self.padded_candidates(boxes, scores).to("cpu", non_blocking=True)
+        # On a CPU a shape that depends on values costs no wait, and few predictions pass: several times faster.
+        return [_best_first(*image, self.confidence, self._every_class) for image in zip(boxes, scores, strict=True)]
+
+    def padded_candidates(self, boxes: Tensor, scores: Tensor) -> Tensor:
+        """The rows of `candidates`, (B, k, 6), on the device of the boxes, filled up with rows of score 0."""
+        limit = MAX_CANDIDATES if self.iou is not None else min(self.max_detections, MAX_CANDIDATES)
+        return _best_first_padded(boxes, scores, self.confidence, self._every_class, limit)
+
+    @property
+    def _every_class(self) -> bool:
+        """Whether a prediction is a candidate for every class."""
+        return self.multi_label if self.iou is not None else not self.agnostic
 
     def detections(self, candidates: Tensor | list[Tensor]) -> list[Tensor]:
         """The second half of `select`, on the host."""
@@ -80,35 +86,6 @@ class Selector:
             else:
                 detections.append(rows[_suppress(rows, self.iou, self.max_detections, self.agnostic)])
         return detections
-
-
-def _padded_candidates(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool, limit: int) -> Tensor:
-    """The first `limit` candidates of each image as in `_best_first`, (B, k, 6), followed by rows of score 0.
-
-    No shape depends on values, so the host does not wait for the device.
-
-    The key of a score is its bits, which have the order of positive numbers, and then its position, first ones higher.
-    No two keys are equal, so `topk`, which is not stable, has one result.
-    """
-    num_classes = scores.shape[2]
-    best_classes = None
-    if not multi_label:
-        scores, best_classes = scores.max(dim=2)
-    scores = scores.flatten(1)
-    last = scores.shape[1] - 1
-    positions = torch.arange(scores.shape[1], device=scores.device)
-    keys = scores.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(last - positions)
-    keys.masked_fill_(~(scores > confidence), 0)  # less than any candidate's; not `<=`, which is false for NaN
-    highest = keys.topk(min(limit, scores.shape[1])).values
-
-    best = (highest >> 32).int().view(torch.float32)
-    chosen = last - (highest & _LOW_BITS)
-    if best_classes is None:
-        rows, classes = chosen // num_classes, chosen % num_classes
-    else:
-        rows, classes = chosen, best_classes.gather(1, chosen)
-    chosen_boxes = boxes.gather(1, rows[:, :, None].expand(-1, -1, 4))
-    return torch.cat([chosen_boxes, best[:, :, None], classes[:, :, None].to(boxes.dtype)], dim=2)
 
 
 def _best_first(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool) -> Tensor:
@@ -124,9 +101,38 @@ def _best_first(boxes: Tensor, scores: Tensor, confidence: float, multi_label: b
     return torch.cat([boxes[rows[order]], best[order, None], classes[order, None].to(boxes.dtype)], dim=1)
 
 
+def _best_first_padded(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool, limit: int) -> Tensor:
+    """The first `limit` candidates of each image as in `_best_first`, then rows of score 0: (B, k, 6).
+
+    No shape depends on values, so the host does not wait for the device.
+
+    A key is the bits of a score, whose order is that of positive numbers, followed by the place from the end. Keys
+    differ, so `topk`, which is not stable, has one result.
+    """
+    num_classes = scores.shape[2]
+    best_classes = None
+    if not multi_label:
+        scores, best_classes = scores.max(dim=2)
+    scores = scores.flatten(1)
+    last = scores.shape[1] - 1
+    places_from_end = torch.arange(last, -1, -1, device=scores.device)
+    keys = scores.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(places_from_end)
+    keys.masked_fill_(~(scores > confidence), 0)  # less than any candidate's; not `<=`, which is false for NaN
+    highest = keys.topk(min(limit, scores.shape[1])).values
+
+    best = (highest >> 32).int().view(torch.float32)
+    chosen = last - (highest & _LOW_BITS)
+    if best_classes is None:
+        rows, classes = chosen // num_classes, chosen % num_classes
+    else:
+        rows, classes = chosen, best_classes.gather(1, chosen)
+    chosen_boxes = boxes.gather(1, rows[:, :, None].expand(-1, -1, 4))
+    return torch.cat([chosen_boxes, best[:, :, None], classes[:, :, None].to(boxes.dtype)], dim=2)
+
+
 def _highest(scores: Tensor) -> Tensor:
     """Indices of the `MAX_CANDIDATES` highest scores in falling order; ties keep their order."""
-    chosen = torch.arange(len(scores), device=scores.device)
+    chosen = torch.arange(len(scores))
     if len(scores) > MAX_CANDIDATES:  # topk is several times faster than a full stable sort, but not stable
         chosen = chosen[scores >= scores.topk(MAX_CANDIDATES, sorted=False).values.min()]
     return chosen[scores[chosen].argsort(descending=True, stable=True)][:MAX_CANDIDATES]
@@ -144,7 +150,7 @@ def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: boo
         # precision this changes an overlap by less than 1e-9; in single precision by up to 1e-2 for small boxes.
         boxes = boxes + (candidates[:, 5:].double() * (boxes.max() - boxes.min() + 1.0))
     # Ranks instead of scores: the kernel's sort must not reorder ties.
-    ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
+    ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype)
     count = 2 * max_detections
     while True:
         kept = _kernel()(boxes[:count], ranks[:count], iou)
