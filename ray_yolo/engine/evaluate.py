@@ -190,7 +190,7 @@ class _Queued(NamedTuple):
     candidates: Tensor | list[Tensor]  # as from `Selector`
     sums: Tensor  # (2, terms, counts) float32 numerators and counts
     numerators: Tensor  # (B, terms, counts) float32 of each image; B is 0 unless requested
-    marks: Sequence[_Mark]  # start and end of the stages `preprocess` and `inference`, and of the search for candidates
+    marks: Sequence[_TimeMark]  # start, images ready, boxes predicted, losses measured, candidates found
 
 
 @dataclass(frozen=True)
@@ -215,13 +215,13 @@ class _Evaluator:
 
     def queue(self, batch: Mapping[str, Tensor]) -> _Queued:
         """Queue the device's part of a batch, up to the copies to the host."""
-        start = _Mark(self.device)
+        start = _TimeMark(self.device)
         images = unit_range(batch["images"].to(self.device, non_blocking=True))
-        prepared = _Mark(self.device)
+        prepared = _TimeMark(self.device)
         with autocast(self.device, self.precision):
             levels = self.model(images)
         boxes, scores = self.family.decode(self.model.head, levels)
-        predicted = _Mark(self.device)
+        predicted = _TimeMark(self.device)
 
         targets = batch["targets"].to(self.device, non_blocking=True)
         image_size = images.shape[2], images.shape[3]
@@ -231,13 +231,13 @@ class _Evaluator:
         if self.per_image:
             numerators = image_numerators(self.loss, levels, targets, image_size)
 
-        before_search = _Mark(self.device)
+        before_search = _TimeMark(self.device)
         if len(self.index.names) == 1:  # the model's classes are ignored
             scores = scores.amax(-1, keepdim=True)
         candidates = self.selector.candidates(boxes, scores)
         sums = sums.to("cpu", non_blocking=True)
         numerators = numerators.to("cpu", non_blocking=True)
-        found = _Mark(self.device)
+        found = _TimeMark(self.device)
         return _Queued(batch, candidates, sums, numerators, (start, prepared, predicted, before_search, found))
 
     def finish(self, queued: _Queued) -> EvaluatedBatches:
@@ -261,7 +261,7 @@ class _Evaluator:
         )
 
 
-class _Mark:
+class _TimeMark:
     """A point in the work of a device, which does not stop there. A GPU has come to it after `wait`, a CPU at once."""
 
     def __init__(self, device: torch.device) -> None:
@@ -275,7 +275,7 @@ class _Mark:
         if self._event is not None:
             self._event.synchronize()
 
-    def seconds_since(self, earlier: _Mark) -> float:
+    def seconds_since(self, earlier: _TimeMark) -> float:
         """The device's time between two marks that it has passed."""
         if self._event is None or earlier._event is None:
             return self._time - earlier._time

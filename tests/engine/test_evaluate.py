@@ -252,7 +252,7 @@ class Steps:
 
 def test_stages_are_measured_between_the_marks_of_a_batch(five: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The losses, between the second and the third stage, are not counted."""
-    monkeypatch.setattr("ray_yolo.engine.evaluate._Mark", Steps)
+    monkeypatch.setattr("ray_yolo.engine.evaluate._TimeMark", Steps)
     speed = run(Collectives(), five).speed
     assert list(speed) == ["preprocess", "inference", "postprocess"]
     assert Steps.made == 3 * 5
