@@ -54,7 +54,8 @@ class Evaluation:
     detections: np.ndarray
     """(n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image. Only worker 0 has them: a
     million images have up to 9.6 GB."""
-    speed: dict[str, float] = field(default_factory=dict)  # mean ms per image by stage; the first includes reading
+    speed: dict[str, float] = field(default_factory=dict)
+    """Mean ms per image by stage. The first includes reading, the last suppression; on a GPU both overlap the rest."""
     image_losses: np.ndarray | None = None
     """(images, terms) float32 in the data set's order, if requested: the part of each image in the losses, times the
     number of images. Their mean over the images is `losses`, up to rounding."""
