@@ -29,7 +29,7 @@ from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.network_input import unit_range
-from ray_yolo.ops.nms import select
+from ray_yolo.ops.nms import Selector
 
 DETECTIONS_FILE = "detections.npy"  # in a run's folder: the best epoch's, from which plots are drawn
 STAGES = ("preprocess", "inference", "postprocess")
@@ -54,7 +54,8 @@ class Evaluation:
     detections: np.ndarray
     """(n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image. Only worker 0 has them: a
     million images have up to 9.6 GB."""
-    speed: dict[str, float] = field(default_factory=dict)  # mean ms per image by stage; the first includes reading
+    speed: dict[str, float] = field(default_factory=dict)
+    """Mean ms per image by stage. The first includes reading, the last suppression; on a GPU both overlap the rest."""
     image_losses: np.ndarray | None = None
     """(images, terms) float32 in the data set's order, if requested: the part of each image in the losses, times the
     number of images. Their mean over the images is `losses`, up to rounding."""
@@ -153,57 +154,133 @@ def evaluate_batches(model: Detector, family: Family, loss: Criterion, batches: 
                      per_image: bool = False) -> EvaluatedBatches:
     """Evaluate the model on some batches of the data set. The results are on the host.
 
+    While a device computes a batch, the host finishes the one before. It waits once a batch.
+
     Args:
-        per_image: also measure the loss of each image, which computes the loss twice.
+        per_image: also measure the loss of each image, which computes the loss twice, and waits for each image.
     """
     model.eval()
-    width = len(loss.names) * loss.num_counts
-    image_rows: list[Tensor] = [torch.zeros(0, 1 + width, dtype=torch.double)]
-    rows: list[Tensor] = [torch.zeros(0, 8)]
-    sums: list[Tensor] = []
-    timer = _StageTimer(device)
+    selector = Selector(config.confidence, iou=config.iou if family.suppress else None,
+                        max_detections=config.max_detections, multi_label=model.num_classes > 1)
+    evaluator = _Evaluator(model, family, loss, selector, index, precision, device, per_image)
+    results = [evaluator.no_batches()]
+    queued: _Queued | None = None
+    reading, began = 0.0, perf_counter()
     for batch in batches:
-        images = unit_range(batch["images"].to(device))
-        timer.lap(0)
-        with autocast(device, precision):
-            levels = model(images)
-        boxes, scores = family.decode(model.head, levels)
-        timer.lap(1)
-        targets, image_size = batch["targets"].to(device), (images.shape[2], images.shape[3])
-        measured = loss.measure(levels, targets, image_size)
-        if per_image:
-            numerators = image_numerators(loss, levels, targets, image_size).double().cpu().flatten(1)
-            image_rows.append(torch.cat([batch["indices"][:, None].double(), numerators], 1))
-        sums.append(torch.cat([batch["indices"][:1].double().to(device),
-                               measured.numerators.double().flatten(), measured.counts.double().flatten()]))
-        timer.lap(None)
-        if len(index.names) == 1:  # the model's classes are ignored
+        reading += perf_counter() - began
+        previous, queued = queued, evaluator.queue(batch)
+        if previous is not None:
+            results.append(evaluator.finish(previous))
+        began = perf_counter()
+    if queued is not None:
+        results.append(evaluator.finish(queued))
+    seconds = torch.cat([result.seconds for result in results]).sum(0, keepdim=True)
+    seconds[0, STAGES.index("preprocess")] += reading
+    return EvaluatedBatches(
+        sums=torch.cat([result.sums for result in results]),
+        rows=torch.cat([result.rows for result in results]),
+        seconds=seconds,
+        images=torch.cat([result.images for result in results]),
+    )
+
+
+class _Queued(NamedTuple):
+    """A batch whose results are on their way to the host. They are there at the last mark."""
+
+    batch: Mapping[str, Tensor]
+    candidates: Tensor | list[Tensor]  # as from `Selector`
+    sums: Tensor  # (2, terms, counts) float32 numerators and counts
+    numerators: Tensor  # (B, terms, counts) float32 of each image; B is 0 unless requested
+    marks: Sequence[_TimeMark]  # start, images ready, boxes predicted, losses measured, candidates found
+
+
+@dataclass(frozen=True)
+class _Evaluator:
+    """Evaluates a batch in two halves: `queue` waits for nothing, `finish` waits for the device."""
+
+    model: Detector
+    family: Family
+    loss: Criterion
+    selector: Selector
+    index: AnnotationIndex
+    precision: str
+    device: torch.device
+    per_image: bool
+
+    def no_batches(self) -> EvaluatedBatches:
+        """The results of no batch."""
+        width = len(self.loss.names) * self.loss.num_counts
+        return EvaluatedBatches(torch.zeros(0, 1 + 2 * width, dtype=torch.double), torch.zeros(0, 8),
+                                torch.zeros(0, len(STAGES), dtype=torch.double),
+                                torch.zeros(0, 1 + width, dtype=torch.double))
+
+    def queue(self, batch: Mapping[str, Tensor]) -> _Queued:
+        """Queue the device's part of a batch, up to the copies to the host."""
+        start = _TimeMark(self.device)
+        images = unit_range(batch["images"].to(self.device, non_blocking=True))
+        prepared = _TimeMark(self.device)
+        with autocast(self.device, self.precision):
+            levels = self.model(images)
+        boxes, scores = self.family.decode(self.model.head, levels)
+        predicted = _TimeMark(self.device)
+
+        targets = batch["targets"].to(self.device, non_blocking=True)
+        image_size = images.shape[2], images.shape[3]
+        measured = self.loss.measure(levels, targets, image_size)
+        sums = torch.stack([measured.numerators, measured.counts])
+        numerators = sums.new_zeros(0, *sums.shape[1:])
+        if self.per_image:
+            numerators = image_numerators(self.loss, levels, targets, image_size)
+
+        before_search = _TimeMark(self.device)
+        if len(self.index.names) == 1:  # the model's classes are ignored
             scores = scores.amax(-1, keepdim=True)
-        selected = select(boxes, scores, confidence=config.confidence, iou=config.iou if family.suppress else None,
-                       max_detections=config.max_detections, multi_label=model.num_classes > 1)
-        timer.lap(2)
-        rows += [_match_image(detections.cpu(), batch, number, index) for number, detections in enumerate(selected)]
-        timer.lap(None)
-    totals = torch.stack(sums).cpu() if sums else torch.zeros(0, 1 + 2 * width, dtype=torch.double)
-    return EvaluatedBatches(totals, torch.cat(rows), torch.tensor([timer.seconds], dtype=torch.double),
-                            torch.cat(image_rows))
+        candidates = self.selector.candidates(boxes, scores)
+        sums = sums.to("cpu", non_blocking=True)
+        numerators = numerators.to("cpu", non_blocking=True)
+        found = _TimeMark(self.device)
+        return _Queued(batch, candidates, sums, numerators, (start, prepared, predicted, before_search, found))
+
+    def finish(self, queued: _Queued) -> EvaluatedBatches:
+        """The results of a batch."""
+        batch = queued.batch
+        start, prepared, predicted, before_search, found = queued.marks
+        found.wait()  # the only one for the device
+        began = perf_counter()
+        selected = self.selector.detections(queued.candidates)
+        suppression = perf_counter() - began
+        seconds = [prepared.seconds_since(start), predicted.seconds_since(prepared),
+                   found.seconds_since(before_search) + suppression]
+        rows = [_match_image(detections.numpy(), batch, number, self.index)
+                for number, detections in enumerate(selected)]
+        indices = batch["indices"].double()
+        return EvaluatedBatches(
+            sums=torch.cat([indices[:1], queued.sums.double().flatten()])[None],
+            rows=torch.from_numpy(np.concatenate(rows)),
+            seconds=torch.tensor([seconds], dtype=torch.double),
+            images=torch.cat([indices[: len(queued.numerators), None], queued.numerators.double().flatten(1)], 1),
+        )
 
 
-class _StageTimer:
-    """Seconds by stage. It synchronises with the device at the end of each."""
+class _TimeMark:
+    """A point in the work of a device, which does not stop there. A GPU has come to it after `wait`, a CPU at once."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._last = device, perf_counter()
-        self.seconds = [0.0] * len(STAGES)
+        self._time, self._event = perf_counter(), None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record(torch.cuda.current_stream(device))
 
-    def lap(self, stage: int | None) -> None:
-        """Add the time since the last lap to a stage; None: to no stage."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = perf_counter()
-        if stage is not None:
-            self.seconds[stage] += now - self._last
-        self._last = now
+    def wait(self) -> None:
+        """Wait until the device has come to this point."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_since(self, earlier: _TimeMark) -> float:
+        """The device's time between two marks that it has passed."""
+        if self._event is None or earlier._event is None:
+            return self._time - earlier._time
+        return earlier._event.elapsed_time(self._event) / 1e3
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -212,20 +289,20 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
                           enabled=precision != "fp32")
 
 
-def _match_image(detections: Tensor, batch: Mapping[str, Tensor], number: int, index: AnnotationIndex) -> Tensor:
+def _match_image(detections: np.ndarray, batch: Mapping[str, Tensor], number: int, index: AnnotationIndex
+                 ) -> np.ndarray:
     """Rows of the `number`-th image of a batch, (n, 8): detections in original pixels, and the IoU thresholds at which
     each is correct, as bits."""
     image = int(batch["indices"][number])
     truth = index[image]
     ratio_y, ratio_x = batch["ratios"][number].tolist()
     top, left = batch["pads"][number].tolist()
-    boxes = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
-    detections = torch.cat([boxes, detections[:, 4:]], 1)
-    true_classes = torch.from_numpy(truth.classes.copy())  # copies: torch warns about read-only arrays
-    true_boxes = torch.from_numpy(truth.boxes.copy())
-    correct = match(detections, true_classes, true_boxes)
-    bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)
-    return torch.cat([torch.full_like(bits, image), detections, bits], 1).float()
+    rows = np.empty((len(detections), 8), np.float32)
+    rows[:, 0] = image
+    rows[:, 1:5] = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
+    rows[:, 5:7] = detections[:, 4:]
+    rows[:, 7] = match(rows[:, 1:7], truth.classes, truth.boxes) @ BITS
+    return rows
 
 
 def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:

@@ -238,14 +238,14 @@ class Predictor:
                 _, ratio, pad = prepared[number]
                 selected = self._select(boxes[row : row + 1], scores[row : row + 1])
                 corners = to_original(selected[:, :4], ratio, pad, images[number].shape[:2])
-                detections = torch.cat([corners, selected[:, 4:]], 1).cpu().numpy()
+                detections = np.concatenate([corners, selected[:, 4:]], 1)
                 postprocess = perf_counter() - start
                 times = zip(STAGES, (preprocess, inference, postprocess), strict=True)
                 speed = {name: 1e3 * seconds for name, seconds in times}  # ms
                 detected[number] = ImageDetections(detections, speed)
         return [detected[number] for number in range(len(images))]
 
-    def _select(self, boxes: Tensor, scores: Tensor) -> Tensor:
+    def _select(self, boxes: Tensor, scores: Tensor) -> np.ndarray:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
         if settings.classes is not None:  # boxes whose best class is a requested one
@@ -255,7 +255,7 @@ class Predictor:
         iou = settings.iou if self.network.suppress else None  # None: the model's boxes need no suppression
         selected = select(boxes, scores, confidence=settings.confidence, iou=iou,
                           max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
-        return selected[0]
+        return selected[0].numpy()
 
 
 def build_predictor(trained: Opened, settings: DetectConfig, device: torch.device = CPU) -> Predictor:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ray_yolo.ops.boxes import pairwise_iou
+from ray_yolo.ops.boxes import AnyFloats, pairwise_iou
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -20,6 +18,7 @@ Ints = NDArray[np.int64]
 IOU_THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 GRID = np.linspace(0.0, 1.0, 1000)  # confidences and recalls at which curves are sampled
 RECALLS = np.linspace(0.0, 1.0, 101)  # nodes of the trapezoidal rule for the area under the curve
+_THRESHOLDS = np.array(IOU_THRESHOLDS, np.float32)  # the precision of overlaps
 SMOOTHING = 0.1  # width of the box filter over mean F1, as a share of the grid
 
 
@@ -49,7 +48,7 @@ class Metrics:
     curves: Curves
 
 
-def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
+def match(detections: AnyFloats, classes: Ints, boxes: AnyFloats) -> NDArray[np.bool_]:
     """The correct detections of one image, for each of `IOU_THRESHOLDS`.
 
     A detection claims the label of its class with the largest IoU, if it reaches the threshold. A label with several
@@ -57,28 +56,31 @@ def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
     score 0.002 could turn a confident neighbour into an error.
 
     Args:
-        detections: (n, 6) rows [x1, y1, x2, y2, score, class] in any order.
+        detections: (n, 6) float32 rows [x1, y1, x2, y2, score, class] in any order.
         classes: (m,) classes of the labels.
-        boxes: (m, 4) boxes of the labels, xyxy in the unit of the detections.
+        boxes: (m, 4) float32 boxes of the labels, xyxy in the unit of the detections.
 
     Returns:
         (n, 10) bool.
     """
-    thresholds = torch.tensor(IOU_THRESHOLDS, device=detections.device)
+    num_levels = len(IOU_THRESHOLDS)
     if not len(detections) or not len(boxes):
-        return torch.zeros(len(detections), len(thresholds), dtype=torch.bool, device=detections.device)
+        return np.zeros((len(detections), num_levels), bool)
     same_class = detections[:, 5, None] == classes
-    overlaps = torch.where(same_class, pairwise_iou(detections[:, :4], boxes), 0.0).nan_to_num_(0.0)  # NaN: no area
-    overlap, label = overlaps.max(dim=1)
-    claims = overlap[:, None] >= thresholds  # (n, 10)
+    overlaps = pairwise_iou(detections[:, :4], boxes)
+    overlaps = np.where(same_class & (overlaps > 0), overlaps, 0)  # NaN, of boxes without area, is not > 0
+    label = overlaps.argmax(axis=1)
+    reached = np.searchsorted(_THRESHOLDS, overlaps.max(axis=1), side="right")  # (n,): claims at the first so many
 
-    num = len(detections)
-    rank = torch.empty_like(label)
-    rank[detections[:, 4].argsort(descending=True, stable=True)] = torch.arange(num, device=label.device)
-    bids = torch.where(claims, rank[:, None], num)
-    winner = bids.new_full((len(boxes), len(thresholds)), num)
-    winner.scatter_reduce_(0, label[:, None].expand_as(bids), bids, "amin")
-    return claims & (bids == winner[label])
+    # Claims of a label by falling score: each gets the thresholds above all that its betters reached. One running
+    # maximum serves all labels, since the numbers of a label exceed those of the labels before.
+    order = np.lexsort((-detections[:, 4], label))
+    base = label * (num_levels + 1)
+    numbers = np.maximum.accumulate((base + reached)[order])
+    taken = np.zeros_like(reached)  # (n,): the first so many thresholds belong to better detections
+    taken[order[1:]] = numbers[:-1] - base[order[1:]]  # negative for the first of a label
+    level = np.arange(num_levels)
+    return (taken[:, None] <= level) & (level < reached[:, None])
 
 
 def evaluate(correct: NDArray[np.bool_], scores: Floats, detected_classes: Ints, true_classes: Ints, num_classes: int

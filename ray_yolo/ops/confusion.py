@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ray_yolo.ops.boxes import pairwise_iou
+from ray_yolo.ops.boxes import AnyFloats, pairwise_iou
 
 CONFIDENCE, IOU = 0.25, 0.45  # of the detections that count, and of pairs: YOLOv5's
 
-AnyFloats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
 
@@ -48,7 +46,7 @@ def confusion_matrix(detections: AnyFloats, images: Ints, classes: Ints, boxes: 
 
 def _pairs(a: AnyFloats, b: AnyFloats, iou: float) -> list[tuple[int, int]]:
     """Greedy matching of the rows of `a` and `b` by falling overlap, each used once."""
-    overlaps = pairwise_iou(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
+    overlaps = pairwise_iou(a.astype(np.float64), b.astype(np.float64))
     rows, columns = np.nonzero(overlaps > iou)
     order = (-overlaps[rows, columns]).argsort(kind="stable")
     pairs: dict[int, int] = {}

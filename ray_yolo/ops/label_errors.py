@@ -6,10 +6,9 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ray_yolo.ops.boxes import pairwise_iou
+from ray_yolo.ops.boxes import AnyFloats, pairwise_iou
 
 OVERLAP = 0.5  # IoU from which a detection and a label are of the same object
 LEAST_DOUBT = 0.5
@@ -17,7 +16,6 @@ LEAST_DOUBT = 0.5
 DoubtKind = Literal["missing label", "denied label", "wrong class"]
 KINDS: tuple[DoubtKind, ...] = ("missing label", "denied label", "wrong class")
 
-AnyFloats = NDArray[np.floating]
 AnyInts = NDArray[np.integer]
 
 
@@ -105,8 +103,8 @@ def _contradicted(image: int, detections: AnyFloats, classes: AnyInts, boxes: An
 
 def _overlaps(a: AnyFloats, b: AnyFloats) -> AnyFloats:
     """(n, m) IoU; NaN of two boxes without area, which is below every limit."""
-    first, second = (torch.from_numpy(np.asarray(boxes, np.float64).reshape(-1, 4)) for boxes in (a, b))
-    return pairwise_iou(first, second).numpy()
+    first, second = (np.asarray(boxes, np.float64).reshape(-1, 4) for boxes in (a, b))
+    return pairwise_iou(first, second)
 
 
 def _covered(boxes: AnyFloats, regions: AnyFloats) -> AnyFloats:

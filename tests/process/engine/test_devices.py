@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,10 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ray_yolo.core.structures import Progress
-from ray_yolo.engine import loop
+from ray_yolo.config.sections import EvaluateConfig, LossConfig
+from ray_yolo.core.structures import AnnotationIndex, Progress
+from ray_yolo.engine import evaluate, loop
 from ray_yolo.engine.build import TrainComponents, WorkerContext, build
 from ray_yolo.models.families import build_model, find_family
+from ray_yolo.models.heads import Predictions
 from ray_yolo.ops import nms
 from tests.support.jobs import make_spec
 
@@ -77,20 +81,6 @@ def fake_backward(loss: Tensor, components: TrainComponents) -> None:
     for parameter in components.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
-
-
-class Answers(TorchDispatchMode):
-    """Lets operations whose shapes depend on values return every second element, so that the host can continue."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten.nonzero.default:
-            return args[0].new_empty((args[0].numel() // 2, args[0].dim()), dtype=torch.long)
-        if str(function) == "torchvision.nms.default":
-            assert args[0].device == args[1].device
-            return args[0].new_empty(len(args[0]) // 2, dtype=torch.long)
-        if function is torch.ops.aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
-            return args[0][args[1][0].new_empty(len(args[0]) // 2, dtype=torch.long)]
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.fixture(params=["meta", "cuda"])
@@ -184,23 +174,90 @@ def test_code_that_waits_for_the_device_or_mixes_devices_fails(
         take_steps(tmp_path, device, surroundings, monkeypatch, PLANTS[plant], **TINY)
 
 
+EVALUATIONS: dict[str, dict[str, Any]] = {
+    "yolov5n": {"name": "yolov5n"}, "yolov8n": {"name": "yolov8n"}, "one class": {"num_classes": 1},
+    "without suppression": {"suppress": False}}
+
+
+@pytest.mark.parametrize("case", EVALUATIONS)
+def test_evaluation_waits_for_the_device_once_a_batch_when_the_next_one_is_queued(
+        monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    assert evaluate_three_batches(monkeypatch, **EVALUATIONS[case]) == [
+        "queued", "queued", "wait", "read", "queued", "wait", "read", "wait", "read"]
+
+
+EVALUATION_PLANTS: dict[str, Callable[[Predictions], Predictions]] = {
+    "to the host": lambda found: Predictions(found.boxes.cpu().to("cuda", non_blocking=True), found.scores),
+    "mask": lambda found: Predictions(found.boxes, found.scores[found.scores > 0]),
+    "synchronize": lambda found: torch.cuda.synchronize() or found,
+}
+
+
+@pytest.mark.parametrize("plant", EVALUATION_PLANTS)
+def test_an_evaluation_that_waits_for_the_device_fails(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+    """Negative controls."""
+    with pytest.raises((RuntimeError, WaitError)):
+        evaluate_three_batches(monkeypatch, plant=EVALUATION_PLANTS[plant])
+
+
+def evaluate_three_batches(patch: pytest.MonkeyPatch, name: str = "yolov8n", num_classes: int = 3, *,
+                           suppress: bool = True, plant: Callable[[Predictions], Predictions] | None = None
+                           ) -> list[str]:
+    """The actions in an evaluation on a fake CUDA device, in order; `plant` changes the predictions."""
+    actions: list[str] = []
+
+    def synchronize(*_: Any) -> None:
+        raise WaitError("synchronize")
+
+    def detections(selector: nms.Selector, candidates: Tensor) -> list[SimpleNamespace]:
+        actions.append("read")
+        assert (candidates.shape, candidates.device.type) == ((2, len(candidates[0]), 6), "cpu")
+        return [SimpleNamespace(numpy=lambda: None)] * len(candidates)
+
+    patch.setattr(torch.cuda, "synchronize", synchronize)
+    patch.setattr(torch.cuda, "current_stream", lambda device: None)
+    patch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace(
+        record=lambda stream: None, synchronize=lambda: actions.append("wait"), elapsed_time=lambda end: 1.0))
+    patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    patch.setattr(nms.Selector, "detections", detections)
+    patch.setattr(evaluate, "_match_image", lambda *_: np.zeros((0, 8), np.float32))
+
+    family, model = find_family(name), build_model(name, num_classes).eval()
+    index = AnnotationIndex((), np.zeros((0, 2), np.int32), np.zeros(1, np.int64), np.zeros(0), np.zeros((0, 4)),
+                            tuple("abc"[:num_classes]))
+    with FakeTensorMode():
+        model = moved(model, "cuda")
+        loss = family.build_loss(model.head, LossConfig(), num_classes, 64)
+
+        def decode(head: nn.Module, levels: Any) -> Predictions:
+            actions.append("queued")
+            found = family.decode(head, levels)
+            return plant(found) if plant else found
+
+        batch = {"images": torch.zeros(2, 3, 64, 64, dtype=torch.uint8), "targets": torch.tensor(LABELS),
+                 "indices": torch.arange(2)}
+        with Watch():
+            evaluate.evaluate_batches(model, family._replace(decode=decode, suppress=suppress), loss, [batch] * 3,
+                                      index, EvaluateConfig(), "fp32", torch.device("cuda"))
+    return actions
+
+
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n"])
-def test_predictions_and_detections_are_on_the_images_device(
+def test_predictions_and_candidates_are_on_the_images_device(
         monkeypatch: pytest.MonkeyPatch, name: str, multi_label: bool) -> None:
     monkeypatch.setattr(nms, "MAX_CANDIDATES", 10)
-    detections = detect(name, "cuda", multi_label)
-    assert [(tuple(each.shape), each.device.type) for each in detections] == [((5, 6), "cuda")] * 2
-    with pytest.raises((RuntimeError, TypeError)):  # negative control
-        detect(name, "cpu", multi_label)
+    candidates = find_candidates(name, "cuda", multi_label)
+    assert (candidates.shape, candidates.device.type) == ((2, 10, 6), "cuda")
+    with pytest.raises(RuntimeError):  # negative control
+        find_candidates(name, "cpu", multi_label)
 
 
-def detect(name: str, boxes_on: str, multi_label: bool) -> list[Tensor]:
-    """Detections in two blank images on a fake CUDA device, the boxes moved elsewhere in between."""
+def find_candidates(name: str, boxes_on: str, multi_label: bool) -> Tensor:
+    """Candidates in two blank images on a fake CUDA device, the boxes moved elsewhere in between."""
     family, model = find_family(name), build_model(name, 3).eval()
     with FakeTensorMode(), torch.no_grad():
         levels = moved(model, "cuda")(torch.zeros(2, 3, 64, 64, device="cuda"))
         boxes, scores = family.decode(model.head, levels)
-        with Answers():
-            return nms.select(boxes.to(boxes_on), scores, confidence=0.1, iou=0.5, max_detections=100,
-                              multi_label=multi_label)
+        selector = nms.Selector(confidence=0.1, iou=0.5, max_detections=100, multi_label=multi_label)
+        return selector.padded_candidates(boxes.to(boxes_on), scores)

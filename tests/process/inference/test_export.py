@@ -163,7 +163,7 @@ def test_a_fixed_onnx_equals_predict_with_squares(weights: Path) -> None:
     assert (pixels.shape, pad) == ((64, 64, 3), (16, 0))
     assert (pixels[0] == 114).all()
     rows = onnx_predictions(result.path, torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255)))
-    boxes = to_original(torch.from_numpy(rows[:, 1:5].copy()), ratio, pad, picture.shape[:2]).numpy()
+    boxes = to_original(rows[:, 1:5], ratio, pad, picture.shape[:2])
     actual, other = (YOLO(weights).predict(picture[..., ::-1], confidence=0.1, rect=rect)[0] for rect in (False, True))
     assert len(actual) > 3
     assert_same_rows(np.column_stack([boxes, rows[:, 5:]]), np.asarray(actual.boxes.data))

@@ -1,5 +1,7 @@
 """Matching and average precision: worked by hand, and against the obvious loops."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ def fitness(metrics: Metrics) -> float | None:
 
 def correct_at(detections: list[list[float]], classes: list[int], boxes: list[list[float]]) -> list[list[float]]:
     """Per detection, the thresholds at which it is correct."""
-    rows = match(torch.tensor(detections), torch.tensor(classes), torch.tensor(boxes))
+    rows = match(np.array(detections, np.float32), np.array(classes), np.array(boxes, np.float32))
     return [[t for t, good in zip(IOU_THRESHOLDS, row, strict=True) if good] for row in rows.tolist()]
 
 
@@ -66,11 +68,16 @@ def test_boxes_without_area_match_nothing() -> None:
     assert correct_at([[*point, 0.9, 0.0]], [0], [point]) == [[]]
 
 
+def test_boxes_without_numbers_match_nothing() -> None:
+    nowhere = [math.nan, 0.0, math.inf, 10.0, 0.9, 0.0]
+    assert correct_at([nowhere, tall(10, 0.3)], [0], [SQUARE]) == [[], list(IOU_THRESHOLDS)]
+
+
 @pytest.mark.parametrize(("num", "labels"), [(0, 0), (0, 3), (3, 0)])
 def test_nothing_matches_nothing(num: int, labels: int) -> None:
-    result = match(torch.zeros(num, 6), torch.zeros(labels, dtype=torch.int64), torch.zeros(labels, 4))
+    result = match(np.zeros((num, 6), np.float32), np.zeros(labels, np.int64), np.zeros((labels, 4), np.float32))
     assert result.shape == (num, 10)
-    assert result.dtype == torch.bool
+    assert result.dtype == np.bool_
     assert not result.any()
 
 
@@ -86,7 +93,8 @@ def test_matching_equals_the_obvious_loop(seed: int, num: int, labels: int) -> N
     scores = torch.randint(1, 5, (num, 1), generator=generator) / 4
     detections = torch.cat([random_boxes(num), scores, torch.randint(0, 2, (num, 1), generator=generator)], dim=1)
     classes, boxes = torch.randint(0, 2, (labels,), generator=generator), random_boxes(labels)
-    assert match(detections, classes, boxes).tolist() == slow_match(detections, classes, boxes)
+    found = match(detections.numpy(), classes.numpy(), boxes.numpy())
+    assert found.tolist() == slow_match(detections, classes, boxes)
 
 
 def measure(hits: list[int], scores: list[float], num_labels: int) -> Metrics:

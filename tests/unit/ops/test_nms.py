@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ray_yolo.ops import nms
-from ray_yolo.ops.nms import select
+from ray_yolo.ops.nms import Selector, select
 
 
 def prediction(box: tuple[float, float, float, float], chance: float, *classes: float) -> list[float]:
@@ -164,3 +164,44 @@ def test_without_suppression_the_best_pairs_of_a_box_and_a_class_are_detected(
     best = sorted(pairs, key=lambda pair: -pair[0])[:limit]
     assert [[*row[:4], row[4], row[5]] for row in found.tolist()] == [
         [*boxes[0, box].tolist(), score, kind] for score, box, kind in best]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), images=st.integers(0, 3), num=st.integers(0, 60), num_classes=st.integers(1, 4),
+    values=st.sampled_from(["few", "many", "none", "not finite"]), confidence=st.sampled_from([0.0, 0.2, 0.75]),
+    iou=st.sampled_from([None, 0.25, 0.45, 1.0]), max_detections=st.sampled_from([1, 5, 300]),
+    multi_label=st.booleans(), agnostic=st.booleans(), most=st.sampled_from([1, 7, 30, 30_000]),
+)
+def test_candidates_of_static_shape_give_the_same_bits(
+    seed: int, images: int, num: int, num_classes: int, values: str, confidence: float, iou: float | None,
+    max_detections: int, multi_label: bool, agnostic: bool, most: int
+) -> None:
+    """The way of a GPU against that of a CPU: equal scores, no candidates, more than `MAX_CANDIDATES`, NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.randint(-8, 12, (images, num, 2), generator=generator)
+    boxes = torch.cat([corners, corners + torch.randint(0, 12, (images, num, 2), generator=generator)], dim=2).float()
+    shape = (images, num, num_classes)
+    few = torch.randint(0, 5, shape, generator=generator) / 4  # 0 and 1 among them
+    scores = {"few": few, "many": torch.rand(shape, generator=generator), "none": torch.zeros(shape),
+              "not finite": torch.where(few == 0.5, torch.nan, few)}[values]
+    if values == "not finite":
+        boxes[torch.rand(images, num, generator=generator) < 0.1] = torch.nan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nms, "MAX_CANDIDATES", most)
+        selector = Selector(confidence, iou, max_detections, multi_label, agnostic)
+        expected = selector.detections(selector.candidates(boxes, scores))
+        found = selector.detections(selector.padded_candidates(boxes, scores))
+    for rows, same in zip(found, expected, strict=True):
+        assert rows.numpy().tobytes() == same.numpy().tobytes()
+        assert rows.shape == same.shape
+
+
+def test_candidates_of_static_shape_are_cut_in_the_middle_of_equal_scores() -> None:
+    """More than `MAX_CANDIDATES` of one score: the first enter, in order."""
+    num = nms.MAX_CANDIDATES + 10
+    boxes = torch.arange(num)[None, :, None] + torch.tensor([0.0, 0.0, 1.0, 1.0])
+    scores = torch.full((1, num, 1), 0.5)
+    scores[0, -1] = 0.75
+    [rows] = Selector(0.25, 0.5, 300, multi_label=True).padded_candidates(boxes, scores)
+    assert rows[:, 0].tolist() == [num - 1, *range(nms.MAX_CANDIDATES - 1)]
