@@ -107,10 +107,14 @@ class EndToEndLoss(AnchorFreeLoss):
 
     def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
         many = 0.1 + 0.7 * (1 - progress)
-        return super().terms(numerators * numerators.new_tensor((many, 1 - many)), counts, progress)
+        shares = numerators.new_full((2,), 1 - many)  # filled there: a copy from the host would wait for a GPU
+        shares[:1].fill_(many)
+        return super().terms(numerators * shares, counts, progress)
 
     def _distance_loss(self, distances: Tensor, sides: Tensor, cells: Tensor, image_size: tuple[int, int]) -> Tensor:
         """(n,) mean errors of the distances, as shares of the network input."""
         height, width = image_size
         errors = (distances[..., 0] - sides).abs() * cells
-        return (errors / errors.new_tensor((width, height, width, height))).mean(1)
+        network_input = errors.new_full((4,), width)  # as above
+        network_input[1::2].fill_(height)
+        return (errors / network_input).mean(1)

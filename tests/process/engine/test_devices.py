@@ -33,8 +33,9 @@ from tests.support.jobs import make_spec
 
 SMALL = {"batch_size": 4, "microbatch": 4, "multi_scale": True, "optimizer": {"nominal_batch": 4}}
 TINY: dict[str, Any] = {"microbatch": 2}
-CASES: dict[str, dict[str, Any]] = {"yolov5n": {"model": "yolov5n"}, "yolov8n": {"model": "yolov8n"}, "two parts": TINY,
-                                    "sync-bn": {"sync_bn": True}}
+CASES: dict[str, dict[str, Any]] = {
+    "yolov5n": {"model": "yolov5n"}, "yolov8n": {"model": "yolov8n"}, "yolo26n": {"model": "yolo26n"},
+    "two parts": TINY, "sync-bn": {"sync_bn": True}}
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
 LABELS = [[0.0, 1, 4, 4, 30, 40], [1, 0, 20, 8, 60, 60]]
 
@@ -175,8 +176,8 @@ def test_code_that_waits_for_the_device_or_mixes_devices_fails(
 
 
 EVALUATIONS: dict[str, dict[str, Any]] = {
-    "yolov5n": {"name": "yolov5n"}, "yolov8n": {"name": "yolov8n"}, "one class": {"num_classes": 1},
-    "without suppression": {"suppress": False}}
+    "yolov5n": {"name": "yolov5n"}, "yolov8n": {"name": "yolov8n"}, "yolo26n": {"name": "yolo26n"},
+    "one class": {"num_classes": 1}, "without suppression": {"suppress": False}}
 
 
 @pytest.mark.parametrize("case", EVALUATIONS)
