@@ -23,6 +23,12 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
+def wait_for(point: Mark) -> None:
+    """Wait until the device has come to a mark. A CPU is there at once."""
+    if isinstance(point, torch.cuda.Event):
+        point.synchronize()
+
+
 def seconds_between(begin: Mark, end: Mark) -> float:
     """Seconds between two marks of one device, which has reached both."""
     if isinstance(begin, torch.cuda.Event):

@@ -21,6 +21,7 @@ from ray_yolo.core.events import ClassResult
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.labels import box_areas
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.devices import Mark, mark, seconds_between, wait_for
 from ray_yolo.models.criterion import Criterion, image_numerators
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import Family
@@ -191,7 +192,7 @@ class _Queued(NamedTuple):
     candidates: Tensor | list[Tensor]  # as from `Selector`
     sums: Tensor  # (2, terms, counts) float32 numerators and counts
     numerators: Tensor  # (B, terms, counts) float32 of each image; B is 0 unless requested
-    marks: Sequence[_TimeMark]  # start, images ready, boxes predicted, losses measured, candidates found
+    marks: Sequence[Mark]  # start, images ready, boxes predicted, losses measured, candidates found
 
 
 @dataclass(frozen=True)
@@ -216,13 +217,13 @@ class _Evaluator:
 
     def queue(self, batch: Mapping[str, Tensor]) -> _Queued:
         """Queue the device's part of a batch, up to the copies to the host."""
-        start = _TimeMark(self.device)
+        start = mark(self.device)
         images = unit_range(batch["images"].to(self.device, non_blocking=True))
-        prepared = _TimeMark(self.device)
+        prepared = mark(self.device)
         with autocast(self.device, self.precision):
             levels = self.model(images)
         boxes, scores = self.family.decode(self.model.head, levels)
-        predicted = _TimeMark(self.device)
+        predicted = mark(self.device)
 
         targets = batch["targets"].to(self.device, non_blocking=True)
         image_size = images.shape[2], images.shape[3]
@@ -232,25 +233,25 @@ class _Evaluator:
         if self.per_image:
             numerators = image_numerators(self.loss, levels, targets, image_size)
 
-        before_search = _TimeMark(self.device)
+        before_search = mark(self.device)
         if len(self.index.names) == 1:  # the model's classes are ignored
             scores = scores.amax(-1, keepdim=True)
         candidates = self.selector.candidates(boxes, scores)
         sums = sums.to("cpu", non_blocking=True)
         numerators = numerators.to("cpu", non_blocking=True)
-        found = _TimeMark(self.device)
+        found = mark(self.device)
         return _Queued(batch, candidates, sums, numerators, (start, prepared, predicted, before_search, found))
 
     def finish(self, queued: _Queued) -> EvaluatedBatches:
         """The results of a batch."""
         batch = queued.batch
         start, prepared, predicted, before_search, found = queued.marks
-        found.wait()  # the only one for the device
+        wait_for(found)  # the only wait for the device
         began = perf_counter()
         selected = self.selector.detections(queued.candidates)
         suppression = perf_counter() - began
-        seconds = [prepared.seconds_since(start), predicted.seconds_since(prepared),
-                   found.seconds_since(before_search) + suppression]
+        seconds = [seconds_between(start, prepared), seconds_between(prepared, predicted),
+                   seconds_between(before_search, found) + suppression]
         rows = [_match_image(detections.numpy(), batch, number, self.index)
                 for number, detections in enumerate(selected)]
         indices = batch["indices"].double()
@@ -260,27 +261,6 @@ class _Evaluator:
             seconds=torch.tensor([seconds], dtype=torch.double),
             images=torch.cat([indices[: len(queued.numerators), None], queued.numerators.double().flatten(1)], 1),
         )
-
-
-class _TimeMark:
-    """A point in the work of a device, which does not stop there. A GPU has come to it after `wait`, a CPU at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._time, self._event = perf_counter(), None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record(torch.cuda.current_stream(device))
-
-    def wait(self) -> None:
-        """Wait until the device has come to this point."""
-        if self._event is not None:
-            self._event.synchronize()
-
-    def seconds_since(self, earlier: _TimeMark) -> float:
-        """The device's time between two marks that it has passed."""
-        if self._event is None or earlier._event is None:
-            return self._time - earlier._time
-        return earlier._event.elapsed_time(self._event) / 1e3
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

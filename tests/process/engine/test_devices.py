@@ -201,6 +201,22 @@ def test_an_evaluation_that_waits_for_the_device_fails(monkeypatch: pytest.Monke
         evaluate_three_batches(monkeypatch, plant=EVALUATION_PLANTS[plant])
 
 
+class FakeEvent:
+    """An event in the work of a device that does not exist."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 1.0
+
+
 def evaluate_three_batches(patch: pytest.MonkeyPatch, name: str = "yolov8n", num_classes: int = 3, *,
                            suppress: bool = True, plant: Callable[[Predictions], Predictions] | None = None
                            ) -> list[str]:
@@ -217,8 +233,8 @@ def evaluate_three_batches(patch: pytest.MonkeyPatch, name: str = "yolov8n", num
 
     patch.setattr(torch.cuda, "synchronize", synchronize)
     patch.setattr(torch.cuda, "current_stream", lambda device: None)
-    patch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace(
-        record=lambda stream: None, synchronize=lambda: actions.append("wait"), elapsed_time=lambda end: 1.0))
+    patch.setattr(torch.cuda, "Event", FakeEvent)
+    patch.setattr(FakeEvent, "synchronize", lambda event: actions.append("wait"))
     patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     patch.setattr(nms.Selector, "detections", detections)
     patch.setattr(evaluate, "_match_image", lambda *_: np.zeros((0, 8), np.float32))

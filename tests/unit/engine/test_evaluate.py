@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -205,27 +206,13 @@ def test_detections_are_selected_by_the_recipe(tmp_path: Path) -> None:
         assert found.detections[:, 5].tolist() == pytest.approx(kept), config
 
 
-class Steps:
-    """Marks that are one second apart."""
-
-    made = 0
-
-    def __init__(self, device: torch.device) -> None:
-        self.second, Steps.made = Steps.made, Steps.made + 1
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, earlier: Steps) -> float:
-        return self.second - earlier.second
-
-
 def test_stages_are_measured_between_the_marks_of_a_batch(five: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The losses, between the second and the third stage, are not counted."""
-    monkeypatch.setattr("ray_yolo.engine.evaluate._TimeMark", Steps)
+    marks = itertools.count(0.0)  # one second apart
+    monkeypatch.setattr("ray_yolo.engine.evaluate.mark", lambda device: next(marks))
     speed = run(Collectives(), five).speed
     assert list(speed) == ["preprocess", "inference", "postprocess"]
-    assert Steps.made == 3 * 5
+    assert next(marks) == 3 * 5
     own = 3 * 1e3 / 5  # ms an image: three batches, five images
     assert speed["inference"] == own
     assert own < min(speed["preprocess"], speed["postprocess"])  # with the host's reading and suppression
