@@ -1,29 +1,30 @@
-"""Two workers of which one has half the speed, with and without load balancing.
+"""Two workers of which one has half a core, with and without load balancing.
 
     python tests/benchmarks/run.py balance
 
-The slow worker sleeps after each forward pass as long as forward and backward take. Both ways are trained in turns,
-`--rounds` times. The last line has the seconds per step of each way, their ratio, and whether the weights are equal.
+The kernel gives the slow worker half a core, by a control group, for which the benchmark must run as root. Both ways
+are trained in turns, `--rounds` times. The last line has the seconds per step of each way, their ratio, and whether
+the weights are equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, StepEvent
-from ray_yolo.engine import balance, loop
+from ray_yolo.engine import balance
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Rendezvous
@@ -34,6 +35,28 @@ from tests.support.jobs import make_spec
 from tests.support.workers import run_workers, wrap_model
 
 SETTLED = 20  # steps until the speeds are known and the shares have changed
+PERIOD = 20_000  # microseconds: of each, the slow worker gets half
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def half_a_core() -> Iterator[None]:
+    """This process computes at most half of the time. Of a control group of version 1 or 2."""
+    is_first_version = (CGROUP / "cpu").is_dir()
+    parent = CGROUP / "cpu" if is_first_version else CGROUP
+    group = parent / f"half-{os.getpid()}"
+    group.mkdir()
+    try:
+        if is_first_version:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(PERIOD // 2))
+        else:
+            (group / "cpu.max").write_text(f"{PERIOD // 2} {PERIOD}")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (parent / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
 
 
 def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> tuple[list[float], torch.Tensor]:
@@ -41,17 +64,9 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> tuple[li
     events: list[Event] = []
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
                             activity=Activity())
-    compute, is_slow = loop.forward, collectives.worker == 1
-
-    def slow_forward(*arguments: Any) -> Any:
-        began = time.perf_counter()
-        loss = compute(*arguments)
-        if is_slow:
-            time.sleep(3 * (time.perf_counter() - began))  # a backward pass takes twice as long as the forward pass
-        return loss
-
     steps_known = balance.STEPS_KNOWN if balanced else 10**9  # then no speed is ever known
-    with patch.object(loop, "forward", slow_forward), patch.object(balance, "STEPS_KNOWN", steps_known):
+    is_slow = collectives.worker == 1
+    with half_a_core() if is_slow else nullcontext(), patch.object(balance, "STEPS_KNOWN", steps_known):
         session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
         session.train(lambda: False)
     weights = capture(session.components, session.state, {})["model"].values()
@@ -70,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for number in range(options.rounds):
             for balanced in (False, True):
                 run = Path(folder, f"{number}-{balanced}")
-                spec = make_spec(run, 96, epochs=10, imgsz=320, batch_size=32, microbatch=4)  # 8 microbatches a step
+                spec = make_spec(run, 96, epochs=10, imgsz=320, batch_size=32, microbatch=2)  # 16 microbatches a step
                 [(steps, state), _] = run_workers(2, train, spec, balanced)
                 seconds[balanced].append(statistics.median(steps))
                 weights.append(state)

@@ -1,6 +1,6 @@
 """The share of time in which the slots of a sweep train: trials one after another on a standing worker pool.
 
-    python tests/benchmarks/run.py sweep [--trials 12] [--epochs 60] [--slots 2] [--churn | --thrice]
+    python tests/benchmarks/run.py sweep [--trials 12] [--epochs 60] [--slots 2] [--churn | --thrice | --beside]
 
 Trials of the tiny model on one worker each. A slot trains from a trial's `start` event to its `end`, or to the last
 step before the next `start` if its workers changed. The rest, until the last end, is start-up and waiting. The sweep is
@@ -11,6 +11,10 @@ rows must equal those of an uninterrupted sweep.
 
 With `--thrice` a ladder runs three times: on one worker, on two, and on two to four. In the third run three workers and
 the driver are killed. The ledgers, with the digests of all weights, must be equal. The figures are of the second.
+
+With `--beside` a ladder runs alone on four slots, and once more beside a training of two fixed workers, for which it
+gives two of its slots. The ledgers must be equal. The figures are of the two slots that it keeps, while the other
+training trains.
 """
 
 from __future__ import annotations
@@ -20,26 +24,32 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
 
+from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.events import EndEvent, Event, StartEvent, StepEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.cluster import own_token
 from ray_yolo.tune.verification import compare_sweeps
 from tests.benchmarks.harness import machine
 from tests.support.faults import drain, ray_nodes
+from tests.support.jobs import make_config
+from tests.support.machines import wait_for
 from tests.support.run_log import only
 from tests.support.sweeps import SPACE, assert_equal_rows, command, make_sweep, pool_sweep, start, wait_for_workers
 
 PAUSE_SECONDS = 12.0  # between two interruptions
+BESIDE_SECONDS = 40.0  # that another training holds two slots
 LADDER = "search: {algorithm: evolve, scheduler: ladder}\n" + SPACE
 
 Rooms = list[tuple[float, int]]  # (time, number of slots from then on)
@@ -53,7 +63,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--churn", action="store_true")
     parser.add_argument("--thrice", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     given = parser.parse_args(argv)
+    if given.beside:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps({"id": "sweep, beside", **beside(Path(folder), given), "machine": machine()}))
+        return
     run = churned if given.churn else thrice if given.thrice else uninterrupted
     with tempfile.TemporaryDirectory() as folder:
         sweep, rooms = run(Path(folder), given)
@@ -128,6 +143,47 @@ def thrice(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
     for sweep in sweeps[1:]:
         assert [result.problem for result in compare_sweeps(sweeps[0], sweep)] == [None]
     return sweeps[1], [(0.0, 2)]
+
+
+def beside(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """The same sweep alone, and beside a training that takes two of its four slots for a time."""
+    sweeps = {}
+    with ray_nodes(4):
+        for name in ("alone", "beside"):
+            (folder / name).mkdir()
+            config = make_sweep(folder / name, LADDER, recipe={"epochs": given.epochs, "noval": False},
+                                trials=given.trials, virtual_slots=4)
+            sweeps[name] = folder / name / "runs" / "evolve" / "exp"
+            process = start(command(config, folder / name), folder / name)
+            if name == "beside":
+                wait_for_workers(sweeps[name] / "trials", lambda present: present == 4)
+                seconds_to_first_step, begin, end = train_beside(folder / "training")
+                assert process.poll() is None, "the sweep ended before the training: increase --trials"
+            _, errors = process.communicate()
+            assert process.returncode == 0, errors.decode()
+    assert [result.problem for result in compare_sweeps(sweeps["alone"], sweeps["beside"])] == [None]
+    logs = [read_events(log) for log in sorted(sweeps["beside"].glob(f"trials/*/{EVENTS_FILE}"))]
+    spans = [span for log in logs for span in worker_spans(log)]
+    within = [(max(since, begin), min(to, end), workers) for since, to, workers in spans if since < end and to > begin]
+    return {"busy": busy(within, begin, end, [(0.0, 2)]), "seconds": round(end - begin, 1),
+            "seconds to the training's first step": round(seconds_to_first_step, 1)}
+
+
+def train_beside(folder: Path) -> tuple[float, float, float]:
+    """Train with two fixed workers for `BESIDE_SECONDS`. Returns the seconds from the command to the first step, and
+    the times of the first and the last step."""
+    folder.mkdir()
+    config = make_config(folder, 2, epochs=100_000)
+    (folder / "config.yaml").write_text(to_yaml(config.model_dump(mode="json")))
+    started = time.time()
+    process = start([sys.executable, "-m", "ray_yolo.train", "--config", str(folder / "config.yaml")], folder)
+    log = folder / "runs" / "train" / "exp" / EVENTS_FILE
+    wait_for(lambda: log.exists() and bool(only(StepEvent, read_events(log))), 180)
+    time.sleep(BESIDE_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    steps = only(StepEvent, read_events(log))
+    return steps[0].time - started, steps[0].time, steps[-1].time
 
 
 def kill_worker(trials: Path, draw: random.Random) -> None:

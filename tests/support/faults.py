@@ -37,7 +37,7 @@ from tests.support.jobs import make_config
 from tests.support.run_log import only
 
 STEP_SECONDS = 0.7
-EPOCHS, UNINTERRUPTED_STEPS = 1000, 240  # three steps each; nothing trains to the end
+EPOCHS, UNINTERRUPTED_STEPS = 100_000, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 

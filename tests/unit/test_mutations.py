@@ -261,7 +261,7 @@ MUTATIONS = (
     Mutation("engine/session.py", "fitness <= state.best_fitness", "fitness < state.best_fitness", EPOCHS),
     Mutation("engine/session.py", "progress.epoch % period == 0", "last_epoch.epoch % period == 0", EPOCHS),
     Mutation("engine/session.py", "metrics.ap.mean(1).tolist()", "metrics.ap[:, 0].tolist()", EPOCHS),
-    Mutation("engine/evaluate.py", "        found.wait()", "        pass", "engine/test_devices.py"),
+    Mutation("engine/evaluate.py", "        wait_for(found)", "        pass", "engine/test_devices.py"),
     Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
     Mutation("data/yolo_txt.py", "[*size[::-1], *size[::-1]]", "[*size, *size]", "inference/test_output.py"),
     Mutation("checkpoints/foreign.py", "> path.stat().st_size", "> 1 << 60", "checkpoints/test_foreign.py"),
