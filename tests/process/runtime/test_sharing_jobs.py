@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -22,7 +23,7 @@ from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.status import read_members
 from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runtime.sharing import CALM_SECONDS
-from tests.support.faults import EXACT, left_over, ray_nodes, uninterrupted_run
+from tests.support.faults import EXACT, left_over, ray_nodes
 from tests.support.jobs import make_config
 from tests.support.run_log import messages, only
 
@@ -30,15 +31,17 @@ pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 class Job:
-    """A training on 1 to 4 workers, with a driver of its own."""
+    """A training with a driver of its own, by default on 1 to 4 workers."""
 
-    def __init__(self, folder: Path, **placement: object) -> None:
+    def __init__(self, folder: Path, workers: Any = "1-4", **placement: object) -> None:
         folder.mkdir()
-        config = make_config(folder, "1-4", placement, **EXACT)
+        config = make_config(folder, workers, placement, **EXACT, imgsz=192)  # larger: fewer steps to train again
         (folder / "config.yaml").write_text(to_yaml(config.model_dump(mode="json")))
         self.run_dir = folder / "runs" / "train" / "exp"
         self.started = time.time()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if workers:
+            environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         self._folder, self._output = folder, (folder / "output").open("w")
         command = [sys.executable, "-m", "ray_yolo.train", "--config", str(folder / "config.yaml")]
         self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=self._output,
@@ -90,9 +93,9 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, **placement: object) -> Iterator[Job]:
+def job(folder: Path, workers: Any = "1-4", **placement: object) -> Iterator[Job]:
     """A job that is gone at the end."""
-    started = Job(folder, **placement)
+    started = Job(folder, workers, **placement)
     try:
         yield started
     finally:
@@ -101,12 +104,15 @@ def job(folder: Path, **placement: object) -> Iterator[Job]:
 
 def assert_bits_of_a_lone_run(jobs: Sequence[Job], folder: Path) -> None:
     """Each job has the weights of an undisturbed training after as many steps, and has done none twice."""
-    lone = uninterrupted_run(folder, max(job.steps()[-1] for job in jobs))
-    for job in jobs:
-        findings = compare_runs(job.run_dir, lone)
+    last = max(shared.steps()[-1] for shared in jobs)
+    with job(folder, workers=0) as lone:
+        lone.wait(lambda: lone.first_step() < float("inf") and lone.steps()[-1] >= last, 600)
+        lone.stop()
+    for shared in jobs:
+        findings = compare_runs(shared.run_dir, lone.run_dir)
         assert len(findings) > 2
         assert not [finding for finding in findings if finding.problem]
-        steps = job.steps()
+        steps = shared.steps()
         assert steps == sorted(set(steps))
 
 
