@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it
 CALM_SECONDS = 60.0  # without a waiting group, until places are requested again; and between two moves of a worker
+SETTLE_SECONDS = 5.0  # at most, until Ray reports the resources of a removed group as free
 _NAME = re.compile(r"ray_yolo/(minimum|extra)/(-?\d+)/(\d+)/[0-9a-f]+")
 
 GroupKind = Literal["minimum", "extra", "foreign"]
@@ -72,7 +73,8 @@ def read_groups(table: Mapping[str, Mapping[str, Any]], creator_of: Callable[[st
     return groups
 
 
-def choose_offer(groups: Sequence[Group], due: Collection[str], free: Iterable[Mapping[str, float]]) -> Offer | None:
+def choose_offer(groups: Sequence[Group], due: Collection[str], free: Sequence[Mapping[str, float]],
+                 soon_free: Sequence[Mapping[str, float]] = ()) -> Offer | None:
     """The next worker that leaves, and for which group; None: none has to.
 
     Of the waiting groups the one of the highest priority comes first, then those that are no extras. Of the extras that
@@ -82,8 +84,8 @@ def choose_offer(groups: Sequence[Group], due: Collection[str], free: Iterable[M
     Args:
         due: the ids of the groups that have waited for `PATIENCE_SECONDS`.
         free: the free resources of each node.
+        soon_free: the same once Ray has counted what removed groups have held.
     """
-    nodes = list(free)
     extras = [group for group in groups if group.kind == "extra" and group.is_placed]
     count = Counter(extra.job for extra in extras)
 
@@ -96,7 +98,8 @@ def choose_offer(groups: Sequence[Group], due: Collection[str], free: Iterable[M
 
     waiting = [group for group in groups if group.id in due and not group.is_placed and not group.is_strict]
     for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
-        missing = len(waits.bundles) - _fitting(waits.bundles[0], nodes)
+        needed = waits.bundles[0]
+        missing = len(waits.bundles) - max(_fitting(needed, free), _fitting(needed, soon_free))
         candidates = [extra for extra in extras if may_take(waits, extra)]
         # Ray is about to place it, or all extras together would not suffice
         if missing <= 0 or missing > len(candidates):
@@ -138,6 +141,10 @@ class Sharing:
         self._seen: dict[str, float] = {}  # the waiting groups, and when each was first seen
         self._calm_since = clock()
         self._moved: dict[int, float] = {}  # bundles, and when each was given or taken back
+        self._placed: dict[str, Group] = {}  # at the last look, as the free resources
+        self._free: list[Mapping[str, float]] = []
+        self._soon_free: list[Mapping[str, float]] = []
+        self._settled_at = clock()  # until then `_soon_free` holds
 
     def decide(self, groups: Sequence[Group], free: Iterable[Mapping[str, float]], leaving: Collection[int]
                ) -> Decision:
@@ -153,7 +160,8 @@ class Sharing:
         if foreign:
             self._calm_since = now
         due = [group for group, since in self._seen.items() if now - since >= PATIENCE_SECONDS]
-        offer = choose_offer(groups, due, free)
+        free = list(free)
+        offer = choose_offer(groups, due, free, self._expect_free(groups, free, now))
         if offer is None:
             is_calm = now - self._calm_since >= CALM_SECONDS
             return Decision(takes_back=is_calm)
@@ -166,6 +174,24 @@ class Sharing:
     def took_back(self, number: int) -> None:
         """A bundle was requested again."""
         self._moved[number] = self._clock()
+
+    def _expect_free(self, groups: Sequence[Group], free: list[Mapping[str, float]], now: float
+                     ) -> list[Mapping[str, float]]:
+        """What is free soon: Ray's report of free resources is later than its table. Empty: the report is true.
+
+        Without it one worker too many would leave: the group that it left for waits for a moment longer.
+        """
+        placed = {group.id: group for group in groups if group.is_placed}
+        removed = [group for group in self._placed.values() if group.id not in placed]
+        if now >= self._settled_at or placed.keys() - self._placed.keys():  # a new group has taken some of it
+            self._soon_free = []
+        if removed:
+            self._soon_free = list(self._soon_free or self._free)
+            for group in removed:
+                self._soon_free += group.bundles
+            self._settled_at = now + SETTLE_SECONDS
+        self._placed, self._free = placed, free
+        return self._soon_free
 
     def _may_move(self, number: int, now: float) -> bool:
         return now - self._moved.get(number, now - CALM_SECONDS) >= CALM_SECONDS
