@@ -58,7 +58,7 @@ floor-test: .venv-floor/.made  ## all these tests with the lowest versions that 
 	touch $@
 
 cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this one; needs root
-	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py
+	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py tests/cluster/test_sharing_real.py
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

@@ -138,7 +138,14 @@ def placement_groups() -> list[Group]:
 
 def describe_job(job: str) -> str:
     """The command of another job of the cluster, without secrets, or its id if it has ended."""
-    return redact(other_jobs().get(job, f"job {job}"))[:_LONGEST_JOB]
+    return _shortened(redact(other_jobs().get(job, f"job {job}")))
+
+
+def _shortened(job: str) -> str:
+    """A job's command and node without the middle of a long command: its end tells which run it is, and where."""
+    if len(job) <= _LONGEST_JOB:
+        return job
+    return f"{job[:_LONGEST_JOB // 2]} ... {job[-_LONGEST_JOB // 2:]}"
 
 
 def parallel_trainings(placement: Placement, workers: int, gpus: float) -> int:
@@ -178,7 +185,7 @@ def _other_holders() -> list[str]:
     lines = []
     for job, amounts in held.items():
         parts = [f"{amount:g} {kind}" for kind, amount in amounts.items() if amount]
-        lines.append(f"{redact(jobs[job])[:_LONGEST_JOB]}: {', '.join(parts) or 'no placement group'}")
+        lines.append(f"{_shortened(redact(jobs[job]))}: {', '.join(parts) or 'no placement group'}")
     return lines
 
 

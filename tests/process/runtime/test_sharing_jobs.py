@@ -2,118 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 
-from ray_yolo.config.yaml import to_yaml
-from ray_yolo.core.events import StepEvent, WarningEvent
-from ray_yolo.runs.event_log import read_events
-from ray_yolo.runs.status import read_members
-from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runtime.sharing import CALM_SECONDS
-from tests.support.faults import EXACT, left_over, ray_nodes
-from tests.support.jobs import make_config
-from tests.support.run_log import messages, only
+from tests.support.faults import left_over, ray_nodes
+from tests.support.run_log import messages
+from tests.support.shared_jobs import assert_bits_of_a_lone_run, job
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
-
-
-class Job:
-    """A training with a driver of its own, by default on 1 to 4 workers."""
-
-    def __init__(self, folder: Path, workers: Any = "1-4", **placement: object) -> None:
-        folder.mkdir()
-        config = make_config(folder, workers, placement, **EXACT, imgsz=192)  # larger: fewer steps to train again
-        (folder / "config.yaml").write_text(to_yaml(config.model_dump(mode="json")))
-        self.run_dir = folder / "runs" / "train" / "exp"
-        self.started = time.time()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if workers:
-            environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-        self._folder, self._output = folder, (folder / "output").open("w")
-        command = [sys.executable, "-m", "ray_yolo.train", "--config", str(folder / "config.yaml")]
-        self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=self._output,
-                                         stderr=self._output)
-
-    def workers(self) -> int:
-        """The workers that train."""
-        return len(read_members(self.run_dir) or ())
-
-    def first_step(self) -> float:
-        """The seconds from its start to its first step; infinite before it."""
-        events = only(StepEvent, read_events(self.run_dir / "events.jsonl"))
-        return events[0].time - self.started if events else float("inf")
-
-    def wait(self, until: Callable[[], bool], seconds: float) -> None:
-        """Wait until something holds."""
-        deadline = time.monotonic() + seconds
-        while not until():
-            assert self._process.poll() is None, self.output()
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.1)
-
-    def output(self) -> str:
-        """The end of what it has printed."""
-        return (self._folder / "output").read_text()[-5000:]
-
-    def steps(self) -> list[int]:
-        """The numbers of its steps, in the order of the log."""
-        return [event.step for event in only(StepEvent, read_events(self.run_dir / "events.jsonl"))]
-
-    def given(self) -> dict[str, list[float]]:
-        """When each of its places was given to others, by place."""
-        found: dict[str, list[float]] = {}
-        for event in only(WarningEvent, read_events(self.run_dir / "events.jsonl")):
-            if place := re.match(r"worker place (\d+) is given", event.message):
-                found.setdefault(place[1], []).append(event.time)
-        return found
-
-    def stop(self) -> None:
-        """End it after the step in progress, which is saved."""
-        self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == 128 + signal.SIGTERM
-
-    def kill(self) -> None:
-        """End it however it is."""
-        self._process.kill()
-        self._process.wait()
-        self._output.close()
-
-
-@contextmanager
-def job(folder: Path, workers: Any = "1-4", **placement: object) -> Iterator[Job]:
-    """A job that is gone at the end."""
-    started = Job(folder, workers, **placement)
-    try:
-        yield started
-    finally:
-        started.kill()
-
-
-def assert_bits_of_a_lone_run(jobs: Sequence[Job], folder: Path) -> None:
-    """Each job has the weights of an undisturbed training after as many steps, and has done none twice."""
-    last = max(shared.steps()[-1] for shared in jobs)
-    with job(folder, workers=0) as lone:
-        lone.wait(lambda: lone.first_step() < float("inf") and lone.steps()[-1] >= last, 600)
-        lone.stop()
-    for shared in jobs:
-        findings = compare_runs(shared.run_dir, lone.run_dir)
-        assert len(findings) > 2
-        assert not [finding for finding in findings if finding.problem]
-        steps = shared.steps()
-        assert steps == sorted(set(steps))
 
 
 def test_a_range_gives_places_to_another_and_both_end_with_the_bits_of_a_lone_run(tmp_path: Path) -> None:

@@ -192,6 +192,15 @@ def test_a_wait_for_reserved_resources_names_them_and_the_jobs_that_hold_some(
         "no placement group" if waits else "")
 
 
+def test_a_long_command_of_another_job_keeps_its_end_and_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = f"python -m ray_yolo.train {'--set x=1 ' * 30} --name second (on 10.77.0.2)"
+    monkeypatch.setattr(cluster, "other_jobs", lambda: {OTHER: command})
+    said = cluster.describe_job(OTHER)
+    assert len(said) < 110
+    assert said.startswith("python -m ray_yolo.train --set")
+    assert said.endswith("--name second (on 10.77.0.2)")
+
+
 def test_the_gpus_of_a_worker_are_planned_without_a_call_to_ray() -> None:
     given = {"num_workers": 2, "gpus_per_worker": 0.5}
     assert cluster.planned_gpus(Placement.model_validate(given)) == 0.5
