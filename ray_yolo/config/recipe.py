@@ -128,6 +128,9 @@ class Recipe(ConfigModel):
     """Determines initial weights, order of samples and every augmentation."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of forward and backward; auto: bf16 on GPUs and on CPUs that multiply it, else fp32."""
+    no_tf32: bool = False
+    """On GPUs, convolutions of fp32 keep all bits of their inputs. By default they round them to TF32, as torch does,
+    which is faster; bf16 and fp16 are not affected."""
     sync_bn: bool = False
     """Spread each batch over all workers with shared BatchNorm statistics and loss means."""
     exact: bool = False

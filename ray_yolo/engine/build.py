@@ -123,6 +123,7 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     torch.set_num_threads(recipe.threads or context.threads)
     if recipe.exact:  # before the first call of cuBLAS, which otherwise may add in any order, so torch refuses it
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.allow_tf32 = not recipe.no_tf32  # only kernels of fp32 on GPUs look at it
     if recipe.exact != torch.are_deterministic_algorithms_enabled():  # a needless call would import torch's compiler
         torch.use_deterministic_algorithms(recipe.exact)  # then a nondeterministic kernel raises
     model = build_network(spec).to(memory_format=torch.channels_last)

@@ -51,7 +51,7 @@ from ray_yolo.runtime.resources import Images, NodeResources, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
-from ray_yolo.sinks.report import dry_placement_line, fine_tuning_line, placement_line, transfer_line
+from ray_yolo.sinks.report import dry_placement_line, fine_tuning_line, placement_line, tf32_line, transfer_line
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
             run = run or begin_run(config.placement, first_record(config, train, gpus, command, transfer))
             spec = spec_of_run(run, config.placement.max_workers, train, val)
             placement, resources = _share_out(config.placement, gpus, spec)
-            if workers_reason:
-                resources = resources.model_copy(update={"reasons": (workers_reason, *resources.reasons)})
+            reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus)]
+            resources = resources.model_copy(update={"reasons": tuple(reason for reason in reasons if reason)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
             result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,

@@ -321,6 +321,14 @@ def placement_line(asked: Recipe, decided: Recipe) -> str:
     return f"{what}; the same weights on another number of workers: add {flags}"
 
 
+def tf32_line(decided: Recipe, gpus: float | None) -> str:
+    """What fp32 means on a GPU; '' if nothing is rounded, or there is no GPU."""
+    if not gpus or decided.precision != "fp32" or decided.no_tf32:
+        return ""
+    return ("precision fp32 on GPUs: convolutions round their inputs to TF32 (10 bits), as torch does by default; "
+            "--no-tf32 keeps all bits and is slower")
+
+
 def fine_tuning_line(asked: Recipe, decided: Recipe) -> str:
     """The optimiser of a short training from weights and how to have the other one; '' if it is as requested."""
     if asked.optimizer == decided.optimizer:

@@ -55,6 +55,18 @@ def test_an_exact_training_in_any_process_sets_the_workspace_that_cublas_needs(
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("no_tf32", [False, True])
+def test_convolutions_of_fp32_round_to_tf32_unless_told_otherwise(tmp_path: Path, no_tf32: bool) -> None:
+    """Also if the process has trained the other way before."""
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = no_tf32
+        build(make_spec(tmp_path, no_tf32=no_tf32), WorkerContext())
+        assert torch.backends.cudnn.allow_tf32 is not no_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 def test_initial_weights_are_taken_from_plain_tensors(tmp_path: Path) -> None:
     donor = build_network(make_spec(tmp_path, seed=7))
     torch.save(donor.state_dict(), tmp_path / "w.pt")

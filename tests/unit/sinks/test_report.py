@@ -1,5 +1,6 @@
 import json
 import shlex
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from ray_yolo.sinks.report import (
     closing_message,
     dataset_table,
     settings_line,
+    tf32_line,
     train_header,
     workers_line,
 )
@@ -50,6 +52,12 @@ class TestEpochLines:
         assert settings_line(Recipe(batch_size=96, microbatch=48)) == (
             "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 where it is fast, else "
             "fp32), learning rate 0.01 (SGD)")
+
+    @pytest.mark.parametrize(("fields", "gpus", "is_said"), [
+        ({"precision": "fp32"}, 1.0, True), ({"precision": "fp32"}, 0.0, False), ({"precision": "fp32"}, None, False),
+        ({"precision": "bf16"}, 1.0, False), ({"precision": "fp32", "no_tf32": True}, 1.0, False)])
+    def test_fp32_on_a_gpu_is_said_to_round(self, fields: dict[str, Any], gpus: float | None, is_said: bool) -> None:
+        assert ("TF32" in tf32_line(Recipe(**fields), gpus)) == is_said
 
     def test_an_epoch_is_one_row_under_a_header(self):
         (*_, header, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
