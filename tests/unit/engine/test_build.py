@@ -56,7 +56,7 @@ def test_an_exact_training_in_any_process_sets_the_workspace_that_cublas_needs(
 
 
 @pytest.mark.parametrize("no_tf32", [False, True])
-def test_convolutions_of_fp32_round_to_tf32_unless_told_otherwise(tmp_path: Path, no_tf32: bool) -> None:
+def test_convolutions_of_fp32_round_to_tf32_unless_no_tf32_is_given(tmp_path: Path, no_tf32: bool) -> None:
     """Also if the process has trained the other way before."""
     before = torch.backends.cudnn.allow_tf32
     try:
