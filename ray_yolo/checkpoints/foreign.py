@@ -182,12 +182,17 @@ def _class_names(model: StubClass) -> tuple[str, ...]:
 
 def _checked(tensors: Mapping[Any, object], path: Path) -> dict[str, Tensor]:
     """The tensors of a file in float32; refused if they take more memory than the file, as expanded views would."""
-    plain = {name.removeprefix("module."): value.detach() for name, value in tensors.items()  # `module.` is of DDP
-             if isinstance(name, str) and isinstance(value, Tensor) and _is_plain(value)}
+    plain: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if isinstance(name, str) and isinstance(value, Tensor) and _is_plain(value):
+            plain[name.removeprefix("module.")] = value.detach()  # the prefix is DDP's
     num_bytes = sum(value.numel() * value.element_size() for value in plain.values())
     if num_bytes > path.stat().st_size:
         raise CheckpointError(f"{path}: its tensors claim to be larger than the file")
-    return {name: value.float() if value.is_floating_point() else value for name, value in plain.items()}
+    for name, value in plain.items():
+        if value.is_floating_point():
+            plain[name] = value.float()
+    return plain
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -112,8 +112,12 @@ def common_classes(data: Sequence[str], weights: Sequence[str], *, data_file: st
     matched = tuple(_matches(data, weights))
     if matched == tuple(range(len(weights))):
         return matched, ""
-    kept = [name for name, number in zip(data, matched, strict=True) if number is not None]
-    new = [name for name, number in zip(data, matched, strict=True) if number is None]
+    kept, new = [], []
+    for name, number in zip(data, matched, strict=True):
+        if number is None:
+            new.append(name)
+        else:
+            kept.append(name)
     gone = [name for number, name in enumerate(weights) if number not in matched]
     groups = {"kept": kept, "new": new, "left out": gone}
     parts = [f"{what} {', '.join(names)}" for what, names in groups.items() if names]

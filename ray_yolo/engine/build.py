@@ -242,9 +242,10 @@ def _with_backbone_rates(groups: Sequence[dict[str, Any]], model: Detector, fact
     backbone = {parameter for layer in backbone_of(model) for parameter in layer.parameters()}
     split = []
     for group in groups:
-        parts = {factor: [p for p in group["params"] if p in backbone],
-                 1.0: [p for p in group["params"] if p not in backbone]}
-        split += [{**group, "params": parameters, "lr_factor": rate} for rate, parameters in parts.items()]
+        own = [parameter for parameter in group["params"] if parameter in backbone]
+        others = [parameter for parameter in group["params"] if parameter not in backbone]
+        split.append({**group, "params": own, "lr_factor": factor})
+        split.append({**group, "params": others, "lr_factor": 1.0})
     return split
 
 

@@ -208,8 +208,12 @@ class _Recording:
                 self._levels, list(self._aliases.values()), self._level_gradients, allow_unused=True)
         self._is_used = [gradient is not None for gradient in found]
         places = views_like(self._gradients, self.weights)
-        used = [(place, gradient) for place, gradient in zip(places, found, strict=True) if gradient is not None]
-        torch_internals.copy_([place for place, _ in used], [gradient for _, gradient in used])
+        used_places, used_gradients = [], []
+        for place, gradient in zip(places, found, strict=True):
+            if gradient is not None:
+                used_places.append(place)
+                used_gradients.append(gradient)
+        torch_internals.copy_(used_places, used_gradients)
 
 
 class _Repeat(torch.autograd.Function):

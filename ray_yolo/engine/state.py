@@ -102,10 +102,14 @@ def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
     optimizer = components.optimizer.state_dict()
     # load_state_dict keeps references to its tensors; without copies, training would change the caller's dict. A fused
     # optimiser needs each state tensor in its parameter's memory layout
-    trained = [p for group in components.optimizer.param_groups for p in group["params"]]
-    optimizer["state"] = {int(number): {name: torch.empty_like(trained[int(number)]).copy_(value) if value.dim()
-                                        else value.clone() for name, value in entry.items()}
-                          for number, entry in saved["optimizer"].items()}
+    trained = [parameter for group in components.optimizer.param_groups for parameter in group["params"]]
+    optimizer["state"] = {}
+    for number, entry in saved["optimizer"].items():
+        own = {}
+        for name, value in entry.items():
+            is_count = value.dim() == 0  # of steps
+            own[name] = value.clone() if is_count else torch.empty_like(trained[int(number)]).copy_(value)
+        optimizer["state"][int(number)] = own
     components.optimizer.load_state_dict(optimizer)
     if meta["scaler"]:
         components.scaler.load_state_dict(meta["scaler"])

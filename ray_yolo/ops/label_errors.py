@@ -60,12 +60,17 @@ def doubtful_labels(detections: AnyFloats, images: AnyInts, classes: AnyInts, bo
         own = by_image[first:end]
         own = own[np.argsort(-own[:, 5], kind="stable")]
         low, high = np.searchsorted(images, [image, image + 1])  # labels are in the order of images
-        for doubt in (*_missing(image, own, boxes[low:high], crowds[crowds[:, 0] == image, 2:6]),
-                      *_contradicted(image, own, classes[low:high], boxes[low:high])):
+        own_classes, own_boxes = classes[low:high], boxes[low:high]
+        own_crowds = crowds[crowds[:, 0] == image, 2:6]
+        doubts = [*_missing(image, own, own_boxes, own_crowds), *_contradicted(image, own, own_classes, own_boxes)]
+        for doubt in doubts:
             if doubt.doubt >= LEAST_DOUBT:
                 found[doubt.kind].append(doubt)
-    columns = [sorted(found[kind], key=lambda doubt: -doubt.doubt) for kind in KINDS]
-    in_turn = [doubt for row in zip_longest(*columns) for doubt in row if doubt is not None]
+
+    by_kind = [sorted(found[kind], key=lambda doubt: -doubt.doubt) for kind in KINDS]
+    in_turn = []
+    for one_of_each in zip_longest(*by_kind):
+        in_turn += [doubt for doubt in one_of_each if doubt is not None]
     return in_turn[:most]
 
 

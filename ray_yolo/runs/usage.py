@@ -102,7 +102,10 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
     parts = [usage for usage in usages if usage.hours]
     hours = {market: math.fsum(part.hours.get(market, 0.0) for part in parts) for market in MARKET_TYPES}
     lost = {market: math.fsum(part.lost.get(market, 0.0) for part in parts) for market in MARKET_TYPES}
-    return _usage(hours, lost, {unit for part in parts for unit in part.unit.split(" and ")})
+    units: set[str] = set()
+    for part in parts:
+        units.update(part.unit.split(" and "))  # a training may have had workers of both kinds
+    return _usage(hours, lost, units)
 
 
 def parse_prices(text: str) -> dict[str, float]:
@@ -234,17 +237,20 @@ class _Meter:
     def usage(self) -> Usage:
         """The usage up to now."""
         stays = [*self.stays, *(_ended(stay, self.alive) for stay in self.present.values())]
-        lost_until = _covered(self.lost + ([(self.marks[-1].time, self.alive)] if self.resumed is not None else []))
+        lost = list(self.lost)
+        if self.resumed is not None:  # the steps since the last one that counts are being trained again
+            lost.append((self.marks[-1].time, self.alive))
+        lost_until = _covered(lost)
         hours = dict.fromkeys(MARKET_TYPES, 0.0)
-        lost = dict.fromkeys(MARKET_TYPES, 0.0)
+        lost_hours = dict.fromkeys(MARKET_TYPES, 0.0)
         for stay in stays:
             market = stay.market_type if stay.market_type in (SPOT, ON_DEMAND) else UNKNOWN
             starting = stay.joined - stay.since if stay.is_late else 0.0
             seconds = starting + lost_until(stay.until) - lost_until(stay.joined)
             hours[market] += (stay.until - stay.since) * stay.weight / _HOUR
-            lost[market] += seconds * stay.weight / _HOUR
+            lost_hours[market] += seconds * stay.weight / _HOUR
         units = {"GPU hours" if stay.gpus else "worker hours" for stay in stays}
-        return _usage(hours, lost, units)
+        return _usage(hours, lost_hours, units)
 
     def _regroup(self, event: StartEvent, before: float) -> None:
         """Training starts with a group of workers. `before`: when one of the previous group was last seen."""

@@ -249,10 +249,15 @@ def other_nodes() -> dict[str, str]:
 def least_room_for_images() -> int:
     """The least memory, in bytes, that any node with CPUs has for images."""
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
-    remote = {number: _name(node) for number, node in nodes.items()
-              if node["NodeManagerHostname"] != socket.gethostname()}  # nodes of one machine share its memory
+    remote = {}
+    for number, node in nodes.items():
+        if node["NodeManagerHostname"] != socket.gethostname():  # nodes of one machine share its memory
+            remote[number] = _name(node)
     rooms = [room for room, _ in _run_on(remote, room_for_images).values()]
-    return min(rooms if rooms and len(remote) == len(nodes) else [*rooms, room_for_images()])
+    is_here = len(remote) < len(nodes)  # a worker may run on this machine
+    if is_here or not rooms:
+        rooms.append(room_for_images())
+    return min(rooms)
 
 
 def _run_on(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS

@@ -120,9 +120,12 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     """One line about a file: the number of objects of each class over all frames, or why the file was skipped."""
     if predictions[0].error:
         return f"left out, it {predictions[0].error}"
-    counts = Counter(int(row[5]) for prediction in predictions for row in prediction.detections)
+    counts: Counter[int] = Counter()
+    for prediction in predictions:
+        counts.update(int(row[5]) for row in prediction.detections)
+    found = ", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts))
     frames = f"{len(predictions)} frames, " if predictions[0].frame else ""
-    return frames + (", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts)) or "nothing found")
+    return frames + (found or "nothing found")
 
 
 def _detect_on_workers(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float

@@ -101,15 +101,18 @@ def check_model(recipe: Recipe) -> None:
         read_weights(local_file(recipe.weights))
     if architecture is not None:
         _check_model_file(name, architecture, recipe.imgsz)
-    if any(recipe.at(epoch).optimizer.backbone_lr != 1 for epoch in (0, *(change.epoch for change in recipe.changes))):
+    epochs = [0, *(change.epoch for change in recipe.changes)]
+    if any(recipe.at(epoch).optimizer.backbone_lr != 1 for epoch in epochs):
         backbone_of(build_model(architecture or name, 1))
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
     range_text = f"{recipe.model} has layers 0 to {len(layers) - 1}"
-    if missing := [number for number in recipe.freeze if number >= len(layers)]:
+    missing = [number for number in recipe.freeze if number >= len(layers)]
+    if missing:
         raise ConfigError(f"freeze: there is no layer {missing[0]}; {range_text}")
-    if not any(list(layer.parameters()) for number, layer in enumerate(layers) if number not in recipe.freeze):
+    trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
+    if not any(list(layer.parameters()) for layer in trained):
         raise ConfigError(f"freeze: no layer would be trained; {range_text}")
 
 

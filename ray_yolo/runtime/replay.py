@@ -220,19 +220,24 @@ def _draw(result: ReplayResult, spec: TrainSpec) -> list[str]:
 def _tree(run: str, result: ReplayResult, spec: TrainSpec) -> dict[str, Any]:
     """The content of replay.json. A number that is not finite becomes null."""
     step = result.result
+    images = []
+    for number, image in enumerate(result.images):
+        boxes = []
+        for kind, box in zip(image.classes.tolist(), image.boxes.tolist(), strict=True):
+            boxes.append({"class": spec.names[kind], "box": box})
+        images.append({
+            "number": number, "microbatch": image.microbatch,
+            "files": [spec.train.paths[sample] for sample in image.samples],
+            "loss": _named(result.terms, image.losses),
+            "boxes": boxes,
+        })
     return {
         "run": run, "step": result.step, "before": result.before,
         "loss": _named(result.terms, step.losses.tolist()), "gradient_norm": step.gradient_norm,
         "skipped": step.skipped,
         "log": {**result.agreement._asdict(), "differences": list(result.reasons)},
         "not_finite": [found._asdict() for found in result.not_finite],
-        "images": [{
-            "number": number, "microbatch": image.microbatch,
-            "files": [spec.train.paths[sample] for sample in image.samples],
-            "loss": _named(result.terms, image.losses),
-            "boxes": [{"class": spec.names[kind], "box": box}
-                      for kind, box in zip(image.classes.tolist(), image.boxes.tolist(), strict=True)],
-        } for number, image in enumerate(result.images)],
+        "images": images,
         "layers": [layer._asdict() for layer in result.layers],
     }
 

@@ -170,8 +170,14 @@ class Model:
         except Exception as error:  # of the device or the model: the next request would fail, too
             self._broken = f"{type(error).__name__}: {error}"
             raise
-        return [one if isinstance(one, str) else self._answer(one.shape, next(results).detections.tolist())
-                for one in answers]
+        replies: list[dict[str, Any] | str] = []
+        for answer in answers:
+            if isinstance(answer, str):
+                replies.append(answer)
+            else:
+                detections = next(results).detections.tolist()
+                replies.append(self._answer(answer.shape, detections))
+        return replies
 
     def check_health(self) -> None:
         """Called by Serve every few seconds: a replica that has failed once is replaced."""

@@ -113,7 +113,9 @@ class Delivery:
     def _post_files(self, client: MlflowClient, plan: RunPlan) -> None:
         """Post each file that the server lacks or has with another content. A tag of the run has the digests of those
         that it received."""
-        paths = [path for pattern in plan.artifacts for path in sorted(self._folder.glob(pattern)) if path.is_file()]
+        paths = []
+        for pattern in plan.artifacts:
+            paths += [path for path in sorted(self._folder.glob(pattern)) if path.is_file()]
         digests = {path.relative_to(self._folder).as_posix(): _digest(path) for path in paths}
         listed = _listed_files(client, self._run_id, {key.rpartition("/")[0] for key in digests})
         known = _known_digests(self._tags)

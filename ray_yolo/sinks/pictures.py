@@ -56,9 +56,11 @@ def draw_training(folder: Path, spec: TrainSpec, failed: Failed) -> None:
     """train_batch0.jpg ...: the first pictures of the first epoch, generated again from their keys."""
     pictures = (picture for batch in first_batches(spec) for picture in _pictures(batch))
     for number in range(NUM_BATCHES):
-        with isolated(name := f"train_batch{number}.jpg", failed):
-            if some := list(islice(pictures, TRAIN_PICTURES)):
-                plot_pictures(some, spec.names, folder / name)
+        name = f"train_batch{number}.jpg"
+        with isolated(name, failed):
+            shown = list(islice(pictures, TRAIN_PICTURES))
+            if shown:
+                plot_pictures(shown, spec.names, folder / name)
 
 
 def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:

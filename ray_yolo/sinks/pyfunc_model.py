@@ -39,9 +39,13 @@ class DetectorModel(PythonModel):
             0), x1, y1, x2, y2 in pixels, score, class, name.
         """
         pixel_range = self.predictor.pixel_range
-        images = [image for cell in model_input["image"] for image in _images(cell, pixel_range)]
-        rows = [(number, *row[:5], int(row[5]), self.predictor.names[int(row[5])])
-                for number, image in enumerate(images) for row in self.predictor(image).tolist()]
+        images = []
+        for cell in model_input["image"]:
+            images += _images(cell, pixel_range)
+        rows = []
+        for number, image in enumerate(images):
+            for *box_and_score, kind in self.predictor(image).tolist():
+                rows.append((number, *box_and_score, int(kind), self.predictor.names[int(kind)]))
         columns = ["image", "x1", "y1", "x2", "y2", "score", "class", "name"]
         return pd.DataFrame(rows, columns=columns).astype({"image": "int64", "class": "int64", "name": "object"})
 

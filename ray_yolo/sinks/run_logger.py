@@ -138,14 +138,19 @@ def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:
 def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
     """Write all findings of the data set check, and all files of its notes, to findings.txt in a folder. Returns a
     summary of the findings, '' without any."""
-    lines = [printable(f"{split}: {finding.where}: {finding.what}{' (left out)' if finding.dropped else ''}")
-             for split, index in splits.items() for finding in index.findings]
-    others = [printable(f"{split}: {line}") for split, index in splits.items() for line in file_lines(index)]
+    lines: list[str] = []
+    others: list[str] = []
+    left_out = 0
+    for split, index in splits.items():
+        for finding in index.findings:
+            suffix = " (left out)" if finding.dropped else ""
+            lines.append(printable(f"{split}: {finding.where}: {finding.what}{suffix}"))
+            left_out += finding.dropped
+        others += [printable(f"{split}: {line}") for line in file_lines(index)]
     if lines or others:
         atomic_write(folder / "findings.txt", "\n".join([*lines, *others]) + "\n", durable=False)
     if not lines:
         return ""
-    left_out = sum(finding.dropped for index in splits.values() for finding in index.findings)
     return (f"the check of the data set found {len(lines)} things and left {left_out} out (all in findings.txt; "
             f"training with --strict refuses); the first: {'; '.join(lines[:3])}")
 

@@ -65,8 +65,11 @@ def draw_curves(curves: Mapping[tuple[int, Side], Mapping[int, float]], path: Pa
         style: dict[str, Any] = {"color": _COLOURS[side], "linestyle": _DASHES[side]}
         for curve in own:
             axes.plot(list(curve), list(curve.values()), linewidth=0.8, alpha=0.45, **style)
-        epochs = sorted({epoch for curve in own for epoch in curve})
-        means = [float(np.mean([curve[epoch] for curve in own if epoch in curve])) for epoch in epochs]
+        epochs = sorted(set().union(*own))
+        means = []
+        for epoch in epochs:
+            known = [curve[epoch] for curve in own if epoch in curve]  # a training may have ended early
+            means.append(float(np.mean(known)))
         axes.plot(epochs, means, linewidth=2.2, label=f"{side}, mean", marker=_MARKS[side], markersize=3, **style)
     axes.legend(fontsize=8, frameon=False)
     count_along_x(axes)

@@ -128,15 +128,19 @@ def keep_best(folder: Path, runs: Iterable[Path]) -> bool:
 
 def _weights_of(run: Path) -> list[Path]:
     """The files of best.pt and last.pt of a run; none if they were removed."""
-    if not (address := address_of(run)):
+    address = address_of(run)
+    if not address:
         return list((run / "weights").glob("[bl][ea]st.*"))
     try:  # another machine may have trained it
         entries = open_store(address).list("weights/")
     except OSError as error:
         raise StorageError(f"{address}: {error}; rerun the same command when storage answers") from None
-    copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in entries
-              if entry.name in ("best.json", "last.json")]
-    return [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
+    files = []
+    for entry in entries:
+        if entry.name in ("best.json", "last.json"):
+            weights = local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt")
+            files += [weights, weights.with_suffix(".json")]  # the copy has its description beside it
+    return files
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
@@ -149,8 +153,18 @@ def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, G
         InputError: if the file is none of these, is a search space, or has no usable row.
     """
     rows = _read_csv(path, search) if path.endswith(".csv") else _read_hyps(path)
-    return [{gene.name: nearest(gene, row[gene.name]) if gene.name in row else space.starts[0][gene.name]
-             for gene in space.genes} for row in rows]
+    return [_start_of(row, space) for row in rows]
+
+
+def _start_of(row: Mapping[str, Any], space: Space) -> dict[str, GeneValue]:
+    """The start that an old row gives."""
+    start = {}
+    for gene in space.genes:
+        if gene.name in row:
+            start[gene.name] = nearest(gene, row[gene.name])
+        else:
+            start[gene.name] = space.starts[0][gene.name]
+    return start
 
 
 def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
@@ -161,12 +175,16 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     header = lines[0] if lines else []
-    if missing := [name for name in COLUMNS.values() if name not in header]:
+    missing = [name for name in COLUMNS.values() if name not in header]
+    if missing:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
     rows = [dict(zip(header, map(_scalar, line), strict=False)) for line in lines[1:]]
-    ranked = best_rows((TrialRow(number, row, _old_fitness(row, search), int(row.get(RUNG, 0)))
-                        for number, row in enumerate(rows)), NUM_PARENTS)
+    trials = []
+    for number, row in enumerate(rows):
+        epochs = int(row.get(RUNG, 0))
+        trials.append(TrialRow(number, row, _old_fitness(row, search), epochs))
+    ranked = best_rows(trials, NUM_PARENTS)
     if not ranked:
         raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")
     return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]

@@ -96,9 +96,9 @@ def table(trials: Sequence[Trial]) -> str:
     """Trials with fitness and genes, in Markdown."""
     names = sorted({name for trial in trials for name in trial.genes})
     rows = [["trial", "epochs", "fitness", *map(short_name, names)], ["---"] * (3 + len(names))]
-    rows += [[trial.folder_name, str(trial.epochs), f"{trial.fitness:.5g}",
-              *(short_value(trial.genes.get(name, "")) for name in names)]
-             for trial in trials]
+    for trial in trials:
+        genes = [short_value(trial.genes.get(name, "")) for name in names]
+        rows.append([trial.folder_name, str(trial.epochs), f"{trial.fitness:.5g}", *genes])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -181,12 +181,17 @@ def compared_classes(results: PairResults, pairs: int) -> list[ComparedRow]:
 
     A class without labels in the validation set has no AP and no row.
     """
-    names = dict.fromkeys(name for (pair, _), result in sorted(results.items()) if pair <= pairs
-                          for name in result.classes)
+    names: dict[str, None] = {}  # a set that keeps the order
+    for (pair, _), result in sorted(results.items()):
+        if pair <= pairs:
+            names.update(dict.fromkeys(result.classes))
     rows = []
     for name in names:
-        rows.append(_row(name, {key: result.classes.get(name) for key, result in results.items()}, results, pairs))
-    return [row for row in rows if row]
+        values = {key: result.classes.get(name) for key, result in results.items()}
+        row = _row(name, values, results, pairs)
+        if row:
+            rows.append(row)
+    return rows
 
 
 def _row(name: str, values: Mapping[tuple[int, Side], float | None], results: PairResults, pairs: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,19 +27,25 @@ _REASON_LENGTH = 160
 def table_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
     """A header, and the best trials with their genes; genes that are equal in all of them are left out."""
     best = best_trials(trials, BEST)
-    genes = [name for name in (best[0].genes if best else ()) if len({each.genes[name] for each in best}) > 1]
-    return [("trial", "epochs", "fitness", *genes)] + [
-        (str(each.number), str(each.epochs), f"{each.fitness:.4f}", *(short_value(each.genes[name]) for name in genes))
-        for each in best]
+    names = best[0].genes if best else ()
+    differing = [name for name in names if len({trial.genes[name] for trial in best}) > 1]
+    rows: list[tuple[str, ...]] = [("trial", "epochs", "fitness", *differing)]
+    for trial in best:
+        genes = [short_value(trial.genes[name]) for name in differing]
+        rows.append((str(trial.number), str(trial.epochs), f"{trial.fitness:.4f}", *genes))
+    return rows
 
 
 def summary_line(trials: Sequence[Trial]) -> str:
     """The progress of a sweep, and its best trial."""
-    whole, failed = (sum(trial.state == state for trial in trials) for state in ("finished", "failed"))
+    states = Counter(trial.state for trial in trials)
+    line = f"{format_count(len(trials), 'trial')}, {states['finished']} trained to the end"
+    if states["failed"]:
+        line += f", {states['failed']} failed"
     best = best_trial(trials)
-    return (f"{format_count(len(trials), 'trial')}, {whole} trained to the end"
-            + (f", {failed} failed" if failed else "")
-            + (f"; best {best.fitness:.4f} (trial {best.number})" if best else ""))
+    if best:
+        line += f"; best {best.fitness:.4f} (trial {best.number})"
+    return line
 
 
 def result_line(trial: Trial) -> str:

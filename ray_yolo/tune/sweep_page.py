@@ -17,13 +17,13 @@ def sweep_page(folder: Path) -> str:
     ledger = read_ledger(folder / LEDGER_FILE)
     trials = list(read_trials(ledger).values())
     rows = table_rows(trials)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    best = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     claim = claim_of(ledger)
     return render_page(folder.name, [
         Section("Sweep", [summary_line(trials)]),
         Section("Claim", [str(claim)] if claim else []),
-        Section("Best trials", ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-                                for row in rows]),
+        Section("Best trials", best),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
         Section("Failed trials", [result_line(trial) for trial in trials if trial.state == "failed"]),
     ])

@@ -231,4 +231,5 @@ def _words(value: Any) -> list[str]:
         return [change.model_dump() for change in value]
     if value == tuple(range(len(value))):
         return [str(len(value))]
-    return [str(item) for item in (value if len(value) > 1 else value * 2)]
+    items = value if len(value) > 1 else value * 2
+    return [str(item) for item in items]

@@ -318,13 +318,20 @@ class Coordinator:
     def mark_lost(self, workers: Collection[int]) -> list[int]:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
         were not draining."""
-        self._broken |= any(number in self._left for number in workers)  # left with an error, unknown to peers
-        draining = {uid for uid, worker in self._workers.items() if DRAINING in worker.state}
-        draining |= {uid for uid, state in self._departed.items() if DRAINING in state}
-        failed = [number for number in workers if self._numbered.get(number) not in draining]
-        for uid in [uid for uid, worker in self._workers.items() if worker.registration.worker in workers]:
+        if any(number in self._left for number in workers):  # left with an error, unknown to peers
+            self._broken = True
+        failed = [number for number in workers if not self._drains(number)]
+        lost = [uid for uid, worker in self._workers.items() if worker.registration.worker in workers]
+        for uid in lost:
             self._lose(uid)
         return failed
+
+    def _drains(self, number: int) -> bool:
+        """Whether the newest worker of a number is, or was, about to leave."""
+        uid = self._numbered.get(number, "")
+        if uid in self._workers:
+            return DRAINING in self._workers[uid].state
+        return DRAINING in self._departed.get(uid, NOTHING)
 
     def end(self, summary: Summary) -> None:
         """Training has ended."""
