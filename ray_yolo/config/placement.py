@@ -35,7 +35,7 @@ class Placement(ConfigModel):
     """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
     workers: int = Field(-1, ge=-1, le=256)
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
-    1, at most 16."""
+    1, at most 64."""
     no_cuda_graphs: bool = False
     """On a GPU, launch the network's kernels one by one. CUDA graphs give the same weights, and are faster where the
     host is the limit: small models, few images."""

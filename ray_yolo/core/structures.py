@@ -181,6 +181,7 @@ class SampleKey(NamedTuple):
     epoch: int
     position: int  # in the epoch's order; weighted sampling repeats images
     image: int
+    block: tuple[int, ...] = ()  # images that its mosaics take others from; (): all
 
 
 class Progress(NamedTuple):

@@ -61,6 +61,7 @@ class TrainDataset(Dataset[Sample]):
         self.pictures = store
         self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
         self.shapes, self.quad = shapes, quad
+        self._decoded: dict[int, np.ndarray] | None = None  # images of the batch in progress, whose mosaics share them
 
     def __len__(self) -> int:
         return len(self.index)
@@ -72,7 +73,9 @@ class TrainDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[SampleKey]) -> Batch:
         """The batch of several keys' samples (see `collate`), each written directly into the batch."""
         images = torch.empty((len(keys), *self._size(keys[0].image), 3), dtype=torch.uint8)
+        self._decoded = {} if keys[0].block else None
         samples = [self._sample(key, out) for key, out in zip(keys, images.numpy(), strict=True)]
+        self._decoded = None
         return quad_collate(samples) if self.quad else collate(samples, images)
 
     def _size(self, image: int) -> list[int]:
@@ -83,11 +86,11 @@ class TrainDataset(Dataset[Sample]):
         rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
         open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
         if rng.random() < self.augment.mosaic and open_mosaic:  # drawn also where mosaics are closed
-            labels, rows = self._mosaic(rng, key.image, out)
+            labels, rows = self._mosaic(rng, key, key.image, out)
             if rng.random() < self.augment.mixup:
                 second = np.empty_like(out)
-                partner = int(rng.integers(len(self)))
-                second_labels, second_rows = self._mosaic(rng, partner, second)
+                (partner,) = self._partners(rng, key, 1)
+                second_labels, second_rows = self._mosaic(rng, key, partner, second)
                 out[:] = effects.blend(out, second, rng.beta(32, 32))
                 labels = join([labels, second_labels])
                 rows = enclosing_range([rows, second_rows])
@@ -110,7 +113,7 @@ class TrainDataset(Dataset[Sample]):
         for step in range(len(self)):
             image = (number + step) % len(self)
             try:
-                pixels = self.pictures.load(image)
+                pixels = self._load(image)
             except UnreadableImageError as error:
                 _log.warning("%s: %s; replaced by the next image", self.index.paths[image], error)
                 continue
@@ -119,11 +122,26 @@ class TrainDataset(Dataset[Sample]):
             return pixels, Labels(annotation.classes, annotation.boxes, annotation.polygons), factors
         raise DatasetError("none of the data set's images can be read any more; check that its files still exist")
 
-    def _mosaic(self, rng: np.random.Generator, number: int, out: np.ndarray) -> tuple[Labels, range]:
+    def _load(self, image: int) -> np.ndarray:
+        """The pixels of an image. Within a batch whose mosaics share images, each is decoded once."""
+        if self._decoded is None:
+            return self.pictures.load(image)
+        if image not in self._decoded:
+            self._decoded[image] = self.pictures.load(image)
+        return self._decoded[image]
+
+    def _partners(self, rng: np.random.Generator, key: SampleKey, count: int) -> list[int]:
+        """Other images for the mosaics of a sample."""
+        if not key.block:
+            return rng.integers(0, len(self), count).tolist()
+        places = rng.integers(0, len(key.block), count).tolist()
+        return [key.block[place] for place in places]
+
+    def _mosaic(self, rng: np.random.Generator, key: SampleKey, number: int, out: np.ndarray) -> tuple[Labels, range]:
         """Write a mosaic of an image and three others. Returns its labels and the rows that images cover."""
         size = self.imgsz
         seam = tuple(rng.integers(size // 2, size + size // 2 + 1, 2).tolist())
-        partners = rng.integers(0, len(self), 3).tolist()
+        partners = self._partners(rng, key, 3)
         shuffled = rng.permutation([number, *partners]).tolist()
         tiles = []
         parts = []  # labels of each image on the canvas

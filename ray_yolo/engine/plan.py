@@ -203,7 +203,16 @@ class ShardSampler(DistributedSampler[SampleKey]):
                 return
             position = int(keys.positions[number])
             keys.yielded = max(keys.yielded, number + 1)
-            yield SampleKey(keys.epoch, position, int(keys.order[position]))
+            yield SampleKey(keys.epoch, position, int(keys.order[position]), self._block(keys.order, position))
+
+    def _block(self, order: np.ndarray, position: int) -> tuple[int, ...]:
+        """The images of the block that a position is in, in the epoch's order. The last block is a whole one, too."""
+        size = self._plan.recipe.augment.partners
+        if size == 0:
+            return ()
+        last_start = max(len(order) - size, 0)
+        start = min(position // size * size, last_start)
+        return tuple(order[start:start + size].tolist())
 
     def __len__(self) -> int:
         return len(self._keys.positions)

@@ -271,6 +271,24 @@ def test_a_mosaic_shows_its_own_picture_and_others_of_the_whole_data_set(index: 
     assert set(shown) == set(range(len(index)))
 
 
+@pytest.mark.parametrize("mixup", [0.0, 1.0])
+def test_partners_of_a_block_come_from_it_and_a_batch_decodes_each_image_once(
+        index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch, mixup: float) -> None:
+    data = dataset(index, DEFAULT.model_copy(update={"mixup": mixup}))
+    block = (1, 3, 4, 6)
+    keys = [SampleKey(0, position, block[position % 4], block) for position in range(12)]
+    alone = collate([data[key] for key in keys])
+
+    loaded: list[int] = []
+    load = data.pictures.load
+    monkeypatch.setattr(data.pictures, "load", lambda image: loaded.append(image) or load(image))
+    for _ in range(2):  # nothing is kept from batch to batch
+        together = data.__getitems__(keys)
+    assert sorted(loaded) == sorted(2 * block)
+    for name, tensor in together.items():
+        assert torch.equal(tensor, alone[name]), name
+
+
 def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:
     mosaic = STILL.model_copy(update={"mosaic": 1.0})
     more = 0

@@ -9,6 +9,7 @@ import pytest
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.engine.plan import Plan, ShardSampler, Step
+from ray_yolo.ops.seeding import epoch_order
 
 
 def make_plan(num_images: int = 37, **recipe: object) -> Plan:
@@ -62,6 +63,30 @@ def test_a_loader_cuts_the_samplers_keys_where_the_plan_cuts_microbatches() -> N
             shares = [plan.shard(step, worker, workers) for step in plan.steps(epoch)]
             wanted = [list(m.images) for share in shares for m in share if m.images]
             assert cut == wanted, (sync_bn, workers, worker, epoch)
+
+
+def test_partners_are_images_of_neighbouring_positions_whoever_loads_them() -> None:
+    """37 images in blocks of 8: the last block is that of the last 8 positions, so it is a whole one, too."""
+    plan = make_plan(augment={"partners": 8})
+    order = epoch_order(plan.recipe.seed, 3, 37).tolist()
+    blocks = {}
+    for workers in (1, 2, 3):
+        for worker in range(workers):
+            sampler = ShardSampler(plan, worker, workers)
+            sampler.start(3)
+            blocks |= {(workers, key.position): key.block for key in sampler}
+    for workers in (1, 2, 3):
+        found = [blocks[workers, position] for position in range(37)]
+        assert found[:8] == [tuple(order[:8])] * 8
+        assert found[24:32] == [tuple(order[24:32])] * 8
+        assert found[32:] == [tuple(order[29:])] * 5
+
+
+def test_a_block_larger_than_the_data_set_is_all_of_it_and_without_partners_there_is_none() -> None:
+    for partners, sizes in ((64, {37}), (0, {0})):
+        sampler = ShardSampler(make_plan(augment={"partners": partners}), 0, 1)
+        sampler.start(0)
+        assert {len(key.block) for key in sampler} == sizes
 
 
 def test_resuming_inside_an_epoch_continues_the_same_order() -> None:

@@ -35,6 +35,7 @@ class Worker:
     quorum: Quorum | None = None  # of the group that it trains in; None: it has registered
     frozen_until: float = 0.0
     must_regroup: bool = False
+    all_draining: bool = False
     blocked_since: float | None = None  # since when it waits for a peer that does not come
 
     @property
@@ -59,6 +60,8 @@ class Training(RuleBasedStateMachine):
     @initialize(wanted=st.integers(1, 3))
     def begin(self, wanted: int) -> None:
         self.coordinator = Coordinator(wanted, lambda: self.now)
+        for number in range(wanted):
+            self.start(number)
 
     # What happens
 
@@ -143,6 +146,7 @@ class Training(RuleBasedStateMachine):
             return
         is_over = reply.unknown and not self.coordinator.introduce(worker.uid, self.registration(worker), worker.quorum)
         worker.must_regroup = is_over or reply.must_regroup
+        worker.all_draining = reply.all_draining
         if (is_over or reply.peer_lost) and worker.blocked_since is not None:  # it aborts the exchange
             self.register(worker)
 
@@ -190,12 +194,15 @@ class Training(RuleBasedStateMachine):
             assert of_source == max(known), "a finished step is lost"
         step = max(known, default=0) + 1
         regroups = any(worker.must_regroup for worker in members)
+        all_leave = any(worker.all_draining for worker in members)  # with a checkpoint, from which others start
         for worker in members:
             worker.step, worker.blocked_since = step, None
             assert worker.quorum
             worker.quorum = worker.quorum._replace(source=0)  # from now on all have the state
-        if regroups:
-            for worker in members:
+        for worker in members:
+            if all_leave:
+                self.end(worker)
+            elif regroups:
                 self.register(worker)
 
     def lose(self, worker: Worker, *, is_reported: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import Process
@@ -68,6 +68,14 @@ class Pool(RuleBasedStateMachine):
         self.born = self.submitted = 0
         self.draining: set[str] = set()
         self.given: set[int] = set()
+
+    @initialize(bundles=st.integers(2, len(BUNDLES)), wanted=st.integers(1, 3))
+    def begin(self, bundles: int, wanted: int) -> None:
+        """A sweep has started."""
+        for bundle in range(bundles):
+            self.start(bundle)
+        for more in (0, 1):
+            self.submit(wanted, more, 0)
 
     # What happens
 
