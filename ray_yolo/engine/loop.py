@@ -92,9 +92,11 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
         PeerLostError: if a worker was lost in a step; the step has then changed nothing.
     """
+    batches: Iterator[Mapping[str, Tensor]] | None = None
     for epoch in range(state.progress.epoch, components.plan.recipe.epochs):
-        components.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(components.spec, state.class_maps))
-        for launched in launch_steps(components, state.progress, poll_controls):
+        if batches is None:
+            batches = start_loading(components, epoch, state)
+        for launched in launch_steps(components, state.progress, batches, poll_controls):
             step, result = launched.summed.step, finish_step(components, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
@@ -105,34 +107,52 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
             if result.flags.stop or result.flags.regroup:
                 components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
+        # Loader processes fill their queues while this process validates.
+        batches = start_loading(components, epoch + 1, state) if loads_ahead(components, epoch + 1) else None
         if after_epoch(epoch):
             return
 
 
-def launch_steps(components: TrainComponents, progress: Progress, poll_controls: PollControls) -> Iterator[Launched]:
+def start_loading(components: TrainComponents, epoch: int, state: TrainState) -> Iterator[Mapping[str, Tensor]]:
+    """This worker's batches of the rest of an epoch. Loader processes begin at once."""
+    images_done = state.progress.images_in_epoch if epoch == state.progress.epoch else 0
+    components.sampler.start(epoch, images_done, draw_weights(components.spec, state.class_maps))
+    return iter(components.loader)
+
+
+def loads_ahead(components: TrainComponents, epoch: int) -> bool:
+    """Whether an epoch's batches are known before the validation of the epoch before it.
+
+    If settings change with this epoch, `after_epoch` ends the loop, and the batches are not used.
+    """
+    recipe = components.plan.recipe
+    return epoch < recipe.epochs and not recipe.image_weights  # which follow the validation's results
+
+
+def launch_steps(components: TrainComponents, progress: Progress, batches: Iterator[Mapping[str, Tensor]],
+                 poll_controls: PollControls) -> Iterator[Launched]:
     """The remaining steps of an epoch. The caller finishes each step before it requests the next one. Collective."""
     steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
     in_order = one_behind if runs_ahead(components.context.device) else one_by_one
-    return in_order(components, steps, progress, poll_controls)
+    return in_order(components, steps, progress, batches, poll_controls)
 
 
-def one_by_one(components: TrainComponents, steps: Sequence[Step], progress: Progress, poll_controls: PollControls
-               ) -> Iterator[Launched]:
+def one_by_one(components: TrainComponents, steps: Sequence[Step], progress: Progress,
+               batches: Iterator[Mapping[str, Tensor]], poll_controls: PollControls) -> Iterator[Launched]:
     """Each step as soon as it is computed: on a CPU."""
-    batches = iter(components.loader)
     for number, step in enumerate(steps, progress.step):
         summed = sum_microbatches(components, step, batches, number, poll_controls)
         yield update_weights(components, summed, components.plan.rates(step, progress.epoch))
 
 
-def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Progress, poll_controls: PollControls
-               ) -> Iterator[Launched]:
+def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Progress,
+               batches: Iterator[Mapping[str, Tensor]], poll_controls: PollControls) -> Iterator[Launched]:
     """Each step after the next one is queued behind it: on a GPU, which works asynchronously.
 
     The next step's forward and backward passes change no weights. The host therefore waits only for finished work, and
     the device never waits for the host.
     """
-    batches, launched = iter(components.loader), None
+    launched = None
     for number, step in enumerate(steps, progress.step):
         try:
             summed = sum_microbatches(components, step, batches, number, poll_controls)

@@ -15,7 +15,7 @@ FED_FROM_FILES, FED_FROM_MEMORY = 10, 40
 """CPUs of arithmetic that one loader process keeps busy: time to train a sample / time to load it, measured with
 yolov5n, the fastest model (tests/benchmarks/README.md)."""
 MAX_LOADERS = 8
-MAX_GPU_LOADERS = 64  # a GPU trains up to 3,800 images a second, and an image from a JPEG file takes 4 to 14 ms of a core
+MAX_GPU_LOADERS = 64  # a GPU trains up to 3,800 images a second; one from a JPEG file takes 4 to 14 ms of a core
 _EPSILON = 1e-9  # three shares of a third of a GPU are one GPU, whatever the rounding
 
 

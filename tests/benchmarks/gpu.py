@@ -189,7 +189,8 @@ def take_step(model: str, precision: str, device: torch.device, imgsz: int) -> t
         parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4)
         before = weights(parts)
         for _ in range(HALVINGS):
-            result = loop.finish_step(parts, next(loop.launch_steps(parts, Progress(), loop.ControlFlags)))
+            steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.ControlFlags)
+            result = loop.finish_step(parts, next(steps))
             assert not result.skipped
             if math.isfinite(result.gradient_norm):
                 return result.losses, weights(parts) - before
@@ -518,7 +519,8 @@ def take_steps(parts: TrainComponents, most: int | None = None) -> float:
     """Seconds of an epoch's steps, or of its first ones, to the end of the last one on the device."""
     synchronize(parts)
     began = time.perf_counter()
-    for number, launched in enumerate(loop.launch_steps(parts, Progress(), loop.ControlFlags), 1):
+    steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.ControlFlags)
+    for number, launched in enumerate(steps, 1):
         loop.finish_step(parts, launched)
         if number == most:
             break

@@ -315,6 +315,31 @@ def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
     assert state.progress == (3, 0, 6)
 
 
+@pytest.mark.parametrize(("image_weights", "expected"), [
+    (False, ["load 0", "load 1", "close 0", "load 2", "close 1", "close 2"]),
+    (True, ["load 0", "close 0", "load 1", "close 1", "load 2", "close 2"]),  # its draws follow the validation
+])
+def test_loaders_start_the_next_epoch_before_the_validation(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_weights: bool, expected: list[str]) -> None:
+    components, state = make_line(tmp_path, epochs=3, image_weights=image_weights), TrainState()
+    order: list[str] = []
+    start = components.sampler.start
+
+    def note_start(epoch: int, *arguments: Any) -> None:
+        order.append(f"load {epoch}")
+        start(epoch, *arguments)
+
+    def close(epoch: int) -> bool:
+        order.append(f"close {epoch}")
+        state.close_epoch()
+        return False
+
+    monkeypatch.setattr(components.sampler, "start", note_start)
+    loop.train(components, state, lambda *_: None, close)
+    assert order == expected
+    assert state.progress == (3, 0, 6)
+
+
 @pytest.mark.parametrize("aborted", [[], [0], [1], [0, 1]])
 def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aborted: list[int]) -> None:
