@@ -18,9 +18,11 @@ from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.compare_ledger import is_comparison
 from ray_yolo.tune.compare_status import describe_comparison
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
+from ray_yolo.tune.pool_log import last_pool_lines
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_value
 
 BEST = 5  # trials in the table
+POOL_LINES = 3  # of the newest events of the workers
 _REASON_LENGTH = 160
 
 
@@ -81,6 +83,7 @@ def describe_sweep(folder: Path) -> list[str]:
     if claim := claim_of(ledger):
         lines.append(f"claim: {claim}")
     lines += [result_line(trial) for trial in trials if trial.state == "failed"]
+    lines += [f"workers: {line}" for line in last_pool_lines(folder, POOL_LINES)]
     for trial in trials:
         if trial.state == "running":
             run_dir = folder / "trials" / trial.folder_name

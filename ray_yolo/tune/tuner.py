@@ -67,6 +67,7 @@ from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, results_elsewhere, rung_results
 from ray_yolo.tune.plots import draw_plots
+from ray_yolo.tune.pool_log import log_pool
 from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
     PopulationCallback,
@@ -373,6 +374,11 @@ class _Execution:
             self.note_time()
             self.records.keep_running()
 
+    def note_workers(self, text: str) -> None:
+        """Print and log what happened to the pool's workers. Called in a thread of the pool."""
+        self.display.say(text)
+        log_pool(self.folder, text)
+
     def run_trials(self) -> None:
         """Run the unfinished and the newly proposed trials with Ray Tune until the sweep has ended.
 
@@ -383,7 +389,7 @@ class _Execution:
         payload = _payload(config, ledger, self.folder)
         workers = config.placement.model_copy(update={"num_workers": pool_range(config.sweep, self.slots)})
         grows = config.sweep.max_concurrent == "auto"
-        with standing_pool(workers, self.gpus, self.display.say, grows=grows) as queue:
+        with standing_pool(workers, self.gpus, self.note_workers, grows=grows) as queue:
             try:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress

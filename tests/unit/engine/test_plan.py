@@ -65,7 +65,7 @@ def test_a_loader_cuts_the_samplers_keys_where_the_plan_cuts_microbatches() -> N
             assert cut == wanted, (sync_bn, workers, worker, epoch)
 
 
-def test_partners_are_images_of_neighbouring_positions_whoever_loads_them() -> None:
+def test_partners_are_images_of_neighbouring_positions_for_any_number_of_workers() -> None:
     """37 images in blocks of 8: the last block is that of the last 8 positions, so it is a whole one, too."""
     plan = make_plan(augment={"partners": 8})
     order = epoch_order(plan.recipe.seed, 3, 37).tolist()

@@ -10,6 +10,7 @@ from ray_yolo.cli import run, status
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.tune.pool_log import log_pool
 from ray_yolo.tune.status import describe_sweep
 from ray_yolo.tune.usage import usage_of
 from tests.support import run_log
@@ -25,6 +26,14 @@ def test_a_sweep_is_described_with_its_trials_and_left_as_it_is(sweep: Path) -> 
     assert (header.split(), best.split()) == (["trial", "epochs", "fitness"], ["0", "3", "0.2500"])
     assert second == f"  {sweep}/trials/trial1: stopped (interrupted); the same command continues it"
     assert sorted(sweep.rglob("*")) == before
+
+
+def test_the_newest_events_of_the_workers_are_part_of_a_sweeps_status(sweep: Path) -> None:
+    for number in range(5):
+        log_pool(sweep, f"worker place {number} is given to another program")
+    said = [line for line in describe_sweep(sweep) if line.startswith("workers: ")]
+    assert [line.rpartition("  ")[2] for line in said] == [
+        f"worker place {number} is given to another program" for number in (2, 3, 4)]
 
 
 def test_the_command_tells_a_training_too(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
