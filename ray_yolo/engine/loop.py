@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import NOT_FINITE, PeerLostError, TrainingError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
@@ -82,18 +83,22 @@ PollControls = Callable[[], ControlFlags]
 
 
 def train(components: TrainComponents, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
-          poll_controls: PollControls = ControlFlags) -> None:
+          poll_controls: PollControls = ControlFlags, until: int | None = None) -> None:
     """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's flags request an end.
 
     Updates `state`. Collective: if any worker's flags request a stop or a regrouping, all return after the same step.
     `after_epoch` closes the epoch in `state`; a training interrupted before that resumes with `after_epoch`.
 
+    Args:
+        until: number of epochs after which `after_epoch` will end the training, so that no later one is loaded.
+
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
         PeerLostError: if a worker was lost in a step; the step has then changed nothing.
     """
+    recipe = components.plan.recipe
     batches: Iterator[Mapping[str, Tensor]] | None = None
-    for epoch in range(state.progress.epoch, components.plan.recipe.epochs):
+    for epoch in range(state.progress.epoch, recipe.epochs):
         if batches is None:
             batches = start_loading(components, epoch, state)
         for launched in launch_steps(components, state.progress, batches, poll_controls):
@@ -108,7 +113,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
                 components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
         # Loader processes fill their queues while this process validates.
-        batches = start_loading(components, epoch + 1, state) if loads_ahead(components, epoch + 1) else None
+        batches = start_loading(components, epoch + 1, state) if loads_ahead(recipe, epoch + 1, until) else None
         if after_epoch(epoch):
             return
 
@@ -120,13 +125,13 @@ def start_loading(components: TrainComponents, epoch: int, state: TrainState) ->
     return iter(components.loader)
 
 
-def loads_ahead(components: TrainComponents, epoch: int) -> bool:
+def loads_ahead(recipe: Recipe, epoch: int, until: int | None) -> bool:
     """Whether an epoch's batches are known before the validation of the epoch before it.
 
     If settings change with this epoch, `after_epoch` ends the loop, and the batches are not used.
     """
-    recipe = components.plan.recipe
-    return epoch < recipe.epochs and not recipe.image_weights  # which follow the validation's results
+    end = recipe.epochs if until is None else until
+    return epoch < end and not recipe.image_weights  # which follow the validation's results
 
 
 def launch_steps(components: TrainComponents, progress: Progress, batches: Iterator[Mapping[str, Tensor]],

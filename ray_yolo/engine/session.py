@@ -152,7 +152,8 @@ class Session:
                     while not (self.is_over or self._regroup):
                         if self.spec.recipe.changes:  # the settings of this epoch
                             self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
-                        train(self.components, self.state, self.after_step, self.after_epoch, poll_controls)
+                        train(self.components, self.state, self.after_step, self.after_epoch, poll_controls,
+                              self._until)
             except PeerLostError:
                 self._lost += 1
                 if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._lost:

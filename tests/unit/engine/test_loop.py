@@ -315,12 +315,14 @@ def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
     assert state.progress == (3, 0, 6)
 
 
-@pytest.mark.parametrize(("image_weights", "expected"), [
-    (False, ["load 0", "load 1", "close 0", "load 2", "close 1", "close 2"]),
-    (True, ["load 0", "close 0", "load 1", "close 1", "load 2", "close 2"]),  # its draws follow the validation
+@pytest.mark.parametrize(("image_weights", "until", "expected"), [
+    (False, None, ["load 0", "load 1", "close 0", "load 2", "close 1", "close 2"]),
+    (True, None, ["load 0", "close 0", "load 1", "close 1", "load 2", "close 2"]),  # its draws follow the validation
+    (False, 2, ["load 0", "load 1", "close 0", "close 1"]),  # then it pauses
 ])
 def test_loaders_start_the_next_epoch_before_the_validation(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_weights: bool, expected: list[str]) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_weights: bool, until: int | None, expected: list[str]
+) -> None:
     components, state = make_line(tmp_path, epochs=3, image_weights=image_weights), TrainState()
     order: list[str] = []
     start = components.sampler.start
@@ -332,12 +334,11 @@ def test_loaders_start_the_next_epoch_before_the_validation(
     def close(epoch: int) -> bool:
         order.append(f"close {epoch}")
         state.close_epoch()
-        return False
+        return epoch + 1 == until
 
     monkeypatch.setattr(components.sampler, "start", note_start)
-    loop.train(components, state, lambda *_: None, close)
+    loop.train(components, state, lambda *_: None, close, until=until)
     assert order == expected
-    assert state.progress == (3, 0, 6)
 
 
 @pytest.mark.parametrize("aborted", [[], [0], [1], [0, 1]])
