@@ -59,16 +59,20 @@ def _cluster(placement: Placement) -> tuple[list[str], list[str]]:
         lines, fit = describe_cluster(placement.address)
     except RayYoloError as error:
         return [f"cluster      {redact(str(error))}"], [str(error)]
-    return [f"cluster      {line}" for line in lines], [] if fit else ["a node is not fit for training"]
+    wrong = [] if fit else ["a node is not fit for training"]
+    return [f"cluster      {line}" for line in lines], wrong
 
 
 def _storage(placement: Placement) -> tuple[list[str], list[str]]:
-    uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
+    folder = storage_folder(placement)
+    uri = tracking_uri(placement.mlflow_uri, folder)
+    mlflow_line = f"mlflow       {redact(uri) if uri else 'off'}"
+    is_object_store = "://" in placement.storage_path
     try:
         with storage_probe(placement) as place:
-            free = "" if placement.storage_path.partition("://")[1] else (
-                f", {shutil.disk_usage(place).free / 1e9:.1f} GB free")
-            lines, wrong = [f"storage      {placement.storage_path or storage_folder(placement)}: writable{free}"], []
+            line = f"storage      {placement.storage_path or folder}: writable"
+            if not is_object_store:  # which has no limit to report
+                line += f", {shutil.disk_usage(place).free / 1e9:.1f} GB free"
     except RayYoloError as error:
-        lines, wrong = [f"storage      {redact(str(error))}"], [str(error)]
-    return [*lines, f"mlflow       {redact(uri) if uri else 'off'}"], wrong
+        return [f"storage      {redact(str(error))}", mlflow_line], [str(error)]
+    return [line, mlflow_line], []

@@ -113,17 +113,31 @@ def connect_and_wait(placement: Placement, notify: Callable[[str], None] = lambd
 def free_nodes(placement: Placement) -> list[NodeResources]:
     """The free resources of the nodes that workers may be placed on."""
     kind = f"accelerator_type:{placement.accelerator_type}"
-    cpus_per_gpu = {node["NodeID"]: node["Resources"].get("CPU", 0.0) / node["Resources"]["GPU"]
-                    for node in ray.nodes() if node["Resources"].get("GPU")}
-    return [NodeResources(free.get("CPU", 0.0), free.get("GPU", 0.0), cpus_per_gpu.get(node, 0.0), _is_shared)
-            for node, free in available_resources().items() if not placement.accelerator_type or kind in free]
+    cpus_per_gpu = {}
+    for node in ray.nodes():
+        total = node["Resources"]
+        if total.get("GPU"):
+            cpus_per_gpu[node["NodeID"]] = total.get("CPU", 0.0) / total["GPU"]
+    nodes = []
+    for node_id, free in available_resources().items():
+        if placement.accelerator_type and kind not in free:
+            continue
+        cpus, gpus = free.get("CPU", 0.0), free.get("GPU", 0.0)
+        nodes.append(NodeResources(cpus, gpus, cpus_per_gpu.get(node_id, 0.0), _is_shared))
+    return nodes
 
 
 def room(placement: Placement, gpus: float) -> int:
     """Workers that fit on live, non-draining nodes, assuming they are otherwise idle."""
-    draining, needed = draining_nodes(), resources_of(placement, gpus).items()
-    return sum(min(int(node["Resources"].get(kind, 0.0) / amount + 1e-9) for kind, amount in needed)
-               for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
+    draining = draining_nodes()
+    needed = resources_of(placement, gpus).items()
+    workers = 0
+    for node in ray.nodes():
+        if not node["Alive"] or node["NodeID"] in draining:
+            continue
+        total = node["Resources"]
+        workers += min(int(total.get(kind, 0.0) / amount + 1e-9) for kind, amount in needed)  # 0.3 / 0.1 is below 3
+    return workers
 
 
 def own_job() -> str:

@@ -103,8 +103,9 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         kept = np.isin(evaluation.detections[:, 6], config.classes)
         evaluation = replace(evaluation, detections=evaluation.detections[kept])
     classes = per_class(evaluation, index)
-    result = ValResult(folder, evaluation.summary, evaluation.losses, [row.model_dump() for row in classes],
-                       twelve_numbers(evaluation, index) if config.coco else {}, evaluation.speed)
+    rows = [row.model_dump() for row in classes]
+    coco = twelve_numbers(evaluation, index) if config.coco else {}
+    result = ValResult(folder, evaluation.summary, evaluation.losses, rows, coco, evaluation.speed)
     if failed := _write(config, evaluation, description, index, folder):
         report(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     where = location(folder)
@@ -153,9 +154,13 @@ def check(config: ValConfig) -> Checked:
     trained = load_trained(local_file(config.weights))
     check_iou(trained, config.evaluate)
     recipe = trained.recipe
+    precision = config.precision
+    if precision == "auto":
+        precision = recipe.precision
+    if precision == "auto":  # the training's choice was left to its device
+        precision = "fp32"
     decided = config.model_copy(update={
-        "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz),
-        "precision": next((p for p in (config.precision, recipe.precision) if p != "auto"), "fp32")})
+        "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz), "precision": precision})
     description = read_description(decided.data)
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
@@ -192,8 +197,8 @@ def _with_classes_of(trained: Trained, config: ValConfig, names: Sequence[str]) 
 def _rest(result: ValResult, where: str) -> list[str]:
     """The lines below the table of classes: the COCO numbers, the time, and the results' folder."""
     speed = ", ".join(f"{name} {each:.2f}" for name, each in result.speed.items())
-    return [*(f"{name:>22}{value:11.4f}" for name, value in result.coco.items()), f"ms per image: {speed}",
-            f"results in {where}"]
+    coco = [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
+    return [*coco, f"ms per image: {speed}", f"results in {where}"]
 
 
 def _track(config: ValConfig, result: ValResult, uri: str) -> str:

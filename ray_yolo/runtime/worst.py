@@ -41,8 +41,8 @@ def _table(losses: np.ndarray, terms: tuple[str, ...], images: list[int], labels
     """Rows of kind, file, value (an image's loss, a label's doubt), classes, box in pixels, and the image's losses."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("kind", "file", "value", "labelled", "detected", "x1", "y1", "x2", "y2",
-                    *(f"{term}_loss" for term in terms)))
+    loss_columns = [f"{term}_loss" for term in terms]
+    table.writerow(("kind", "file", "value", "labelled", "detected", "x1", "y1", "x2", "y2", *loss_columns))
 
     def parts(image: int) -> list[str]:
         return [f"{loss:.5g}" for loss in losses[image].tolist()]
@@ -51,9 +51,11 @@ def _table(losses: np.ndarray, terms: tuple[str, ...], images: list[int], labels
         return "" if kind is None else index.names[kind]
 
     for image in images:
-        table.writerow(("image", encodable(index.paths[image]), f"{losses[image].sum():.5g}", *[""] * 6, *parts(image)))
+        file, loss = encodable(index.paths[image]), f"{losses[image].sum():.5g}"
+        table.writerow(("image", file, loss, "", "", "", "", "", "", *parts(image)))  # neither classes nor a box
     for label in labels:
         corners = [f"{edge:.1f}" for edge in label.box]
-        table.writerow((label.kind, encodable(index.paths[label.image]), f"{label.doubt:.4f}", name(label.labelled),
-                        name(label.detected), *corners, *parts(label.image)))
+        file, doubt = encodable(index.paths[label.image]), f"{label.doubt:.4f}"
+        table.writerow((label.kind, file, doubt, name(label.labelled), name(label.detected), *corners,
+                        *parts(label.image)))
     return text.getvalue()
