@@ -57,7 +57,8 @@ CHOSEN = (
     ({}, [NodeResources(64)], 0, 0, TOO_LARGE, (64, 57, 7, "none")),
     ({}, [NodeResources(128)], 0, 0, TOO_LARGE, (128, 120, 8, "none")),
     ({}, [GPU_NODE], 1, 0, TOO_LARGE, (12, 1, 11, "none")),
-    ({}, [NodeResources(64, 1)], 1, 0, FITS, (64, 48, 16, "ram")),
+    ({}, [NodeResources(64, 1)], 1, 0, FITS, (64, 1, 63, "ram")),
+    ({}, [NodeResources(128, 1)], 1, 0, FITS, (128, 64, 64, "ram")),
     ({}, [NodeResources(1, 1)], 1, 0, FITS, (1, 1, 0, "ram")),
     ({}, [NodeResources(64)], 0, 1, FITS, (2, 1, 1, "ram")),  # exact: the recipe has one thread, and the rest feeds it
     ({}, [NodeResources(1)], 0, 1, FITS, (1, 1, 0, "ram")),
