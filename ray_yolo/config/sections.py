@@ -134,8 +134,8 @@ class AugmentConfig(ConfigModel):
     """Number of final epochs without mosaic and mixup; 10 for anchor-free models, as their authors train them."""
     partners: Annotated[int, AfterValidator(_number_of_partners)] = Field(0, ge=0)
     """Mosaic and mixup take the other images from a block of so many consecutive samples of the epoch's order, which a
-    loader process decodes once for a batch; 0: from all images. A multiple of the microbatch, from 16 to 256, loads
-    images from files faster."""
+    loader process decodes once for a batch; 0: from all images. Images from files load faster, at
+    some cost of accuracy."""
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
