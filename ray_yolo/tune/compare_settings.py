@@ -37,13 +37,18 @@ class PairsConfig(ConfigModel):
     """More settings of side A alone, over all others: PATH=VALUE, several times."""
     set_b: Words = ()
     """More settings of side B alone."""
+    package_a: str = ""
+    """The ray_yolo that trains side A: a checkout of another version, a virtual environment, or its Python; '': this
+    one. With it, trainings are commands that run one after the other."""
+    package_b: str = ""
+    """The ray_yolo that trains side B, in the same way."""
     pairs: int = Field(10, ge=FEWEST_PAIRS, le=MOST_PAIRS)
     """Most pairs. A pair trains A and B on one fresh seed; seeds follow from --seed."""
     hours: float = Field(0.0, ge=0.0)
     """Hours after which no new pair starts, over all starts of this comparison; 0: no limit."""
     workers_per_training: int = Field(1, ge=0, le=4096)
     """Ray workers of each training; as many trainings run at once as fit on the cluster. 0: no Ray, one training after
-    the other in this process."""
+    the other on this machine."""
 
 
 class CompareConfig(ConfigModel):

@@ -5,15 +5,25 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from ray_yolo.config.settings import leaves
 from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import RunEvent
 from ray_yolo.core.formatting import align_columns, format_cell, format_count
-from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.event_log import EVENTS_FILE, last_of, read_events
 from ray_yolo.runs.location import is_active, location
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.claim import PairsClaim
-from ray_yolo.tune.compare_ledger import PairResults, TrainedEvent, begun_of, claim_of, read_comparison, results_of
-from ray_yolo.tune.pairs import ComparedRow, claim_from, compared_classes, compared_metrics, training_folder
+from ray_yolo.tune.compare_ledger import (
+    PairResults,
+    Side,
+    TrainedEvent,
+    begun_of,
+    claim_of,
+    read_comparison,
+    results_of,
+)
+from ray_yolo.tune.pairs import SIDES, ComparedRow, claim_from, compared_classes, compared_metrics, training_folder
 
 _REASON_LENGTH = 160
 
@@ -48,13 +58,52 @@ def comparison_table(results: PairResults, claim: PairsClaim) -> list[str]:
     return align_columns(rows)
 
 
+def packages_table(folder: Path) -> list[str]:
+    """What the packages of a comparison have done differently, line by line; nothing if its sides have none.
+
+    These are the number of pairs whose weights are equal, bit for bit, and the settings in which the trainings of the
+    first pair differ according to their logs: packages may have other settings, and other defaults.
+    """
+    lines = read_comparison(folder / LEDGER_FILE)
+    results = results_of(lines)
+    if not begun_of(lines).packages:
+        return []
+    pairs = claim_from(results).pairs
+    equal = 0
+    for pair in range(1, pairs + 1):
+        weights = results[pair, "A"].weights
+        equal += bool(weights) and weights == results[pair, "B"].weights
+    described = [f"weights of A and B: equal, bit for bit, in {equal} of {format_count(pairs, 'pair')}"]
+    trained = {side: _trained_settings(folder, side) for side in SIDES}
+    a, b = trained["A"], trained["B"]
+    if not a or not b:
+        return described
+    described += [f"trained with {path}: {a[path]} in A, {b[path]} in B"
+                  for path in sorted(a.keys() & b.keys()) if a[path] != b[path]]
+    for side, own, other in (("A", a, b), ("B", b, a)):
+        alone = sorted(own.keys() - other.keys())
+        if alone:
+            described.append(f"settings that only {side} has: {', '.join(alone)}")
+    return described
+
+
+def _trained_settings(folder: Path, side: Side) -> dict[str, object]:
+    """The settings of a side's training of the first pair by path, according to its log; empty without a log."""
+    log = folder / "trials" / training_folder(1, side) / EVENTS_FILE
+    run = last_of(read_events(log), RunEvent) if log.is_file() else None
+    if run is None:
+        return {}
+    return {".".join(keys): value for keys, value in leaves(run.recipe)}
+
+
 def describe_comparison(folder: Path) -> list[str]:
     """The status of a comparison, line by line; its running trainings are described as by `describe_run`."""
     lines = read_comparison(folder / LEDGER_FILE)
     results = results_of(lines)
     claim = claim_of(lines) or claim_from(results)
-    described = [f"{location(folder)}: {comparison_state(folder)}", str(claim), *begun_of(lines).recipes.differences,
-                 *comparison_table(results, claim)]
+    begun = begun_of(lines)
+    described = [f"{location(folder)}: {comparison_state(folder)}", str(claim), *begun.packages,
+                 *begun.recipes.differences, *packages_table(folder), *comparison_table(results, claim)]
     described += [result_text(result) for _, result in sorted(results.items())]
     for training in sorted((folder / "trials").glob("*")):
         is_open = not any(training_folder(pair, side) == training.name for pair, side in results)

@@ -17,7 +17,7 @@ import hashlib
 import io
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -26,6 +26,7 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.settings import SourcedValue
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import ConfigError, DatasetError, LostWorkersError, TrainingError
 from ray_yolo.core.files import atomic_write
@@ -65,15 +66,18 @@ from ray_yolo.tune.compare_ledger import (
 )
 from ray_yolo.tune.compare_page import write_page
 from ray_yolo.tune.compare_settings import CompareConfig
-from ray_yolo.tune.compare_status import comparison_table, result_text
+from ray_yolo.tune.compare_status import comparison_table, packages_table, result_text
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.identity import identity_of
+from ray_yolo.tune.packages import CommandTraining, Package, describe_packages, find_package
 from ray_yolo.tune.pairs import (
+    SIDES,
     PairDispatcher,
     PairSchedule,
     claim_from,
     class_precision,
     compared_classes,
+    pair_of,
 )
 from ray_yolo.tune.ray_adapter import LadderScheduler, TaskSearcher, TrialCallback, run_trials
 from ray_yolo.tune.records import write_options
@@ -109,20 +113,31 @@ class _CheckedComparison(NamedTuple):
     asked: Recipes
     train: tuple[AnnotationIndex, AnnotationIndex]  # of A and B
     val: AnnotationIndex
+    packages: tuple[Package, Package] | None  # None: all trainings run in the environment of this command
+
+    @property
+    def differences(self) -> list[str]:
+        """The packages of the sides, if any was given."""
+        return describe_packages(self.packages) if self.packages else []
 
 
-def compare(config: CompareConfig, sides: Recipes, *, quiet: bool = False) -> ComparisonResult:
+_NOT_GIVEN: tuple[Mapping[str, SourcedValue], ...] = ({}, {})
+
+
+def compare(config: CompareConfig, sides: Recipes, given: tuple[Mapping[str, SourcedValue], ...] = _NOT_GIVEN, *,
+            quiet: bool = False) -> ComparisonResult:
     """Run a comparison, or continue the one that the same configuration started.
 
     Args:
         sides: of `read_sides`.
+        given: of `settings_of_sides`; trainings by another package get these.
 
     Raises:
         InputError: for bad input, before any cluster work.
         TrainingError: if a training fails for another reason than that its loss has diverged.
     """
     checked = _check(config, sides)
-    config, digest = checked.config, _digest(sides)
+    config, digest = checked.config, _digest(checked)
     run = find_run(sides.a, config.placement, lambda folder: _has_more(folder, config), digest=digest)
     try:
         gpus, slots = _connect(checked, run)
@@ -130,10 +145,15 @@ def compare(config: CompareConfig, sides: Recipes, *, quiet: bool = False) -> Co
                             for recipe, train in zip(sides, checked.train, strict=True)))
         run = run or begin_run(config.placement, SweepRecord(
             digest=digest, space="", trials=2 * config.comparison.pairs, is_comparison=True))
-        begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b)
+        begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b, packages=checked.differences)
         ledger = CompareLedger(run.folder / LEDGER_FILE, begun)
         stream = io.StringIO() if quiet else sys.stdout
-        return _ComparisonExecution(config, ledger, run, recipes, slots, gpus, stream).run_to_end()
+        execution = _ComparisonExecution(config, ledger, run, recipes, slots, gpus, stream)
+        if checked.packages:
+            settings = tuple({path: item.value for path, item in side.items()} for side in given)
+            execution.commands = CommandTraining(
+                run.folder, checked.packages, settings, config.placement, execution.each_step)
+        return execution.run_to_end()
     finally:
         if run:
             deadline.wait_for(run.release, "release")
@@ -151,7 +171,8 @@ def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
     gpus = cluster.planned_gpus(placement) if placement.num_workers else 0.0
     planned = Recipes(*(planned_recipe(recipe, placement, train, gpus)
                         for recipe, train in zip(sides, checked.train, strict=True)))
-    return [f"both sides, except for the differences: {settings_line(planned.a)}", *_differences(planned),
+    return [f"both sides, except for the differences: {settings_line(planned.a)}", *checked.differences,
+            *_differences(planned, checked.differences),
             f"at most {format_count(config.comparison.pairs, 'pair')}"]
 
 
@@ -181,12 +202,22 @@ def _check(config: CompareConfig, sides: Recipes) -> _CheckedComparison:
                      for side, recipe, labels in zip("AB", sides, val, strict=True)]
         raise DatasetError(f"data: the validation sets of {' and '.join(described)} differ in images, labels or class "
                            "names, so their fitness cannot be compared; give the data set of B the `val` of A")
-    return _CheckedComparison(config, sides, (train[0], train[1]), val[0])
+    return _CheckedComparison(config, sides, (train[0], train[1]), val[0], _find_packages(config))
 
 
-def _digest(sides: Recipes) -> str:
-    """The identity of a comparison: of both recipes, as requested."""
-    return hashlib.sha256("\0".join(map(recipe_digest, sides)).encode()).hexdigest()[:16]
+def _find_packages(config: CompareConfig) -> tuple[Package, Package] | None:
+    """The packages of both sides, if one was given for any."""
+    a, b = config.comparison.package_a, config.comparison.package_b
+    if not a and not b:
+        return None
+    return find_package(a, "--package-a"), find_package(b, "--package-b")
+
+
+def _digest(checked: _CheckedComparison) -> str:
+    """The identity of a comparison: of both recipes, as requested, and of both packages."""
+    parts = [recipe_digest(recipe) for recipe in checked.asked]
+    parts += [package.identity for package in checked.packages or ()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _identity(checked: _CheckedComparison) -> dict[str, str]:
@@ -195,6 +226,8 @@ def _identity(checked: _CheckedComparison) -> dict[str, str]:
     for side, recipe, train in zip("AB", checked.asked, checked.train, strict=True):
         for part, digest in identity_of(recipe, Space((), ()), train, checked.val).items():
             identity[f"{part} of {side}"] = digest
+    for side, package in zip("AB", checked.packages or (), strict=False):
+        identity[f"package of {side}"] = package.identity
     return identity
 
 
@@ -202,7 +235,7 @@ def _connect(checked: _CheckedComparison, run: Run | None) -> tuple[float, int]:
     """The GPUs of each worker, and the number of trainings that run at once."""
     placement = checked.config.placement
     workers = checked.config.comparison.workers_per_training
-    if not workers:
+    if not workers or checked.packages:  # each command starts its own workers
         return float(local_device(placement.gpus_per_worker).type == "cuda"), 1
     gpus = cluster.connect(placement)
     slots = cluster.parallel_trainings(placement, workers, gpus)
@@ -241,8 +274,10 @@ def _has_more(folder: Path, config: CompareConfig) -> bool:
     return not claim.better and claim.pairs < config.comparison.pairs and (not hours or spent < 3600 * hours)
 
 
-def _differences(recipes: Recipes) -> list[str]:
-    return recipes.differences or [EQUAL]
+def _differences(recipes: Recipes, packages: Sequence[str]) -> list[str]:
+    """The settings in which the sides differ. Two packages are described by a line each, equal ones by one."""
+    are_equal = not recipes.differences and len(packages) < len(recipes)
+    return [EQUAL] if are_equal else recipes.differences
 
 
 class _ComparisonExecution:
@@ -257,6 +292,8 @@ class _ComparisonExecution:
                  gpus: float, stream: TextIO) -> None:
         self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
         self.folder, self.stream = run.folder, stream
+        self.commands: CommandTraining | None = None
+        """What trains the sides, if they have packages of their own."""
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)
         self.recipes = Recipes(*(_with_paths_of(there, here)
@@ -296,14 +333,17 @@ class _ComparisonExecution:
         """Run the comparison until it has ended."""
         self.say(f"{location(self.folder)}: {format_count(len(self.schedule.results), 'training')} so far")
         self.say(f"both sides, except for the differences: {settings_line(self.recipes.a)}")
-        for line in _differences(self.recipes):
+        packages = self.ledger.begun.packages
+        for line in (*packages, *_differences(self.recipes, packages)):
             self.say(line)
         write_options(self.folder, self.config)
         wait_seconds = min(waiting_limit(), PROMPT_SECONDS)
         try:
             self.dispatcher.advance()
             if self.dispatcher.over is None:
-                if self.config.placement.num_workers:
+                if self.commands:
+                    self.train_by_commands(self.commands)
+                elif self.config.placement.num_workers:
                     self.train_on_pool()
                 else:
                     self.train_here()
@@ -347,6 +387,14 @@ class _ComparisonExecution:
             outcome = _train_here(task_config(payload, config), config["until"])
             self.dispatcher.finish(config["trial"], outcome)
             self.each_step()
+
+    def train_by_commands(self, commands: CommandTraining) -> None:
+        """Train one after the other, each side by the command of its own package."""
+        while task := self.dispatcher.take(lambda name: True):
+            name = self.dispatcher.name(task)
+            _, side = pair_of(task.trial)
+            outcome = commands.train(name, SIDES.index(side), task.seed, task.until)
+            self.dispatcher.finish(name, outcome)
 
     def train_on_pool(self) -> None:
         """Train as many at once as fit on the cluster, on one worker pool."""
@@ -396,7 +444,7 @@ class _ComparisonExecution:
         write_page(self.folder)
         self.note_time()
         self.run.finish()
-        for line in comparison_table(results, claim):
+        for line in (*packages_table(self.folder), *comparison_table(results, claim)):
             self.say(line)
         self.say(str(claim))
         self.say(f"page: {location(self.folder)}/report.html")

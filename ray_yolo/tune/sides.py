@@ -81,11 +81,7 @@ def read_sides(config: CompareConfig, origins: Mapping[str, str]) -> Recipes:
         ConfigError: for a setting that is unknown, illegal, or would measure the sides differently.
         InputError: for a word that means nothing, or a file that cannot be read.
     """
-    common = {path: SourcedValue(value, origins[path]) for path, value in all_settings(config.recipe).items()
-              if origins[path] != DEFAULT}
-    pairs = config.comparison
-    a, b = (_read_side(f"{side}", word, extra, common)
-            for side, word, extra in (("A", pairs.a, pairs.set_a), ("B", pairs.b, pairs.set_b)))
+    a, b = (resolve_config(Recipe, settings)[0] for settings in settings_of_sides(config, origins))
     for section in ("objective", "evaluate"):
         if getattr(a, section) != getattr(b, section):
             raise ConfigError(f"{section}: A has {getattr(a, section)}, B has {getattr(b, section)}, so their fitness "
@@ -93,7 +89,18 @@ def read_sides(config: CompareConfig, origins: Mapping[str, str]) -> Recipes:
     return Recipes(a, b)
 
 
-def _read_side(side: str, word: str, extra: tuple[str, ...], common: Mapping[str, SourcedValue]) -> Recipe:
+def settings_of_sides(config: CompareConfig, origins: Mapping[str, str]) -> tuple[dict[str, SourcedValue], ...]:
+    """The settings of A and of B that were given, by path; see `read_sides`."""
+    common = {}
+    for path, value in all_settings(config.recipe).items():
+        if origins[path] != DEFAULT:
+            common[path] = SourcedValue(value, origins[path])
+    pairs = config.comparison
+    return _settings_of("A", pairs.a, pairs.set_a, common), _settings_of("B", pairs.b, pairs.set_b, common)
+
+
+def _settings_of(side: str, word: str, extra: tuple[str, ...], common: Mapping[str, SourcedValue]
+                 ) -> dict[str, SourcedValue]:
     own: dict[str, SourcedValue] = {}
     for text in extra:
         own |= _assignment(f"--set-{side.lower()}", text)
@@ -101,8 +108,7 @@ def _read_side(side: str, word: str, extra: tuple[str, ...], common: Mapping[str
     own = {**meaning.above, **own}
     _check_settings(own)
     below = {path: value for path, value in meaning.below.items() if path != "seed"}
-    recipe, _ = resolve_config(Recipe, {**below, **common, **own})
-    return recipe
+    return {**below, **common, **own}
 
 
 def _check_settings(own: Mapping[str, SourcedValue]) -> None:
