@@ -45,7 +45,10 @@ def compare_datasets(data: str, against: str, runs: Sequence[Path], placement: P
     changes = compare_versions(old, new)
     classes = _class_rows(old, new, changes, precisions)
     folder = output_folder(placement, [image.file for image in (*old, *new)])
-    change_rows = [[*change[:-1], " ".join(change.classes)] for change in changes]  # the classes are the last field
+    change_rows = []
+    for change in changes:
+        *fields, classes_of_image = change
+        change_rows.append([*fields, " ".join(classes_of_image)])
     atomic_write(folder / "changes.csv", _as_csv(ImageChange._fields, change_rows), durable=False)
     atomic_write(folder / "classes.csv", _as_csv(_CLASS_COLUMNS, classes), durable=False)
     publish(folder)
@@ -106,7 +109,9 @@ def _class_rows(old: Sequence[Image], new: Sequence[Image], changes: Sequence[Im
 
 
 def _class_table(rows: Sequence[Sequence[object]], *, with_precisions: bool) -> list[str]:
-    titles = ("before", "after", "changed", *(("AP before", "AP after", "AP change") if with_precisions else ()))
+    titles = ["before", "after", "changed"]
+    if with_precisions:
+        titles += ["AP before", "AP after", "AP change"]
     lines = [f"{'boxes of':>{_WIDTH}}" + "".join(f"{title:>11}" for title in titles)]
     for name, before, after, changed, *precisions in rows:
         cells = [str(before), str(after), str(changed)]

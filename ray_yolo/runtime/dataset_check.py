@@ -119,7 +119,8 @@ def _draw(indices: Mapping[str, AnnotationIndex], path: Path) -> None:
 def _pictures(split: str, index: AnnotationIndex, count: int) -> Iterator[Picture]:
     labelled = np.flatnonzero(np.diff(index.offsets))
     candidates = labelled if len(labelled) else np.arange(len(index))
-    chosen = candidates[np.unique(np.linspace(0, len(candidates) - 1, min(count, len(candidates))).astype(int))]
+    evenly = np.linspace(0, len(candidates) - 1, min(count, len(candidates)))
+    chosen = candidates[np.unique(evenly.astype(int))]
     store = ImageStore(index, _SIDE_PX, smooth=True)
     for number in chosen.tolist():
         pixels, annotation = store.load_or_grey(number), index[number]

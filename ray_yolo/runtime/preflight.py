@@ -245,11 +245,14 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     """
     asked = fine_tuned(asked, len(train), len(train.names))
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16())
-    measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
-    undecided = measured or placement.num_workers == "auto"
-    other_processors = not gpus and placement.num_workers != 0 and multiplies_bf16() and cluster_asked_for(placement)
-    left_open = [*(("batch_size", "microbatch") if undecided else ()),
-                 *(("precision",) if gpus is None or other_processors else ())]
+    left_open: list[str] = []
+    is_measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0  # by AutoBatch, on a worker
+    if is_measured or placement.num_workers == "auto":
+        left_open += ["batch_size", "microbatch"]
+    # The workers of a cluster may have other processors than this one, which multiplies bf16.
+    on_other_processors = not gpus and placement.num_workers != 0 and cluster_asked_for(placement)
+    if gpus is None or (on_other_processors and multiplies_bf16()):
+        left_open.append("precision")
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 

@@ -209,7 +209,9 @@ def _draw(result: ReplayResult, spec: TrainSpec) -> list[str]:
     sheets: dict[int, list[Picture]] = {}
     for number, image in enumerate(result.images):
         pixels = image.pixels.permute(1, 2, 0).contiguous().numpy()
-        title = f"{number}: {Path(spec.train.paths[image.samples[0]]).name}  loss {format_number(sum(image.losses))}"
+        file = Path(spec.train.paths[image.samples[0]])
+        loss = format_number(sum(image.losses))
+        title = f"{number}: {file.name}  loss {loss}"
         picture = Picture(pixels, image.boxes.numpy(), image.classes.numpy(), title=title)
         sheets.setdefault(image.microbatch, []).append(picture)
     for microbatch, pictures in sheets.items():
@@ -277,9 +279,10 @@ def _image_table(result: ReplayResult, spec: TrainSpec) -> list[str]:
     lines = [f"{'highest parts of the loss':<44}{'boxes':>6}{titles}"]
     numbered = sorted(enumerate(result.images), key=lambda pair: _rank(pair[1].losses))
     for number, image in numbered[:SHOWN]:
-        name = f"{number}: {Path(spec.train.paths[image.samples[0]]).name}"
+        file = Path(spec.train.paths[image.samples[0]])
+        name = f"{number}: {file.name}"[:43]
         losses = "".join(f"{loss:>10.3g}" for loss in image.losses)
-        lines.append(f"{name[:43]:<44}{len(image.boxes):>6}{losses}")
+        lines.append(f"{name:<44}{len(image.boxes):>6}{losses}")
     return lines
 
 

@@ -187,16 +187,24 @@ def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:
 
     Splits with equal digests are merged, because MLflow would keep only the context of the first one.
     """
+    if dataset is None:
+        return []
     path = Path(run.recipe["data"])
-    name = path.parent.name if path.stem == "data" and path.parent.name else path.stem
+    name = path.stem
+    if name == "data" and path.parent.name:
+        name = path.parent.name
     source = json.dumps({"uri": redact(run.recipe["data"])})
-    profiles: dict[str, str] = {}
-    contexts: dict[str, list[str]] = {}  # by digest
-    for split, counts in (dataset.splits if dataset else {}).items():
+    profiles: dict[str, str] = {}  # by digest
+    contexts: dict[str, list[str]] = {}
+    for split, counts in dataset.splits.items():
         if counts.digest:
             profiles[counts.digest] = json.dumps({"images": counts.images, "boxes": counts.boxes})
             contexts.setdefault(counts.digest, []).append(_CONTEXTS[split])
-    return [Data(name, digest, source, profile, ", ".join(contexts[digest])) for digest, profile in profiles.items()]
+    logged = []
+    for digest, profile in profiles.items():
+        context = ", ".join(contexts[digest])
+        logged.append(Data(name, digest, source, profile, context))
+    return logged
 
 
 def _points(rows: Sequence[EpochEvent], numbers: Sequence[Metric]) -> Iterator[Point]:

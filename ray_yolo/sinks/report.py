@@ -106,9 +106,12 @@ class TrainingReport:
             return ""
         columns = zip(*self._losses, strict=True)  # one per loss term
         means = [math.fsum(column) / len(column) for column in columns]
-        percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
-        images_left = (self._epochs * self._batches - self._batch) * self._batch_size
-        left = format_duration(images_left / self._images_per_second) if images_left > 0 else ""
+        batches_of_epoch = self._batch - self._epoch * self._batches
+        percent = 100 * batches_of_epoch // self._batches
+        batches_left = self._epochs * self._batches - self._batch
+        left = ""
+        if batches_left > 0:
+            left = format_duration(batches_left * self._batch_size / self._images_per_second)
         losses: Sequence[float | None] = means or (None,) * len(self._terms)
         if self._live:
             # After the last step only the validation is left, which takes as long as it takes.
@@ -225,7 +228,9 @@ def _counts_by_split(splits: Mapping[str, SplitCounts]) -> list[str]:
 
 def _boxes_by_class(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
     """A header, and one row for each of the most frequent classes, in the order of the data set."""
-    boxes_of = {number: [split.per_class[number] for split in splits.values()] for number in range(len(names))}
+    boxes_of = {}
+    for number in range(len(names)):
+        boxes_of[number] = [split.per_class[number] for split in splits.values()]
     most_first = sorted(boxes_of, key=lambda number: -sum(boxes_of[number]))
     shown = sorted(most_first[:_CLASSES_SHOWN])
     form = "%22s" + "%11s" * len(splits)

@@ -324,8 +324,8 @@ MUTATIONS = (
     ),
     Mutation(
         "sinks/report.py",
-        "(self._epochs * self._batches - self._batch) * self._batch_size",
-        "(self._epochs * self._batches - self._batch)",
+        "format_duration(batches_left * self._batch_size / self._images_per_second)",
+        "format_duration(batches_left / self._images_per_second)",
         "sinks/test_report.py",
     ),
     Mutation("tune/schedule.py", "if end <= closing.closed.until:", "if end:", "tune/test_schedule.py"),

@@ -16,7 +16,7 @@ import ray
 from ray_yolo.config.placement import Placement
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
-from tests.process.runtime.test_kill import command, start, steps
+from tests.support.train_command import command, start, steps
 from tests.unit.runtime.test_local_ray import base
 
 __all__ = ["base"]  # fixtures

@@ -24,8 +24,8 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runs.usage import measure_usage
-from tests.process.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
+from tests.support.train_command import command, finish, log_of, start, tensors
 
 SHORT, LONG = 60, 300  # epochs of three steps; in the long one a replacement has time to come up, twice
 STALL_SECONDS = 4
