@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 UV ?= uv
 
-.PHONY: demo test test-all test-again floor-test gpu-test cluster-test check docs bench bench-env clean
+.PHONY: demo test test-all test-again mutants floor-test gpu-test cluster-test check docs bench bench-env clean
 
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile what it imports
 
@@ -45,6 +45,15 @@ test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
 
 test-again: $(VENV)/.dev  ## the tests that failed in the last run, or all if it named none, one after the other
 	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures all
+
+SINCE ?= HEAD~1
+
+mutants: $(VENV)/.mutants  ## faults that no unit test notices, in the files that changed SINCE a commit, or in FILES
+	$(BIN)/python tests/mutants.py --since $(SINCE) $(FILES)
+
+$(VENV)/.mutants: $(VENV)/.dev
+	$(call install,.[mutants])
+	touch $@
 
 gpu-test:  ## is a training on this machine's GPU right, and how fast; needs torch, numpy, OpenCV, pydantic, PyYAML alone
 	PYTHONPATH=. $(PYTHON) tests/benchmarks/gpu.py --write tests/benchmarks/gpu.md

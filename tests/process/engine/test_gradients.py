@@ -97,7 +97,7 @@ def summed_by_worker(collectives: Collectives, count: int) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "parent", lambda left, right: left)  # fold any two nodes
         patch.setattr(gradients, "aligned_nodes", lambda part: [gradients.TreeNode(part.start, 1)] if part else [])
-        patch.setattr(gradients, "_fold", lambda root, values, count: [sum(value[0] for value in values.values())])
+        patch.setattr(gradients, "tree_sum", lambda subtrees, count: [sum(value[0] for value in subtrees.values())])
         return summed(collectives, count)
 
 

@@ -289,6 +289,33 @@ def test_partners_of_a_block_come_from_it_and_a_batch_decodes_each_image_once(
         assert torch.equal(tensor, alone[name]), name
 
 
+def test_each_image_of_a_block_can_be_a_partner(index: AnnotationIndex) -> None:
+    block = (1, 3, 4, 6)
+    data = dataset(index, STILL.model_copy(update={"mosaic": 1.0}))
+    shown: set[int] = set()
+    for position in range(30):
+        data._picture = lambda number, ask=data._picture: shown.add(number) or ask(number)
+        data[SampleKey(0, position, 3, block)]
+    assert shown == set(block)
+
+
+def test_the_seam_lies_in_the_middle_half_of_the_canvas_ends_included(index: AnnotationIndex) -> None:
+    """A canvas of 64 x 64: seams at 16 to 48."""
+    data = dataset(index, STILL.model_copy(update={"mosaic": 1.0}), imgsz=32)
+    view = data._view
+    seams = []
+
+    def record(rng, tiles, labels, seam, *others):
+        seams.append(seam)
+        return view(rng, tiles, labels, seam, *others)
+
+    data._view = record
+    for position in range(400):
+        data[SampleKey(0, position, 0)]
+    for side in np.array(seams).T:
+        assert set(side.tolist()) == set(range(16, 49))
+
+
 def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:
     mosaic = STILL.model_copy(update={"mosaic": 1.0})
     more = 0
@@ -372,6 +399,15 @@ def test_a_batch_is_its_samples(index: AnnotationIndex, augment: AugmentConfig) 
     assert batch.keys() == one_by_one.keys()
     assert all(torch.equal(batch[name], one_by_one[name]) for name in batch)
     assert batch["images"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_batch_of_quads_is_made_from_its_samples(index: AnnotationIndex) -> None:
+    data = TrainDataset(index, ImageStore(index, 64), DEFAULT, 64, 0, 10, quad=True)
+    keys = KEYS[:8]
+    batch, quads = data.__getitems__(keys), quad_collate([data[key] for key in keys])
+    assert batch["images"].shape == (2, 3, 128, 128)
+    assert all(torch.equal(batch[name], quads[name]) for name in batch)
+    assert len({data[key]["draw"] for key in keys}) == len(keys)
 
 
 def test_a_batch_without_labels_has_no_targets(index: AnnotationIndex) -> None:
