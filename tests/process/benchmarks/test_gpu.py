@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from ray_yolo.checkpoints import writer
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.engine import gradients
+from ray_yolo.engine.evaluate import EvaluatedBatches
+from ray_yolo.inference import export as export_module
+from ray_yolo.ops.ema import Ema
 from tests.benchmarks import gpu
 
 ROOT = Path(__file__).parents[3]
@@ -48,3 +58,136 @@ def test_the_speed_row_runs_on_a_cpu() -> None:
     """The rows of speed are the first that a renamed field breaks: nothing else calls them outside a GPU machine."""
     found = gpu.measure_speed("yolov5n", "fp32", 64, batch=2, steps=1, device=torch.device("cpu"))
     assert " images/s (repeats within " in found
+
+
+CPU = torch.device("cpu")
+Patch = pytest.MonkeyPatch
+
+
+def of_the_first_call(function: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The function with another result of its first call: the device's; the CPU's as a reference follows it."""
+    calls = []
+
+    def changed(*arguments: Any, **named: Any) -> Any:
+        calls.append(None)
+        result = function(*arguments, **named)
+        return change(result) if len(calls) == 1 else result
+
+    return changed
+
+
+def weigh_classes_more(patch: Patch) -> None:
+    """The device's class loss counts 1.2 times."""
+    def changed(recipe: Recipe) -> Recipe:
+        gains = recipe.loss.model_copy(update={"cls": 1.2 * recipe.loss.cls})
+        return recipe.model_copy(update={"loss": gains})
+
+    patch.setattr(gpu, "resolve", of_the_first_call(gpu.resolve, changed))
+
+
+def drift(patch: Patch) -> None:
+    """The average of the weights depends on how many steps this process has taken before."""
+    update = Ema.update
+    steps = []
+
+    def drifting(self: Ema, *arguments: Any) -> None:
+        update(self, *arguments)
+        steps.append(None)
+        with torch.no_grad():
+            next(self.model.parameters()).add_(1e-4 * len(steps))
+
+    patch.setattr(Ema, "update", drifting)
+
+
+def double_sums(patch: Patch) -> None:
+    """The sums that are exchanged are twice what they should be."""
+    tree_sum = gradients.tree_sum
+
+    def doubled(*arguments: Any) -> list[Tensor]:
+        total = tree_sum(*arguments)
+        return [2 * value for value in total] if dist.is_initialized() else total
+
+    patch.setattr(gradients, "tree_sum", doubled)
+
+
+def ignore_aborts(patch: Patch) -> None:
+    patch.setattr(gpu.collectives_module, "abort_process_group", lambda: None)
+
+
+def lose_a_field(patch: Patch) -> None:
+    """The loop asks for a field that the components do not have any more."""
+    launch = gpu.loop.launch_steps
+    patch.setattr(gpu.loop, "launch_steps", lambda parts, *others: launch(parts.absent, *others))
+
+
+def report_no_epochs(patch: Patch) -> None:
+    patch.setattr(gpu, "run_session", lambda job, host, placement, emit: None)
+
+
+def raise_scores(patch: Patch) -> None:
+    """The device's scores are 1 % higher."""
+    def raised(result: EvaluatedBatches) -> EvaluatedBatches:
+        factors = torch.ones(result.rows.shape[1])
+        factors[5] = 1.01
+        return result._replace(rows=result.rows * factors)
+
+    patch.setattr(gpu, "evaluate_batches", of_the_first_call(gpu.evaluate_batches, raised))
+
+
+def copy_too_late(patch: Patch) -> None:
+    """The snapshot of a save has weights of a later step."""
+    def late(state: dict[str, Any]) -> dict[str, Any]:
+        weights = {name: value + 1 for name, value in state["model"].items()}
+        return {**state, "model": weights}
+
+    patch.setattr(writer, "copied", late)
+
+
+def trace_something_else(patch: Patch) -> None:
+    trace = export_module._trace
+
+    def wrong(model: torch.nn.Module, example: Tensor) -> Any:
+        return trace(torch.nn.Sequential(model, torch.nn.Hardtanh(0, 40)), example)
+
+    patch.setattr(export_module, "_trace", wrong)
+
+
+PLANTED = {
+    "one step, yolov5n fp32": weigh_classes_more,
+    "one step, yolov8n bf16": weigh_classes_more,
+    "exact, yolov8n": drift,
+    "kill and continue": drift,
+    "launch-ahead loop": drift,
+    "NCCL, a group of one": double_sums,
+    "speed, yolov5n bf16 64 px batch 2": lose_a_field,
+    "end to end, yolov5s 64 px, images in files": report_no_epochs,
+    "end to end, yolov5s 64 px, images in memory": report_no_epochs,
+    "evaluation, yolov5n": raise_scores,
+    "evaluation, yolov8n": raise_scores,
+    "crowds, yolov8n 64 px": lose_a_field,
+    "AutoBatch, yolov8n": lose_a_field,
+    "save, yolov5s": copy_too_late,
+    "export, yolov5n": trace_something_else,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_fails_its_row(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    [check] = [check for other, check in gpu.checks(tmp_path, CPU, quick=True) if other == name]
+    PLANTED[name](monkeypatch)
+    row = gpu.run(name, check)
+    assert not row.passed, row.found
+
+
+def test_an_abort_that_does_nothing_fails_its_row(monkeypatch: Patch) -> None:
+    ignore_aborts(monkeypatch)
+    row = gpu.run("NCCL, a group of one", lambda: gpu.compare_exchange(CPU))
+    assert not row.passed
+    assert "the abort is not noticed" in row.found
+
+
+def test_each_kind_of_row_has_a_planted_fault(tmp_path: Path) -> None:
+    kinds = {name.split(",")[0] for name, _ in gpu.checks(tmp_path, CPU, quick=True)}
+    assert kinds == {name.split(",")[0] for name in PLANTED}
