@@ -75,7 +75,8 @@ def compare_versions(old: Sequence[Image], new: Sequence[Image]) -> list[ImageCh
     files. An image in the same place with another content is `replaced`.
     """
     pairs = _match(old, new)
-    matched_old, matched_new = {id(one) for one, _ in pairs}, {id(other) for _, other in pairs}
+    matched_old = {id(one) for one, _ in pairs}
+    matched_new = {id(other) for _, other in pairs}
     changes = [_change("removed", one, None) for one in old if id(one) not in matched_old]
     changes += [_change("added", None, other) for other in new if id(other) not in matched_new]
     with ThreadPoolExecutor(16) as pool:

@@ -216,8 +216,14 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     norms: list[nn.Parameter] = []
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                (biases if name == "bias" else norms if isinstance(module, BatchNorm) else weights).append(parameter)
+            if not parameter.requires_grad:
+                continue
+            if name == "bias":
+                biases.append(parameter)
+            elif isinstance(module, BatchNorm):
+                norms.append(parameter)
+            else:
+                weights.append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": biases, "weight_decay": 0.0},  # explicit for each group: AdamW's default is not 0
         {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]

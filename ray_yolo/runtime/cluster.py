@@ -123,7 +123,7 @@ def free_nodes(placement: Placement) -> list[NodeResources]:
         if placement.accelerator_type and kind not in free:
             continue
         cpus, gpus = free.get("CPU", 0.0), free.get("GPU", 0.0)
-        nodes.append(NodeResources(cpus, gpus, cpus_per_gpu.get(node_id, 0.0), _is_shared))
+        nodes.append(NodeResources(cpus, gpus, cpus_per_gpu.get(node_id, 0.0), is_shared=is_shared()))
     return nodes
 
 

@@ -71,39 +71,57 @@ class Delivery:
         Raises:
             Exception: any that MLflow raises. A repeated call requests the server's content again.
         """
-        client, self._client = self._client or self._open(plan), None  # kept only if all of the following succeeds
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag  # after its settings
+        client = self._client or self._open(plan)
+        self._client = None  # kept only if all of the following succeeds
 
-        run_id, held = self._run_id, self._held
         if plan.end_ms is None and self._status != plan.status:
-            client.update_run(run_id, status=plan.status)
+            client.update_run(self._run_id, status=plan.status)
+        self._post_params(client, plan)
+        self._post_tags(client, plan)
+        self._post_data(client, plan)
+        self._post_points(client, plan)
+        if plan.end_ms is not None and self._status != plan.status:
+            client.set_terminated(self._run_id, plan.status, end_time=plan.end_ms)
+        self._status = plan.status
+        if with_files and plan.end_ms is not None:
+            self._post_files(client, plan)
 
-        params = [Param(key, value) for key, value in plan.params.items() if key not in held]
-        self._post(params, _LABELS_PER_CALL, lambda some: client.log_batch(run_id, params=some))
+        self._client = client
+        return self._run_id
+
+    def _post_params(self, client: MlflowClient, plan: RunPlan) -> None:
+        from mlflow.entities import Param  # here, as below: after MLflow's settings
+
+        params = [Param(key, value) for key, value in plan.params.items() if key not in self._held]
+        self._post(params, _LABELS_PER_CALL, lambda some: client.log_batch(self._run_id, params=some))
+        self._held.update(plan.params)
+
+    def _post_tags(self, client: MlflowClient, plan: RunPlan) -> None:
+        from mlflow.entities import RunTag
 
         tags = [RunTag(key, value) for key, value in plan.tags.items() if self._tags.get(key) != value]
-        self._post(tags, _LABELS_PER_CALL, lambda some: client.log_batch(run_id, tags=some))
+        self._post(tags, _LABELS_PER_CALL, lambda some: client.log_batch(self._run_id, tags=some))
+        self._tags.update(plan.tags)
+
+    def _post_data(self, client: MlflowClient, plan: RunPlan) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = []
         for each in plan.data:
-            if each[:2] not in held:  # name and digest
-                dataset = Dataset(each.name, each.digest, "local", each.source, profile=each.profile)
-                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.context)]))
-        self._post(inputs, _LABELS_PER_CALL, lambda some: client.log_inputs(run_id, some))
+            if (each.name, each.digest) in self._held:
+                continue
+            dataset = Dataset(each.name, each.digest, "local", each.source, profile=each.profile)
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.context)]))
+        self._post(inputs, _LABELS_PER_CALL, lambda some: client.log_inputs(self._run_id, some))
+        self._held.update((each.name, each.digest) for each in plan.data)
+
+    def _post_points(self, client: MlflowClient, plan: RunPlan) -> None:
+        from mlflow.entities import Metric
 
         new = [point for point in plan.points if self._values.get((point.key, point.epoch)) != point.value]
         metrics = [Metric(*point) for point in new]
-        self._post(metrics, _METRICS_PER_CALL, lambda some: client.log_batch(run_id, metrics=some))
-
-        if plan.end_ms is not None and self._status != plan.status:
-            client.set_terminated(run_id, plan.status, end_time=plan.end_ms)
-        held.update(plan.params, (each[:2] for each in plan.data))
+        self._post(metrics, _METRICS_PER_CALL, lambda some: client.log_batch(self._run_id, metrics=some))
         self._values.update({(point.key, point.epoch): point.value for point in new})
-        self._tags, self._status = {**self._tags, **plan.tags}, plan.status
-        if with_files and plan.end_ms is not None:
-            self._post_files(client, plan)
-        self._client = client
-        return run_id
 
     def _post(self, items: Sequence[Any], most: int, send: Callable[[Sequence[Any]], object]) -> None:
         """Send items, at most `most` per call."""

@@ -198,8 +198,11 @@ def recorded_spec(folder: Path, data_folders: Sequence[Path]) -> TrainSpec:
     if not isinstance(record, RunRecord):
         raise InputError(f"{folder.resolve() / RECORD_FILE}: is not the record of a training")
     recipe = record.recipe
-    places = (start / recipe.data for start in data_folders)
-    data = next((str(place) for place in places if place.exists()), recipe.data)
+    data = recipe.data
+    for folder_of_data in data_folders:  # the first that has it
+        if (folder_of_data / recipe.data).exists():
+            data = str(folder_of_data / recipe.data)
+            break
     recipe = recipe.model_copy(update={"data": data})
     _, train, val = read_splits(recipe)
     train, val = chosen_by(recipe, train, val)

@@ -43,10 +43,13 @@ def format_results(events: Sequence[Event]) -> str:
     """
     rows = epoch_rows(surviving(events))
     shown = [metric for metric in metrics(terms_of(rows)) if metric.results]
-    lines = [",".join(f"{name:>20}" for name in ("epoch", *(metric.results for metric in shown)))]
+    names = ["epoch", *(metric.results for metric in shown)]
+    lines = [",".join(f"{name:>20}" for name in names)]
     for row in rows:
-        numbers = [metric.of(row) for metric in shown]
-        cells = [row.epoch, *(math.nan if number is None else number for number in numbers)]
+        cells: list[float] = [row.epoch]
+        for metric in shown:
+            number = metric.of(row)
+            cells.append(math.nan if number is None else number)
         lines.append(",".join(f"{cell:20.5g}" for cell in cells))
     return "\n".join(lines) + "\n"
 

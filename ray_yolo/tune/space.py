@@ -149,7 +149,9 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     """
     search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
     genes: dict[str, Gene] = {}
-    for key in [key for key in data if key != SEARCH]:
+    for key in data:
+        if key == SEARCH:
+            continue
         gene = _read_gene(str(key), data[key], partial(where, key))
         if gene.name in genes:
             raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
