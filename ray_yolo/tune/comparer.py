@@ -141,8 +141,7 @@ def compare(config: CompareConfig, sides: Recipes, given: tuple[Mapping[str, Sou
     run = find_run(sides.a, config.placement, lambda folder: _has_more(folder, config), digest=digest)
     try:
         gpus, slots = _connect(checked, run)
-        recipes = Recipes(*(resolve_recipe(_with_absolute_paths(recipe), config.placement, train, gpus)
-                            for recipe, train in zip(sides, checked.train, strict=True)))
+        recipes = _resolve_sides(checked, gpus)
         run = run or begin_run(config.placement, SweepRecord(
             digest=digest, space="", trials=2 * config.comparison.pairs, is_comparison=True))
         begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b, packages=checked.differences)
@@ -247,6 +246,19 @@ def _connect(checked: _CheckedComparison, run: Run | None) -> tuple[float, int]:
     for warning in check_cluster(placement, run, *checked.train):
         print(f"warning: {warning}", file=sys.stderr)
     return gpus, slots
+
+
+def _resolve_sides(checked: _CheckedComparison, gpus: float) -> Recipes:
+    """The recipes of both sides with all settings that can be decided here.
+
+    Commands of other packages decide for themselves, on workers that they start: their recipes are those planned.
+    """
+    decide = planned_recipe if checked.packages else resolve_recipe
+    placement = checked.config.placement
+    resolved = []
+    for recipe, train in zip(checked.asked, checked.train, strict=True):
+        resolved.append(decide(_with_absolute_paths(recipe), placement, train, gpus))
+    return Recipes(*resolved)
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:

@@ -60,6 +60,17 @@ def test_a_version_with_another_default_is_another_side(
     assert "trained with optimizer.lr0" in Path("runs/compare/exp/report.html").read_text()
 
 
+def test_commands_with_workers_need_no_ray_in_the_comparison_itself(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command starts its own."""
+    monkeypatch.chdir(tmp_path)
+    lines = f"""case "$*" in *ray_yolo.train*) echo "ConfigError: $*"; exit 2;; esac; exec "{sys.executable}" "$@" """
+    python = executable(tmp_path / "python", lines)
+    flags = ["--package-a", python, *FLAGS, "--workers-per-training", "1"]
+    with pytest.raises(InputError, match="pair1-a: ConfigError: .*--num-workers[ =]1"):
+        cli.compare(["base", "lr0=0.02", *flags])
+
+
 def test_equal_packages_are_said_to_be_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
