@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 
 import ray_yolo
 from ray_yolo import cli
@@ -67,8 +68,9 @@ def test_commands_with_workers_need_no_ray_in_the_comparison_itself(
     lines = f"""case "$*" in *ray_yolo.train*) echo "ConfigError: $*"; exit 2;; esac; exec "{sys.executable}" "$@" """
     python = executable(tmp_path / "python", lines)
     flags = ["--package-a", python, *FLAGS, "--workers-per-training", "1"]
-    with pytest.raises(InputError, match="pair1-a: ConfigError: .*--num-workers[ =]1"):
+    with pytest.raises(InputError, match=r"pair1-a: ConfigError: .*--num-workers[ =]1"):
         cli.compare(["base", "lr0=0.02", *flags])
+    assert not ray.is_initialized()
 
 
 def test_equal_packages_are_said_to_be_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
