@@ -90,13 +90,20 @@ class Training:
         assert status == 0, errors.decode()
 
     def child(self, *words: str) -> int:
-        """The newest process of the command whose command line has these words."""
-        found = []
-        for pid in descendants(self.process.pid):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-            if all(word in line for word in words):
-                found.append(pid)
-        return found[-1]
+        """The newest process of the command whose command line has these words. The record process starts after the
+        first step."""
+        deadline = time.monotonic() + 60
+        while True:
+            found = []
+            for pid in descendants(self.process.pid):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+                if all(word in line for word in words):
+                    found.append(pid)
+            if found:
+                return found[-1]
+            assert self.process.poll() is None, self.process.stderr.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     @property
     def run_dir(self) -> Path:
