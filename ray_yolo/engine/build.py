@@ -138,7 +138,7 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
               ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)  # a copy: made before graphs are
     return TrainComponents(
-        family=family, model=model, ema=ema, graphs=_graphs(spec, context, model),
+        family=family, model=model, ema=ema, graphs=graphed_forward(spec, context, model),
         optimizer=build_optimizer(model, recipe), stores=stores,
         scaler=torch.amp.GradScaler(context.device.type, enabled=recipe.precision == "fp16"),
         loss=family.build_loss(model.head, recipe.loss, len(spec.names), recipe.imgsz),
@@ -160,7 +160,7 @@ def regroup(components: TrainComponents, collectives: Collectives) -> TrainCompo
     context = replace(components.context, collectives=collectives)
     shared = _shared_components(components.spec, context, components.model)
     vars(components.model).pop("forward", None)  # the recordings of the last group, whose scratch memory is gone
-    graphs = _graphs(components.spec, context, components.model)
+    graphs = graphed_forward(components.spec, context, components.model)
     return replace(components, graphs=graphs, **shared,
                    **_loaders(components.spec, context, components.stores, components.model.grid))
 
@@ -187,7 +187,7 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
             "gradients": GradientTree(replica, context.collectives, statistics.size)}
 
 
-def _graphs(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
+def graphed_forward(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
     """The model's repeated passes, if one worker trains it on a GPU. With sync_bn, a pass exchanges numbers."""
     is_alone = context.collectives.num_workers == 1  # recordings inside DDP were not tried on a GPU
     if context.device.type != "cuda" or not context.cuda_graphs or not is_alone or spec.recipe.sync_bn:

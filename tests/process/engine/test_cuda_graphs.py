@@ -199,7 +199,7 @@ def test_a_failed_recording_is_a_warning_of_the_run(tmp_path: Path, monkeypatch:
     def graphs(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward:
         return repeat_passes(model, FailingRecorder())
 
-    monkeypatch.setattr(build_module, "_graphs", graphs)
+    monkeypatch.setattr(build_module, "graphed_forward", graphs)
     events: list[Event] = []
     run_session(make_spec(tmp_path, batch_size=8, microbatch=4, epochs=2), WorkerContext(), Placement(), events.append)
     [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
@@ -214,14 +214,16 @@ def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     on_gpu = replace(on_cpu.context, device=SimpleNamespace(type="cuda"))
     synchronised = replace(on_cpu.spec, recipe=on_cpu.spec.recipe.model_copy(update={"sync_bn": True}))
-    assert build_module._graphs(on_cpu.spec, on_gpu, on_cpu.model) is not None
-    assert build_module._graphs(synchronised, on_gpu, on_cpu.model) is None
-    assert build_module._graphs(on_cpu.spec, replace(on_gpu, cuda_graphs=False), on_cpu.model) is None
-    assert build_module._graphs(on_cpu.spec, replace(on_gpu, collectives=Collectives(0, 2)), on_cpu.model) is None
+    assert build_module.graphed_forward(on_cpu.spec, on_gpu, on_cpu.model) is not None
+    assert build_module.graphed_forward(synchronised, on_gpu, on_cpu.model) is None
+    assert build_module.graphed_forward(on_cpu.spec, replace(on_gpu, cuda_graphs=False), on_cpu.model) is None
+    beside_another = replace(on_gpu, collectives=Collectives(0, 2))
+    assert build_module.graphed_forward(on_cpu.spec, beside_another, on_cpu.model) is None
 
 
 def test_the_average_has_its_own_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "_graphs", lambda spec, context, model: repeat_passes(model, FunctionRecorder()))
+    monkeypatch.setattr(build_module, "graphed_forward",
+                        lambda spec, context, model: repeat_passes(model, FunctionRecorder()))
     components = components_of(tmp_path)
     assert "forward" in vars(components.model)
     assert "forward" not in vars(components.ema.model)
@@ -229,12 +231,13 @@ def test_the_average_has_its_own_forward(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_another_group_of_workers_has_new_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """BatchNorm's scratch memory is new. A group that repeats nothing has the model's own forward."""
-    monkeypatch.setattr(build_module, "_graphs", lambda spec, context, model: repeat_passes(model, FunctionRecorder()))
+    monkeypatch.setattr(build_module, "graphed_forward",
+                        lambda spec, context, model: repeat_passes(model, FunctionRecorder()))
     components = components_of(tmp_path)
     first = components.graphs
     components = regroup(components, Collectives())
     assert components.graphs is not first
     assert vars(components.model)["forward"] is components.graphs
 
-    monkeypatch.setattr(build_module, "_graphs", lambda spec, context, model: None)
+    monkeypatch.setattr(build_module, "graphed_forward", lambda spec, context, model: None)
     assert "forward" not in vars(regroup(components, Collectives()).model)
