@@ -50,6 +50,7 @@ def test_the_same_key_gives_the_same_sample_in_any_order_and_process(index: Anno
 
 def _as_loader(channel: Connection) -> None:
     channel.recv()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has this process's handler, such as Ray's
     worker_init(0)
     channel.send(os.getpgrp() == os.getpid())
     time.sleep(60)
