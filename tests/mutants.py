@@ -32,6 +32,7 @@ do_not_mutate_patterns = {unchanged}
 pytest_add_cli_args_test_selection = {tests}
 pytest_add_cli_args = ["-p", "no:cacheprovider"]
 also_copy = {copied}
+process_isolation = "forkserver"
 """
 
 
@@ -49,14 +50,22 @@ def git(*arguments: str) -> list[str]:
 
 
 def copy_clone(folder: Path) -> list[str]:
-    """Copies git's files and those that it does not know yet. Returns their top-level names."""
+    """Copies git's files and those that it does not know yet. Returns the paths that mutmut has to copy itself: all but
+    the modules of the package."""
     names = git("ls-files", "--cached", "--others", "--exclude-standard")
-    present = [name for name in names if (ROOT / name).is_file()]
+    present = [name for name in names if os.path.lexists(ROOT / name)]
     for name in present:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    return sorted({name.split("/")[0] for name in present})
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)  # the search spaces are a link to a folder
+    paths = set()
+    for name in present:
+        top = name.split("/")[0]
+        if top != "ray_yolo":
+            paths.add(top)
+        elif not name.endswith(".py"):
+            paths.add(name)
+    return sorted(paths)
 
 
 def nearest_tests(files: Sequence[str]) -> list[str]:
@@ -102,7 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         copied = copy_clone(folder)
-        copied.remove("ray_yolo")
         lists = {"files": files, "unchanged": UNCHANGED, "tests": nearest_tests(files), "copied": copied}
         toml = {key: json.dumps(values) for key, values in lists.items()}  # TOML writes lists of strings as JSON does
         with (folder / "pyproject.toml").open("a") as file:
