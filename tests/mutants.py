@@ -103,15 +103,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", help="files of the package; default: those that changed")
     parser.add_argument("--since", default="HEAD~1", help="the commit to compare with [HEAD~1]")
     chosen = parser.parse_args(arguments)
-    files = chosen.files or changed_files(chosen.since)
+    try:
+        files = chosen.files or changed_files(chosen.since)
+    except subprocess.CalledProcessError as error:
+        parser.error(f"--since {chosen.since}: {error.stderr.strip()}; give a commit or a tag")
+    for file in files:
+        if not (ROOT / file).is_file() or Path(file).parts[0] != "ray_yolo":
+            parser.error(f"{file}: is no file of the package; give a path such as ray_yolo/data/dataset.py")
     if not files:
         print(f"no file of ray_yolo/ differs from {chosen.since}")
         return 0
+    tests = nearest_tests(files)
+    if not tests:  # without a selection, pytest would run all tests
+        parser.error(f"{', '.join(files)}: tests/unit has no tests of it; give a file of a room that has some")
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         copied = copy_clone(folder)
-        lists = {"files": files, "unchanged": UNCHANGED, "tests": nearest_tests(files), "copied": copied}
+        lists = {"files": files, "unchanged": UNCHANGED, "tests": tests, "copied": copied}
         toml = {key: json.dumps(values) for key, values in lists.items()}  # TOML writes lists of strings as JSON does
         with (folder / "pyproject.toml").open("a") as file:
             file.write(CONFIGURATION.format(**toml))

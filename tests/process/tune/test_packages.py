@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_package_is_a_checkout_an_environment_or_a_python(tmp_path: Path, monk
     (lambda folder: executable(folder / "python", "echo 'ModuleNotFoundError: No module named ray_yolo' >&2; exit 1"),
      r"cannot import ray_yolo \(ModuleNotFoundError: No module named ray_yolo\); give the folder"),
 ])
-def test_what_is_no_package_is_refused(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_no_package_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         find_package(str(make(tmp_path)), "--package-b")
 
