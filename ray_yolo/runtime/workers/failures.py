@@ -49,7 +49,7 @@ class RestartBudget:
 
 
 class FailurePolicy:
-    """The policy of a training or a sweep. It alone counts failures: each count is limited by `max_failures`.
+    """The policy of a training or a sweep. It counts failures on the driver: each count is limited by `max_failures`.
 
     Permanent errors end a training at once, others after `max_failures` of them without progress.
 
