@@ -84,15 +84,20 @@ def read_image(path: str | bytes, reduction: int = 1, pixel_range: PixelRange = 
     return to_levels(_read_values(path, reduction), pixel_range)
 
 
-def _read_values(path: str | bytes, reduction: int = 1) -> np.ndarray:
-    """`read_image` with the file's own values, of any type."""
-    content = np.frombuffer(path, np.uint8) if isinstance(path, bytes) else np.fromfile(path, np.uint8)
-    image = None
-    if content.size:
-        image = _decode(content, reduction)
-    if content.size and image is None:
-        image = _decode_with_pillow(path)
-    if content.size and image is None:  # OpenCV reads a TIFF of 64-bit floats only without conversions
+def _read_values(source: str | bytes, reduction: int = 1) -> np.ndarray:
+    """The upright image, (height, width, 3) RGB, with the file's own values: of 8 or 16 bits, or floats.
+
+    Args:
+        source: a file's path, or its content.
+        reduction: as in `read_image`.
+    """
+    content = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else np.fromfile(source, np.uint8)
+    if not content.size:  # OpenCV raises for an empty buffer
+        raise UnreadableImageError("is damaged or cut off")
+    image = _decode(content, reduction)
+    if image is None:
+        image = _decode_with_pillow(source)
+    if image is None:  # OpenCV reads a TIFF of 64-bit floats only without conversions
         image = _channels_reversed(_imdecode(content, cv2.IMREAD_UNCHANGED))
     if image is None:
         raise UnreadableImageError("is damaged or cut off")

@@ -103,7 +103,8 @@ def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> Annotat
                    twins=find_twins(train.paths, index.paths))
 
 
-def chosen_by(recipe: Recipe, train: AnnotationIndex, val: AnnotationIndex) -> tuple[AnnotationIndex, AnnotationIndex]:
+def select_part(recipe: Recipe, train: AnnotationIndex, val: AnnotationIndex
+                ) -> tuple[AnnotationIndex, AnnotationIndex]:
     """The part of `read_splits` that a recipe trains with: some classes, a fraction of the training images."""
     if recipe.classes is not None:
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)

@@ -90,7 +90,8 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[
     """The usable rows, and the findings about the others.
 
     A row is left out if `read` raises UnreadableLabelsError. It is also left out if its box has no area in float32, the
-    type of labels (1e-9 px at 30 px is no width). Rows with equal keys count once.
+    type of labels (1e-9 px at 30 px is no width). Rows with equal keys count once. The finding about a repeated row
+    does not say that it was dropped, because its label is kept.
     """
     kept: dict[tuple[float, ...], LabelRow] = {}
     findings = []
@@ -100,10 +101,10 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[
         except UnreadableLabelsError as error:
             findings.append(error.finding)
             continue
-        left, above, right, below = np.array(row.box, np.float32)
+        left, top, right, bottom = np.array(row.box, np.float32)
         if row.key in kept:
             findings.append(Finding(row.place, "repeats an earlier row; counted once", dropped=False))
-        elif right <= left or below <= above or (right - left) * (below - above) == 0:
+        elif right <= left or bottom <= top or (right - left) * (bottom - top) == 0:  # the product may underflow
             findings.append(Finding(row.place, "the box is empty; the row is left out", dropped=True))
         else:
             kept[row.key] = row

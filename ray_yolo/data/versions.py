@@ -72,16 +72,16 @@ def compare_versions(old: Sequence[Image], new: Sequence[Image]) -> list[ImageCh
     """The changes from the old to the new version, by split and path.
 
     Images are matched by split and relative path, then by relative path in another split, then by the content of their
-    files. An image in the same place with another content is `replaced`.
+    files. A matched image with another content is `replaced`, also where it was matched by its path in another split.
     """
     pairs = _match(old, new)
-    matched_old = {id(one) for one, _ in pairs}
+    matched_old = {id(one) for one, _ in pairs}  # by identity: the labels of an image are a Counter, without a hash
     matched_new = {id(other) for _, other in pairs}
     changes = [_change("removed", one, None) for one in old if id(one) not in matched_old]
     changes += [_change("added", None, other) for other in new if id(other) not in matched_new]
     with ThreadPoolExecutor(16) as pool:
-        same_pixels = list(pool.map(_has_same_content, pairs))
-    for (one, other), is_same in zip(pairs, same_pixels, strict=True):
+        same_content = list(pool.map(_has_same_content, pairs))
+    for (one, other), is_same in zip(pairs, same_content, strict=True):
         if (one.split, one.path) != (other.split, other.path):
             changes.append(_change("moved", one, other))
         if not is_same:

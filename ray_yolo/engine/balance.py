@@ -82,20 +82,22 @@ class LoadBalancer:
     def rebalance(self, step: Step, reports: Sequence[SpeedReport]) -> Balance | None:
         """The next balance, or None if the present one stays. Called after each step with all workers' reports.
 
-        It decides as soon as all speeds are known, and then every `STEPS_BETWEEN` steps. Between two decisions, the
-        reports of the first one have become out of date.
+        It decides as soon as all speeds are known, and then every `STEPS_BETWEEN` steps: sooner, it would decide by
+        reports from before its last decision took effect.
         """
         self._steps_left -= 1
         seconds = tuple(report.seconds for report in reports)
         if not self.is_active or self._steps_left > 0 or min(seconds) <= 0:
             return None
         self._steps_left = STEPS_BETWEEN
-        present = self.microbatches(self._balances[-1])
-        next_batch = step.batch + 1 + int(max(report.loaded for report in reports))
-        balance = Balance(next_batch, seconds)
-        if _slowest(present, seconds) < LEAST_GAIN * _slowest(self.microbatches(balance), seconds):
+        first_batch = step.batch + 1 + int(max(report.loaded for report in reports))  # that no worker is loading
+        balance = Balance(first_batch, seconds)
+        step_seconds = _slowest(self.microbatches(self._balances[-1]), seconds)  # as microbatches are spread now
+        predicted_seconds = _slowest(self.microbatches(balance), seconds)
+        if step_seconds < LEAST_GAIN * predicted_seconds:
             return None
-        self._balances = [older for older in self._balances if older.batch < next_batch] + [balance]
+        # A balance that has not begun by then never does.
+        self._balances = [older for older in self._balances if older.batch < first_batch] + [balance]
         return balance
 
     def microbatches(self, balance: Balance) -> tuple[int, ...]:

@@ -140,17 +140,24 @@ class Collectives:
         dist.gather(padded, parts, dst=0)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def share(self, state: dict[str, Any] | None, source: int) -> dict[str, Any]:
-        """The state of worker `source`: plain containers of tensors and text. Collective."""
+    def broadcast_state(self, state: dict[str, Any] | None, source: int) -> dict[str, Any]:
+        """The state of worker `source`, on all workers. Collective.
+
+        Args:
+            state: plain containers of tensors and text; None on the other workers.
+        """
         if self.num_workers == 1:
             assert state is not None
             return state
         buffer = io.BytesIO()
         if self.worker == source:
             torch.save(state, buffer)
-        length = torch.tensor([buffer.tell()])
+        length = torch.tensor([buffer.tell()])  # the others allocate as many bytes before they receive them
         dist.broadcast(length, source)
-        data = torch.frombuffer(bytearray(buffer.getvalue() or int(length)), dtype=torch.uint8)
+        if self.worker == source:
+            data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+        else:
+            data = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, source)
         received: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
         return received

@@ -298,7 +298,7 @@ def share_metrics(metrics: Metrics | None, collectives: Collectives) -> Metrics:
         assert metrics is not None
         return metrics
     state = _tensors(asdict(metrics)) if metrics else None
-    shared = _arrays(collectives.share(state, source=0))
+    shared = _arrays(collectives.broadcast_state(state, source=0))
     return Metrics(**{**shared, "curves": Curves(**shared["curves"])})
 
 

@@ -192,7 +192,7 @@ def sync_from_peer(components: TrainComponents, state: TrainState, generation: G
         return state
     collectives, source = generation.collectives, cast(int, generation.source)
     own = capture(components, state, {}) if collectives.worker == source else None
-    shared = collectives.share(own, source)
+    shared = collectives.broadcast_state(own, source)
     return state if own else restore(components, shared)
 
 

@@ -254,25 +254,36 @@ class _Meter:
 
     def _regroup(self, event: StartEvent, before: float) -> None:
         """Training starts with a group of workers. `before`: when one of the previous group was last seen."""
-        processes = self.started if event.members else {}  # an older log does not say who is in the group
+        group = self._next_group(event)
+        some_continue = any(group.get(slot) is stay for slot, stay in self.present.items())
+        for slot, stay in self.present.items():
+            following = group.get(slot)
+            if following is stay:
+                continue
+            # The place counts until the time of the replacement begins. If no worker continues, all left at once.
+            until = before
+            if some_continue:
+                until = following.since if following else self.now
+            self.stays.append(_ended(stay, until))
+        self.present = group
+
+    def _next_group(self, event: StartEvent) -> dict[tuple[int, int], _Stay]:
+        """The workers that train from now on: a new process begins a stay, the others continue theirs."""
         occurrences: Counter[int] = Counter()  # a number is there twice if its worker was replaced, and returned
         group: dict[tuple[int, int], _Stay] = {}
         for number in event.members or range(event.num_workers):
             slot = (number, occurrences[number])
             occurrences[number] += 1
-            process = processes.pop(number, None)
+            # Without members, as in older logs, it is not known which of the started processes have joined.
+            process = self.started.pop(number, None) if event.members else None
             if process is None and slot in self.present:
                 group[slot] = self.present[slot]
                 continue
-            since, market_type = process or (self.now, "")
-            group[slot] = _Stay(since, self.now, market_type, event.gpus or 0.0, is_late=bool(self.marks))
-        some_continue = any(group.get(slot) is stay for slot, stay in self.present.items())
-        for slot, stay in self.present.items():
-            following = group.get(slot)
-            if following is not stay:
-                replaced = following.since if following else self.now
-                self.stays.append(_ended(stay, replaced if some_continue else before))
-        self.present = group
+            if process is None:  # its start is not in the log
+                process = _Process(self.now, "")
+            is_late = bool(self.marks)
+            group[slot] = _Stay(process.time, self.now, process.market_type, event.gpus or 0.0, is_late)
+        return group
 
     def _end_all(self) -> None:
         """All workers have left, with the command."""

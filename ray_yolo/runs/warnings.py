@@ -68,7 +68,10 @@ class _WarningHandler(logging.Handler):
             self._notify(f"more than {MOST} different warnings; the rest is not shown" if is_full else text)
 
     def install(self) -> None:
-        """Receive the log records and warnings of this process; warnings of other packages keep their handler."""
+        """Receive the log records and warnings of this process; warnings of other packages keep their handler.
+
+        `forward_warnings` undoes it: `catch_warnings` restores `showwarning`.
+        """
         original = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], filename: str, lineno: int,

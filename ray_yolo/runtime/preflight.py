@@ -36,7 +36,7 @@ from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.index import chosen_by, label_sizes, read_splits, refuse_count_from_one, require_boxes
+from ray_yolo.data.index import label_sizes, read_splits, refuse_count_from_one, require_boxes, select_part
 from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
@@ -77,14 +77,16 @@ def check_early(config: RunConfig) -> Hooks:
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The checked data set of a recipe: its description, training and validation labels.
 
-    Findings about the description are among those of the training labels. Validation images are read with the range of
-    the training images' values. Raises a DatasetError if the data set cannot
-    be read as described, or has nothing to train on.
+    Findings about the description are among those of the training labels. Validation images are read with the pixel
+    range of the training images.
+
+    Raises:
+        DatasetError: if the data set cannot be read as described, or has nothing to train on.
     """
     description, train, val = read_splits(recipe)
     refuse_count_from_one(train, description)
     check_classes(recipe.classes, train.names)
-    train, val = chosen_by(recipe, train, val)
+    train, val = select_part(recipe, train, val)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")

@@ -245,9 +245,12 @@ class Ingress:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already")
         self._requests, self._bytes = self._requests + 1, self._bytes + size
         try:
-            return await self._unless_given_up(self._ask(await self._read(request)))
+            return await self._unless_given_up(self._read_and_ask(request))
         finally:
             self._requests, self._bytes = self._requests - 1, self._bytes - size
+
+    async def _read_and_ask(self, request: Request) -> dict[str, Any]:
+        return await self._ask(await self._read(request))
 
     async def _unless_given_up(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """The answer, or a refusal that clients may try again if the server stops before it is there."""

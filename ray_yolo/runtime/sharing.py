@@ -36,11 +36,17 @@ class Group(NamedTuple):
     id: str
     job: str  # Ray's id of the program that has created it
     is_placed: bool  # otherwise it waits for resources
-    bundles: tuple[Mapping[str, float], ...]  # CPUs and GPUs
+    bundles: tuple[Mapping[str, float], ...]  # the CPUs and GPUs of those that reserve any
     is_strict: bool  # its bundles may not be placed freely
     kind: GroupKind = "foreign"
     priority: int = 0
     number: int = 0  # of the pool's bundle
+
+    @property
+    def largest_bundle(self) -> Mapping[str, float]:
+        """A place of this size holds any of its bundles. Those of other programs may differ."""
+        kinds = {kind for bundle in self.bundles for kind in bundle}
+        return {kind: max(bundle.get(kind, 0.0) for bundle in self.bundles) for kind in sorted(kinds)}
 
 
 class Offer(NamedTuple):
@@ -59,12 +65,13 @@ def read_groups(table: Mapping[str, Mapping[str, Any]], creator_of: Callable[[st
     """The groups of Ray's table that are placed or wait, and reserve CPUs or GPUs."""
     groups = []
     for row in table.values():
-        bundles = tuple({kind: bundle[kind] for kind in ("CPU", "GPU") if bundle.get(kind)}
-                        for bundle in row["bundles"].values())
-        if row["state"] not in ("PENDING", "CREATED") or not any(bundles):
+        reserved = [{kind: bundle[kind] for kind in ("CPU", "GPU") if bundle.get(kind)}
+                    for bundle in row["bundles"].values()]
+        bundles = tuple(bundle for bundle in reserved if bundle)
+        if row["state"] not in ("PENDING", "CREATED") or not bundles:
             continue
         identity = row["placement_group_id"]
-        is_strict = row["strategy"].startswith("STRICT") and len(bundles) > 1
+        is_strict = row["strategy"].startswith("STRICT") and len(reserved) > 1
         group = Group(identity, creator_of(identity), row["state"] == "CREATED", bundles, is_strict)
         if match := _NAME.fullmatch(row["name"]):
             kind: GroupKind = "extra" if match[1] == "extra" else "minimum"
@@ -79,7 +86,8 @@ def choose_offer(groups: Sequence[Group], due: Collection[str], free: Sequence[M
 
     Of the waiting groups the one of the highest priority comes first, then those that are no extras. Of the extras that
     may be taken, one of the lowest priority leaves first, then one of the job that has the most of them, then of the
-    job whose id is first. Of a job, the youngest leaves.
+    job whose id is first. Of a job, the youngest leaves. No worker leaves for a strict group, whose places are not free
+    to choose.
 
     Args:
         due: the ids of the groups that have waited for `PATIENCE_SECONDS`.
@@ -90,22 +98,25 @@ def choose_offer(groups: Sequence[Group], due: Collection[str], free: Sequence[M
     count = Counter(extra.job for extra in extras)
 
     def may_take(waits: Group, extra: Group) -> bool:
-        if extra.job == waits.job or not _holds(extra.bundles[0], waits.bundles[0]):
+        if extra.job == waits.job or not _holds(extra.bundles[0], waits.largest_bundle):  # an extra has one bundle
             return False
         if extra.priority != waits.priority:
             return extra.priority < waits.priority
-        return waits.kind != "extra" or count[extra.job] >= count[waits.job] + 2  # else they would swap for ever
+        if waits.kind != "extra":
+            return True
+        # After the move the giver still has as many extras as the taker; with less, they would swap for ever.
+        return count[extra.job] - 1 >= count[waits.job] + 1
 
     waiting = [group for group in groups if group.id in due and not group.is_placed and not group.is_strict]
     for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
-        needed = waits.bundles[0]
+        needed = waits.largest_bundle
         missing = len(waits.bundles) - max(_fitting(needed, free), _fitting(needed, soon_free))
         candidates = [extra for extra in extras if may_take(waits, extra)]
         # Ray is about to place it, or all extras together would not suffice
         if missing <= 0 or missing > len(candidates):
             continue
-        leaves = min(candidates, key=lambda extra: (extra.priority, -count[extra.job], extra.job, -extra.number))
-        return Offer(leaves, waits)
+        leaver = min(candidates, key=lambda extra: (extra.priority, -count[extra.job], extra.job, -extra.number))
+        return Offer(leaver, waits)
     return None
 
 

@@ -154,16 +154,16 @@ def check(config: ValConfig) -> Checked:
     trained = load_trained(local_file(config.weights))
     check_iou(trained, config.evaluate)
     recipe = trained.recipe
-    precision = config.precision
-    if precision == "auto":
-        precision = recipe.precision
-    if precision == "auto":  # the training's choice was left to its device
-        precision = "fp32"
+    precision = config.precision if config.precision != "auto" else recipe.precision
     decided = config.model_copy(update={
-        "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz), "precision": precision})
+        "data": config.data or recipe.data,
+        "imgsz": input_size(trained, config.imgsz),
+        "precision": precision if precision != "auto" else "fp32",  # the training, too, left the choice to its device
+    })
     description = read_description(decided.data)
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
+    # not the recipe's single_cls: weights of one class are compared with all classes only if the user says so
     index = read_index(description, config.split, single_cls=config.single_cls, options=options)
     index = replace(index, findings=(*description.findings, *index.findings),
                     pixel_range={**index.pixel_range, **trained.pixel_range})
@@ -174,7 +174,7 @@ def check(config: ValConfig) -> Checked:
         require_boxes(index, description, config.split)
     trained, note = _with_classes_of(trained, decided, index.names)
     if config.placement.num_workers == 0:
-        local_device(config.placement.gpus_per_worker)
+        local_device(config.placement.gpus_per_worker)  # refuses a GPU that is not there
     return Checked(decided, trained, description, index, note)
 
 

@@ -1,8 +1,9 @@
 """Sinks: the consumers of a run's event log in the driver's process (console, callbacks, Ray's metrics, log upload).
 
 Each sink runs in its own thread, because a user's function or a slow terminal may block one of them. An exception in a
-sink becomes a warning in the log; it affects neither the other sinks nor training nor the exit code. The files and
-deliveries that are made from the log are no sinks but records, which a process of its own makes (`records`).
+sink becomes a warning, in the log or (callbacks) on stderr; it affects neither the other sinks nor training nor the
+exit code. The files and deliveries that are made from the log are no sinks but records, which a process of its own
+makes (`records`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Sink:
     """For the last update."""
 
     def event(self, event: Event) -> None:
-        """Take an event, without waiting for anything."""
+        """Queue an event. It must neither wait nor fail: the events of a batch are given once."""
 
     def update(self, last: bool = False) -> None:
         """Process the events. With `last` they are the whole log."""

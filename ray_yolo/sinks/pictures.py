@@ -16,7 +16,7 @@ from ray_yolo.core.events import EpochEvent, Event, StartEvent, StepEvent
 from ray_yolo.core.redact import reason_of
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.index import chosen_by, read_splits
+from ray_yolo.data.index import read_splits, select_part
 from ray_yolo.engine.build import TrainSpec, first_batches
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, metrics_of
 from ray_yolo.ops.confusion import confusion_matrix
@@ -205,7 +205,7 @@ def recorded_spec(folder: Path, data_folders: Sequence[Path]) -> TrainSpec:
             break
     recipe = recipe.model_copy(update={"data": data})
     _, train, val = read_splits(recipe)
-    train, val = chosen_by(recipe, train, val)
+    train, val = select_part(recipe, train, val)
     if train.digest != record.labels:
         raise InputError(f"{data}: the training labels have changed since the training, so its images are not drawn")
     return TrainSpec(recipe=recipe, digest=record.digest, names=record.names, run_dir=folder,

@@ -75,12 +75,12 @@ def log_model(run_dir: Path, uri: str, run_id: str, name: str) -> str:
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
     """
     client = build_client(uri)
-    model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _log(client, run_dir, run_id)
+    model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _create_model(client, run_dir, run_id)
     _register(client, name, run_id, model_id)
     return f"models:/{model_id}"
 
 
-def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
+def _create_model(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     """Create the model as an output of its run. Returns its id."""
     from mlflow.entities import LoggedModelOutput
 

@@ -102,20 +102,21 @@ class RunLogger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None:
-            status: Literal["stopped", "failed"] = "stopped"
-            reason = "interrupted"
-            if isinstance(error, Exception):
-                status, reason = "failed", (str(error).strip() or type(error).__name__).splitlines()[-1]
-            self.emit(_end_event(self._run_dir / EVENTS_FILE, status, reason))
+        is_interruption = error is not None and not isinstance(error, Exception)  # KeyboardInterrupt, SystemExit
+        log = self._run_dir / EVENTS_FILE
+        if is_interruption:
+            self.emit(_end_event(log, "stopped", "interrupted"))
+        elif error is not None:
+            text = str(error).strip() or type(error).__name__
+            self.emit(_end_event(log, "failed", text.splitlines()[-1]))
         self.recorder.flush()
         best, saved = best_epochs(self._run_dir) if error is None else (None, None)
         if best and saved and saved.epoch < best.epoch:
             self.warn(f"weights/best.pt is of epoch {saved.epoch + 1}: the best weights, of epoch {best.epoch + 1}, "
                       "could not be written")
         with suppress(OSError):  # the record process may be at work still, but the caller reads the table
-            ResultsCsv(self._run_dir).update(read_events(self._run_dir / EVENTS_FILE), ended=True)
-        self._is_interrupted = error is not None and not isinstance(error, Exception)
+            ResultsCsv(self._run_dir).update(read_events(log), ended=True)
+        self._is_interrupted = is_interruption  # before the sinks finish: one of them asks for it
         self._sinks.finish(self.recorder.flush)
         self.recorder.close()
 

@@ -1,4 +1,4 @@
-"""A comparison in words, from its ledger alone. It imports neither torch nor Ray."""
+"""A comparison in words, from its ledger and the logs of its trainings. It imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ray_yolo.tune.compare_ledger import (
     read_comparison,
     results_of,
 )
-from ray_yolo.tune.pairs import SIDES, ComparedRow, claim_from, compared_classes, compared_metrics, training_folder
+from ray_yolo.tune.pairs import ComparedRow, claim_from, compared_classes, compared_metrics, training_folder
 
 _REASON_LENGTH = 160
 
@@ -59,27 +59,29 @@ def comparison_table(results: PairResults, claim: PairsClaim) -> list[str]:
 
 
 def packages_table(folder: Path) -> list[str]:
-    """What the packages of a comparison have done differently, line by line; nothing if its sides have none.
+    """How the trainings of two packages differ, line by line; nothing if the sides of the comparison are no packages.
 
-    These are the number of pairs whose weights are equal, bit for bit, and the settings in which the trainings of the
-    first pair differ according to their logs: packages may have other settings, and other defaults.
+    The first line counts the pairs whose weights are equal, bit for bit. The others name the settings in which the two
+    trainings of the first pair differ, according to their logs: packages may have other settings, and other defaults.
     """
     lines = read_comparison(folder / LEDGER_FILE)
     results = results_of(lines)
     if not begun_of(lines).packages:
         return []
-    pairs = claim_from(results).pairs
-    equal = 0
-    for pair in range(1, pairs + 1):
-        weights = results[pair, "A"].weights
-        equal += bool(weights) and weights == results[pair, "B"].weights
-    described = [f"weights of A and B: equal, bit for bit, in {equal} of {format_count(pairs, 'pair')}"]
-    trained = {side: _trained_settings(folder, side) for side in SIDES}
-    a, b = trained["A"], trained["B"]
-    if not a or not b:
+    num_pairs = claim_from(results).pairs  # that the claim is about; a pair beyond them may have ended on one side only
+    num_equal = 0
+    for pair in range(1, num_pairs + 1):
+        weights = results[pair, "A"].weights  # '' if the training diverged
+        if weights and weights == results[pair, "B"].weights:
+            num_equal += 1
+    described = [f"weights of A and B: equal, bit for bit, in {num_equal} of {format_count(num_pairs, 'pair')}"]
+    a = _trained_settings(folder, "A")
+    b = _trained_settings(folder, "B")
+    if not a or not b:  # a training has not started
         return described
-    described += [f"trained with {path}: {a[path]} in A, {b[path]} in B"
-                  for path in sorted(a.keys() & b.keys()) if a[path] != b[path]]
+    for path in sorted(a.keys() & b.keys()):
+        if a[path] != b[path]:
+            described.append(f"trained with {path}: {a[path]} in A, {b[path]} in B")
     for side, own, other in (("A", a, b), ("B", b, a)):
         alone = sorted(own.keys() - other.keys())
         if alone:

@@ -274,22 +274,25 @@ def results_elsewhere(project: Path, identity: Mapping[str, str], but: Path
 
 def _fold(trials: dict[int, Trial], line: LedgerEvent, begun: SweepEvent) -> None:
     """Update the rows by one line."""
-    seed = begun.recipe.seed
+    base_seed = begun.recipe.seed  # of every training but those on fresh seeds
     match line:
         case ProposedEvent():
-            trials.setdefault(line.trial, new_trial(line.trial, line.genes, line.parents))
+            trials[line.trial] = new_trial(line.trial, line.genes, line.parents)
         case ExploitedEvent():
             trials[line.trial] = fork_trial(trials, trials[line.trial], line.genes, line.origin)
-        case ScheduledEvent() if line.seed == seed:
+        case ScheduledEvent() if line.seed == base_seed:
             trials[line.trial] = replace(trials[line.trial], state="running")
-        case CountedEvent() if line.seed == seed:
-            trials[line.trial] = replace(trials[line.trial], **line.model_dump(exclude={"trial", "seed"}),
-                                         state="finished" if line.epochs >= begun.rungs[-1] else "paused")
-        case CountedEvent():
+        case CountedEvent() if line.seed == base_seed:
+            trials[line.trial] = replace(
+                trials[line.trial], epochs=line.epochs, fitness=line.fitness, metrics=line.metrics, losses=line.losses,
+                weights=line.weights, state="finished" if line.epochs >= begun.rungs[-1] else "paused")
+        case CountedEvent():  # on a fresh seed
             seeds = {**trials[line.trial].seeds, line.seed: line.fitness}
             trials[line.trial] = replace(trials[line.trial], seeds=seeds)
-        case FailedEvent() if line.seed == seed:
+        case FailedEvent() if line.seed == base_seed:
             trials[line.trial] = replace(trials[line.trial], state="failed", fitness=None, reason=line.reason)
+        case _:  # the search's own decisions, and trainings on fresh seeds that start or fail, change no row
+            pass
 
 
 def _as_written(line: Any) -> Any:

@@ -152,16 +152,17 @@ class Search(ConfigModel):
             ConfigError: if the recipe has another objective or validates too seldom for the scheduler. Under population
             based training, also if the recipe has changes or the search has a limit.
         """
-        if recipe.objective not in (Recipe().objective, self.recipe_objective):
+        is_pbt = self.scheduler.name == "pbt"
+        if recipe.objective not in (Recipe().objective, self.recipe_objective):  # the default one was not given
             raise ConfigError("objective: a sweep and its trials maximise the search.objective of the space; write it "
                               "there, and leave objective out")
         if recipe.noval and self.scheduler.name != "none":
             raise ConfigError(f"noval: the scheduler {self.scheduler.name} judges trials by the validation of every "
                               "epoch; leave --noval out, or use scheduler: none")
-        if self.limit and self.scheduler.name == "pbt":
+        if is_pbt and self.limit:
             raise ConfigError("search.limit: a population shares one network; leave the limit out, or use another "
                               "scheduler")
-        if recipe.changes and self.scheduler.name == "pbt":
+        if is_pbt and recipe.changes:
             raise ConfigError("changes: population based training changes the recipe itself; leave --changes out, or "
                               "use another scheduler")
 

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/run.py first_hour words               # --version, --help, mistakes
     python tests/benchmarks/run.py first_hour bare workers        # first step, last epoch, prompt
+    python tests/benchmarks/run.py first_hour bare nomlflow --rounds 6  # the first epoch with and without MLflow
     python tests/benchmarks/run.py first_hour joining job         # the same on a Ray that `ray start` has started
     python tests/benchmarks/run.py first_hour joining:2-2 [--head NAME=VALUE]  # other workers, environment of that Ray
     python tests/benchmarks/run.py first_hour bccd yolov5 --data .../bccd/data.yaml  # three epochs, to the prompt
@@ -38,6 +39,7 @@ from tests.benchmarks.start import own_data
 Taken = dict[str, tuple[float, float]]  # seconds by the clock and of the processor until a mark
 TRAIN = ("-m", "ray_yolo.train", "--model", "yolov5n")
 SHORT = (*TRAIN, "--data", "shapes", "--imgsz", "64", "--epochs", "1")
+OFF = ("--mlflow-uri", "off")
 PROGRAMS = Path(sys.executable).parent
 HEAD_SECONDS = 60.0  # until `ray start` takes jobs; a refusal lasts, as by a token that is missing
 REFUSED = {"wrong flag": (*SHORT, "--bathc-size", "16"), "wrong data": (*SHORT, "--data", "nowhere.yaml")}
@@ -64,12 +66,14 @@ def main(argv: list[str]) -> None:
             "--version": lambda _: at_terminal((f"{PROGRAMS}/ray_yolo", "--version")),
             "--help": lambda _: at_terminal((f"{PROGRAMS}/ray_yolo", "train", "--help")),
             "bare": lambda _: at_terminal((sys.executable, *SHORT)),
+            "nomlflow": lambda _: at_terminal((sys.executable, *SHORT, *OFF)),
             "workers": lambda count: at_terminal((sys.executable, *SHORT, "--num-workers", count)),
             "joining": lambda count: at_terminal(
                 (sys.executable, *SHORT, "--num-workers", count, "--address", address), pids),
             "job": lambda count: at_terminal((*submit, *SHORT, "--num-workers", count, "--storage-path"), pids,
                                              stored=True),
             "bccd": lambda _: at_terminal((sys.executable, *long)),
+            "bccd-nomlflow": lambda _: at_terminal((sys.executable, *long, *OFF)),
             "pictures": lambda _: at_terminal((sys.executable, *long)),
             "noplots": lambda _: at_terminal((sys.executable, *long, "--noplots")),
             "yolov5": lambda _: peer(given.data, int(given.imgsz), int(given.epochs))}

@@ -102,23 +102,33 @@ class FailureCallback(ray.train.UserCallback):
 
 
 def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, callback: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
+                  folder: Path, callback: ray.train.UserCallback, *, trains: bool, in_place: bool = False
+                  ) -> TorchTrainer:
     """A Ray trainer of `train_fn(payload)` on the placement's workers; Ray keeps its own files in `folder`/ray.
 
     Each trainer has a new Ray run name: under a known name, Ray would continue from Ray's checkpoints, not from ours.
-    The callback ends the run by raising. With `in_place`, only the lost worker is replaced; otherwise all restart.
+
+    Args:
+        callback: it counts failures, and ends the run by raising.
+        trains: the workers train, so each is prepared to save before it has to leave.
+        in_place: only the lost worker is replaced; otherwise all restart.
     """
-    kind = InPlaceConfig if in_place else partial(InterfaceConfig, trains="recorder" in payload)
-    return TorchTrainer(
-        train_fn, train_loop_config=payload, scaling_config=ray.train.ScalingConfig(
-            num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
-            placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None),
-        torch_config=kind(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds)),
-        run_config=ray.train.RunConfig(
-            name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[callback],
-            worker_runtime_env={"env_vars": worker_environment(placement)},
-            logging_config=ray.train.LoggingConfig(log_level="ERROR")))
+    scaling = ray.train.ScalingConfig(
+        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
+        placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
+    backend = BACKENDS if gpus else "gloo"
+    timeout = math.ceil(placement.timeout_seconds)
+    process_group = (InPlaceConfig(backend=backend, timeout_s=timeout) if in_place
+                     else InterfaceConfig(backend=backend, timeout_s=timeout, trains=trains))
+    run = ray.train.RunConfig(
+        name=f"{folder.name}-{uuid.uuid4().hex[:8]}",
+        storage_path=str(folder / "ray"),
+        failure_config=ray.train.FailureConfig(max_failures=-1),  # no limit of Ray's: the callback has the limit
+        callbacks=[callback],
+        worker_runtime_env={"env_vars": worker_environment(placement)},
+        logging_config=ray.train.LoggingConfig(log_level="ERROR"))
+    return TorchTrainer(train_fn, train_loop_config=payload, torch_config=process_group, scaling_config=scaling,
+                        run_config=run)
 
 
 def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement,
@@ -137,7 +147,8 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
     callback = FailureCallback(policy, placement.max_workers if coordinator else 0, coordinator)
     while True:
         try:
-            trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback, in_place=bool(coordinator))
+            trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback, trains="recorder" in payload,
+                                    in_place=bool(coordinator))
             patience = _COPY_SECONDS if payload.get("stored") else _END_SECONDS
             result = run_gracefully(partial(_fit, trainer, coordinator, policy, patience), folder, policy.notify)
             if not getattr(result, "stopped", False) or (folder / STOP_REQUEST).exists():

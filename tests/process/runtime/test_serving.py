@@ -32,14 +32,23 @@ from tests.unit.runtime.test_serving import Body, Collectives, encoded, pictures
 __all__ = ["pictures", "weights"]  # fixtures
 
 
-def test_a_server_that_stops_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+class Stalled(Body):
+    """A body that never arrives."""
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("kind", [Body, Stalled])
+def test_a_server_that_stops_does_not_wait_for_ever(kind: type[Body], monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be answered in time is refused with a status that clients try again."""
     monkeypatch.setattr(serving, "NOTICE_SECONDS", 0.2)
     monkeypatch.setattr(serving, "REFUSAL_SECONDS", 0.0)
 
     async def main() -> int:
         door = serving.Ingress(ServeConfig(weights=""), replicas)
-        held = asyncio.ensure_future(door(Body(encoded((64, 64))).request))
+        held = asyncio.ensure_future(door(kind(encoded((64, 64))).request))
         await asyncio.sleep(0.1)
         left = await door.drain(0.2)
         assert held.done()

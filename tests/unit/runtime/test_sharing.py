@@ -79,6 +79,20 @@ def test_free_resources_count(bundles: int, free: list[dict[str, float]], expect
     assert leaves(groups, free) == expected
 
 
+@pytest.mark.parametrize(("bundles", "free", "expected"), [
+    (({}, {"CPU": 1.0}), [{}], "a-extra-3"),  # the first one reserves nothing
+    (({"CPU": 1.0}, {"CPU": 2.0}), [{"CPU": 1.0}], None),  # no extra holds the second one
+    (({"CPU": 0.5}, {"CPU": 1.0}), [{"CPU": 0.5}], "a-extra-3"),
+    (({"CPU": 0.5}, {"CPU": 1.0}), [{"CPU": 1.0}, {"CPU": 1.0}], None),
+    (({"CPU": 1.0}, {"GPU": 1.0}), [{}], None),
+])
+def test_bundles_of_another_program_may_differ(bundles: tuple[dict[str, float], ...], free: list[dict[str, float]],
+                                               expected: str | None) -> None:
+    table = {"w": {"placement_group_id": "w", "name": "", "state": "PENDING", "strategy": "PACK",
+                   "bundles": dict(enumerate(bundles))}}
+    assert leaves([*elastic("a", 3), *read_groups(table, lambda _: "w")], free) == expected
+
+
 def test_a_group_is_read_from_the_table_of_ray() -> None:
     def row(state: str, bundles: dict[int, dict[str, float]], name: str = "", strategy: str = "PACK") -> dict[str, Any]:
         return {"placement_group_id": f"id-{state}-{len(name)}", "name": name, "state": state, "bundles": bundles,

@@ -253,14 +253,14 @@ def test_a_requested_stop_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=(1, 2)), 0.0, policy) is stopped
 
 
-@pytest.mark.parametrize("payload", [{}, {"recorder": None}])
+@pytest.mark.parametrize("trains", [False, True])
 def test_only_a_training_notes_sigterm(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: dict[str, Any]) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
     """A validation has nothing to save."""
     monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: None)
     executed: list[Any] = []
-    trainer = torch_trainer.build_trainer(lambda _: None, payload, Placement(num_workers=(1, 2)), 0.0, tmp_path,
-                                          ray.train.UserCallback())
+    trainer = torch_trainer.build_trainer(lambda _: None, {}, Placement(num_workers=(1, 2)), 0.0, tmp_path,
+                                          ray.train.UserCallback(), trains=trains)
     config = trainer.backend_config
     config.backend_cls().on_start(SimpleNamespace(execute=executed.append), config)
-    assert (prepare_process in executed) is bool(payload)
+    assert (prepare_process in executed) is trains
