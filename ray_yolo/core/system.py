@@ -139,9 +139,10 @@ def undo_niceness() -> bool:
 
 
 def set_priority(pid: int, policy: str, nice: int) -> None:
-    """Set the scheduling policy of a process and the niceness of its session, if the system permits it.
+    """Set the scheduling policy of a process, and the niceness of a session of its own, if the system permits it.
 
-    Linux schedules each session as one group (autogroup), so in a separate session the policy alone has no effect.
+    Linux divides the processor between sessions first (autogroup). The policy has an effect within the session, so a
+    process that leads a session also sets the niceness of the session.
     """
     try:
         os.sched_setscheduler(pid, getattr(os, policy), os.sched_param(0))
@@ -149,7 +150,8 @@ def set_priority(pid: int, policy: str, nice: int) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, nice)
     with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+        if os.getsid(pid) == pid:
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 @cache

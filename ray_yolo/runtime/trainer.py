@@ -1,7 +1,7 @@
-"""One training from start to end: checks, resources, workers, and the run's records, which the driver writes.
+"""One training from start to end: checks, resources, run folder, workers, result.
 
 `python -m ray_yolo.train` and `YOLO.train` call `fit`. With `num_workers` 0, the same session runs in this process,
-without Ray, and writes the same records and checkpoints.
+without Ray, and leaves the same log, checkpoints and records.
 """
 
 from __future__ import annotations
@@ -129,15 +129,18 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
     sinks: list[Sink] = [callbacks] if hooks else []
+    in_other_sessions = False
     if not local:
+        from ray_yolo.runtime.cluster import is_shared
         from ray_yolo.runtime.prometheus import RayMetrics
 
+        in_other_sessions = is_shared()
         sinks.append(RayMetrics(run.folder))
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
         with RunLogger(run, spec, placement, local=local, quiet=quiet,
                        writer=queue.recorder if queue else None,
-                       has_own_records=has_own_records) as run_logger:
+                       has_own_records=has_own_records, in_other_sessions=in_other_sessions) as run_logger:
             run_logger.emit(resources)
             if lost := run.lost_checkpoints():
                 run_logger.warn(lost)

@@ -39,10 +39,13 @@ class RecordProcess:
         folder: of the run or sweep.
         uri: the MLflow server; None: no tracking.
         warn: receives the warnings of the process.
+        own_session: whether it gets a session of its own. Idle priority yields at once to other processes of the same
+            session (see `set_priority`), so only beside workers of other sessions one of its own is better.
     """
 
-    def __init__(self, module: str, folder: Path, uri: str | None, warn: Warn) -> None:
+    def __init__(self, module: str, folder: Path, uri: str | None, warn: Warn, *, own_session: bool) -> None:
         self._module, self._folder, self._uri, self._warn = module, folder, uri, warn
+        self._own_session = own_session
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._unread = b""
@@ -91,7 +94,8 @@ class RecordProcess:
             self._process.stdout.close()
         note_incomplete(self._folder)
         self._unread = b""
-        self._process = start_detached(self._module, str(self._folder), {URI_VARIABLE: self._uri or ""})
+        self._process = start_detached(self._module, str(self._folder), {URI_VARIABLE: self._uri or ""},
+                                       own_session=self._own_session)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         set_priority(self._process.pid, "SCHED_IDLE", 19)  # from here: its imports would take seconds from training
@@ -166,14 +170,17 @@ class RecordSink(Sink):
                 self._process.finish(self._limit())
 
 
-def start_detached(module: str, argument: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_detached(module: str, argument: str, environment: Mapping[str, str], *, own_session: bool
+                   ) -> subprocess.Popen[bytes]:
     """Start a module as a process that survives signals at the terminal and the end of the terminal.
 
+    Signals at the terminal go to the process group in the foreground, so a group of its own suffices.
     multiprocessing is not used: it would import the main module of its parent, so a user's script would train again.
     """
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", module, argument], start_new_session=True,
+        [sys.executable, "-m", module, argument],
+        start_new_session=own_session, process_group=None if own_session else 0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
              "OPENCV_FOR_THREADS_NUM": "1", **environment})

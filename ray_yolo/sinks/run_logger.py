@@ -57,10 +57,13 @@ class RunLogger:
         quiet: print nothing.
         writer: an actor of a sweep's trials that writes one log after another; None: start a writer for this log, and a
         process that makes its records.
+        in_other_sessions: whether the workers may be in other sessions than this process, as those of a Ray that others
+        have started; see `RecordProcess`.
     """
 
     def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
-                 writer: RecorderHandle | None = None, has_own_records: bool = True) -> None:
+                 writer: RecorderHandle | None = None, has_own_records: bool = True,
+                 in_other_sessions: bool = False) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
         self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
@@ -77,8 +80,8 @@ class RunLogger:
             print("the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
                   f"{run.folder}", file=stream)
         # A sweep or comparison has one process for the records of all its trainings.
-        self._records = RecordProcess("ray_yolo.sinks.records", run.folder, uri, self.warn
-                                      ) if has_own_records and not writer else None
+        self._records = RecordProcess("ray_yolo.sinks.records", run.folder, uri, self.warn,
+                                      own_session=in_other_sessions) if has_own_records and not writer else None
         self._is_interrupted = False
         self._sinks = Sinks(log, [
             *([RecordSink(self._records, self._waiting_limit)] if self._records else []),

@@ -315,7 +315,7 @@ class _ComparisonExecution:
         self._begun = self._noted = time.monotonic()
         self.uri = tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement))
         self.records = RecordProcess("ray_yolo.tune.records", self.folder, self.uri,
-                                     lambda text: self.say(f"WARNING: {text}"))
+                                     lambda text: self.say(f"WARNING: {text}"), own_session=cluster.is_shared())
         self.schedule = PairSchedule(
             self.recipes, config.comparison.pairs, self.write, results_of(ledger.lines),
             lambda name: class_precision(self.trials / name), lambda: self.slots)

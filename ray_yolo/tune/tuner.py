@@ -312,7 +312,8 @@ class _Execution:
                              self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
         self.records = RecordProcess("ray_yolo.tune.records", self.folder, _uri(config),
-                                     lambda text: self.display.say(f"WARNING: {text}"))
+                                     lambda text: self.display.say(f"WARNING: {text}"),
+                                     own_session=cluster.is_shared())
         self._noted = time.monotonic()
         self._room = -math.inf, slots
 

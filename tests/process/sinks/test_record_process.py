@@ -63,13 +63,21 @@ def start(process: RecordProcess) -> None:
 
 
 class TestProcess:
-    def test_it_follows_the_log_at_idle_priority_and_ends_with_it(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("own_session", [False, True])
+    def test_it_follows_the_log_at_idle_priority_and_ends_with_it(self, own_session: bool, tmp_path: Path) -> None:
         run, warnings = begin(tmp_path / "exp"), list[str]()
-        process = RecordProcess(MODULE, run, None, warnings.append)
+        ours = Path("/proc/self/autogroup")
+        before = ours.read_text() if ours.exists() else ""  # a kernel may be built without
+        process = RecordProcess(MODULE, run, None, warnings.append, own_session=own_session)
         process.keep_running()
         pid = pid_of(process)
         assert os.sched_getscheduler(pid) == os.SCHED_IDLE
         assert os.getpgid(pid) == pid != os.getpgid(0)  # a terminal's Ctrl-C does not reach it
+        assert os.getsid(pid) == (pid if own_session else os.getsid(0))
+        if before:
+            assert ours.read_text() == before
+            theirs = Path(f"/proc/{pid}/autogroup").read_text()
+            assert theirs.endswith(" nice 19\n") if own_session else theirs == before
         start(process)
         wait_until((run / "results.csv").exists)
         run_log.write(run / EVENTS_FILE, [*run_log.trained_epoch(1), run_log.end(20)])
@@ -82,7 +90,7 @@ class TestProcess:
 
     def test_it_is_started_again_if_it_is_killed(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
-        process = RecordProcess(MODULE, run, None, pytest.fail)
+        process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
         start(process)
         os.kill(pid_of(process), signal.SIGKILL)
         wait_until(lambda: not process.is_running)
@@ -92,7 +100,7 @@ class TestProcess:
 
     def test_after_a_command_that_was_killed_it_completes_what_there_is(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
-        process = RecordProcess(MODULE, run, None, pytest.fail)
+        process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
         start(process)
         wait_until((run / "results.csv").exists)
         assert process._process is not None
@@ -104,7 +112,7 @@ class TestProcess:
     @pytest.mark.parametrize("is_moved", [True, False])
     def test_an_old_place_is_not_made_again(self, tmp_path: Path, is_moved: bool) -> None:
         run = begin(tmp_path / "exp")
-        process = RecordProcess(MODULE, run, None, pytest.fail)
+        process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
         start(process)
         wait_until((run / "results.csv").exists)
         run_log.write(run / EVENTS_FILE, [*run_log.trained_epoch(1), run_log.end(20)])
@@ -119,7 +127,7 @@ class TestProcess:
 
     def test_a_command_leaves_it_and_says_so(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
-        process = RecordProcess(MODULE, run, None, pytest.fail)
+        process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
         start(process)
         os.kill(pid_of(process), signal.SIGSTOP)
         began = time.monotonic()
@@ -136,7 +144,7 @@ class TestProcess:
         monkeypatch.setattr(record_process, "FAILING_SECONDS", 0.2)
         run, warnings = begin(tmp_path / "exp"), list[str]()
         (run / "results.csv").mkdir()
-        process = RecordProcess(MODULE, run, None, warnings.append)
+        process = RecordProcess(MODULE, run, None, warnings.append, own_session=False)
         process.finish(math.inf)
         assert process.pending == ["results.csv"]
         assert [text.partition(". ")[0] for text in warnings] == ["results.csv: IsADirectoryError: [Errno 21] Is a "
