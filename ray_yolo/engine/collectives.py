@@ -41,17 +41,17 @@ class _Group:
     """The parts of this process's group that an abort needs."""
 
     connections: frozenset[str] = frozenset()  # names of its sockets in /proc
-    nccl: dist.ProcessGroup | None = None  # the group, if its devices use NCCL
+    nccl: tuple[dist.ProcessGroup, ...] = ()  # the groups, if their devices use NCCL
     cut: Tensor | None = None  # () 1.0 after an abort; pinned, so that a device reads it in stream order
 
 
 _group = _Group()  # the newest one
 
 
-def _set_group_timeout(seconds: float) -> None:
-    """Set the time limit of the default group's operations, by a private name where torch has no public one."""
+def _set_group_timeout(group: dist.ProcessGroup | None, seconds: float) -> None:
+    """Set the time limit of a group's operations, by a private name where torch has no public one."""
     change = getattr(dist, "set_timeout", None) or internal("torch.distributed.distributed_c10d", "_set_pg_timeout")
-    change(timedelta(seconds=seconds))
+    change(timedelta(seconds=seconds), group)
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -69,11 +69,22 @@ class _GlobalSum(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
+class Machines:
+    """Groups of workers for an exchange that leaves each machine once, not once per worker."""
+
+    workers: tuple[tuple[int, ...], ...]  # of each machine, equally many
+    here: int  # the number of this machine
+    inside: dist.ProcessGroup  # of this machine's workers
+    across: dist.ProcessGroup  # of the workers with the same place on each machine
+
+
+@dataclass(frozen=True)
 class Collectives:
     """The collective operations of one worker: number `worker` of `num_workers`."""
 
     worker: int = 0
     num_workers: int = 1
+    machines: Machines | None = None
 
     def global_sum(self, x: Tensor) -> Tensor:
         """Sum of `x` over the workers, differentiable. Collective."""
@@ -211,13 +222,14 @@ def use_interface(address: str) -> None:
 
 
 def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int,
-                       timeout_seconds: float, device: torch.device) -> Collectives:
+                       timeout_seconds: float, device: torch.device, nodes: Sequence[str] = ()) -> Collectives:
     """Form the process group of the workers that meet in the store of worker 0, at `address`. Collective.
 
     Args:
         own: this worker's store; its host is the address at which the others reach this worker.
         timeout_seconds: of a collective operation. Rendezvous and connection take at most `_MEETING_SECONDS` each.
         device: of this worker; no other worker uses it.
+        nodes: the machine of each worker; (): not known.
 
     Raises:
         PeerLostError: if a worker does not appear, or is lost before all are connected.
@@ -243,10 +255,44 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         before = _sockets().keys()
         dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
                                 world_size=num_workers, timeout=meeting, device_id=device if gpus else None)
-        _set_group_timeout(timeout_seconds)
-        _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None,
+        machines = _form_machines(nodes, worker, meeting)
+        world = dist.group.WORLD
+        assert world is not None
+        groups = [world] if machines is None else [world, machines.inside, machines.across]
+        for group in groups:
+            _set_group_timeout(group, timeout_seconds)
+        _group = _Group(frozenset(_sockets().keys() - before), tuple(groups) if gpus else (),
                         torch.zeros((), pin_memory=gpus))
-    return Collectives(worker, num_workers)
+    return Collectives(worker, num_workers, machines)
+
+
+def _form_machines(nodes: Sequence[str], worker: int, timeout: timedelta) -> Machines | None:
+    """The groups of an exchange by machines. Collective.
+
+    None if there is one machine, if a machine has one worker, if they have different numbers of workers, or if the
+    workers of a machine are not numbered one after the other.
+    """
+    by_node: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(number)
+    workers = tuple(map(tuple, by_node.values()))
+    sizes = {len(machine) for machine in workers}
+    numbers = [number for machine in workers for number in machine]
+    if len(workers) < 2 or len(sizes) > 1 or sizes == {1} or numbers != sorted(numbers):
+        return None
+    inside = across = None
+    here = 0
+    for number, machine in enumerate(workers):  # every worker takes part in forming each group, in the same order
+        group = dist.new_group(list(machine), timeout=timeout)
+        if worker in machine:
+            inside, here = group, number
+    for same_place in zip(*workers, strict=True):
+        group = dist.new_group(list(same_place), timeout=timeout)
+        if worker in same_place:
+            across = group
+    assert isinstance(inside, dist.ProcessGroup)
+    assert isinstance(across, dist.ProcessGroup)
+    return Machines(workers, here, inside, across)
 
 
 def abort_process_group() -> None:
@@ -267,9 +313,15 @@ def abort_process_group() -> None:
 
 def _abort_nccl() -> None:
     """End NCCL's kernels and connections. If that hangs, kill this process, which is then replaced."""
-    if _group.nccl is None:
+    groups = _group.nccl
+    if not groups:
         return
-    aborting = threading.Thread(target=_group.nccl.abort, name="ray_yolo abort", daemon=True)
+
+    def abort() -> None:
+        for group in reversed(groups):  # those that were split from the first one come first
+            group.abort()
+
+    aborting = threading.Thread(target=abort, name="ray_yolo abort", daemon=True)
     aborting.start()
     aborting.join(_ABORT_SECONDS)
     if aborting.is_alive():
@@ -303,7 +355,7 @@ def leave_process_group() -> None:
     """
     if dist.is_initialized():
         _abort_nccl()  # an orderly shutdown would wait for operations with lost workers
-        _group.nccl = None
+        _group.nccl = ()
         dist.destroy_process_group()
 
 

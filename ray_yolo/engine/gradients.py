@@ -15,12 +15,17 @@ the last microbatch only. It adds the worker's subtrees, and exchanges the bucke
 A worker sends as many bytes as in a ring all-reduce: about twice the size of the parameters, for any number of workers.
 If its share of the microbatches is not aligned, it sends this amount once per subtree.
 
+If each machine has the same number of workers and more than one, the all-to-all has two stages. In the first one, the
+workers of a machine exchange and fold what they have: one of them then holds a chunk of the machine's subtrees for one
+worker of each machine. The second stage is between these. Of G workers, one value instead of G leaves the machine.
+
 Annotations are not deferred in this file: DDP inspects those of a communication hook.
 """
 
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import Mark, mark
 from ray_yolo.ops import torch_internals
-from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent
+from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent, plan_folds
 
 Value = list[Tensor]
 """The content of a tree node: the gradient of each parameter, and the row that is summed with it."""
@@ -55,6 +60,7 @@ class GradientTree:
         self._row = self._parameters[0].new_zeros(row_size)  # of the microbatch in progress
         self._nodes: list[tuple[TreeNode, Value]] = []  # this worker's subtrees, from left to right
         self._shards: list[range] = []  # each worker's leaves
+        self._stages: list[_Stage] = []  # of this step's exchanges
         self._next = 0  # this worker's next leaf
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
@@ -66,6 +72,7 @@ class GradientTree:
     def start(self, counts: Sequence[int]) -> None:
         """Begin a step in which worker w computes the next `counts[w]` leaves."""
         self._shards = [range(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
+        self._stages = _plan_stages(self._shards, self._collectives)
         self._nodes, self._leaf, self._exchanges, self.waits = [], None, [], []
         self._next = self._shards[self._collectives.worker].start
 
@@ -120,16 +127,23 @@ class GradientTree:
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Sum a bucket over the tree; DDP's communication hook."""
-        if self._exchanges:  # here, so that the order of exchanges is the same on every worker
-            self._exchanges[-1].fold()
+        self._advance()  # here, so that the order of exchanges is the same on every worker
         device = bucket.buffer().device
         future = torch.futures.Future[Tensor](devices=[device] if device.type == "cuda" else None)
-        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._shards, future, self.waits))
+        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._stages,
+                                         self._shards[-1].stop, future, self.waits))
         if bucket.is_last():
-            self._exchanges[-1].fold()
+            for _ in self._stages:
+                self._advance()
             for exchange in self._exchanges:
                 exchange.finish()
         return future
+
+    def _advance(self) -> None:
+        """Complete one stage of each exchange that has one left, and start its next collective."""
+        for exchange in self._exchanges:
+            if exchange.stages:
+                exchange.fold()
 
     def _rows(self, bucket: dist.GradBucket) -> Tensor:
         """This worker's subtrees of a bucket, (nodes, length); in the last bucket with the attached rows."""
@@ -166,30 +180,74 @@ class GradientTree:
         return rows
 
 
-class _Exchange:
-    """The exchange of one bucket: all-to-all, fold, all-gather. It notes its waits for other workers in `waits`."""
+class _Stage(NamedTuple):
+    """One all-to-all of an exchange, between the members of a group."""
 
-    def __init__(self, rows: Tensor, length: int, shards: Sequence[range], future: torch.futures.Future[Tensor],
-                 waits: list[tuple[Mark, Mark]]) -> None:
-        self.length, self._future, self._waits = length, future, waits
-        self._nodes = [list(aligned_nodes(shard)) for shard in shards]  # of each worker
-        self._count = shards[-1].stop
-        workers = len(shards)
-        chunk = rows.shape[1] // workers
-        sent = rows.view(len(rows), workers, chunk).transpose(0, 1).contiguous()  # (workers, rows, chunk)
-        sent_sizes = [len(rows) * chunk] * workers
-        received_sizes = [len(nodes) * chunk for nodes in self._nodes]
-        self._received = rows.new_empty(sum(map(len, self._nodes)), chunk)  # (nodes of all workers, chunk)
-        self.sum = rows.new_empty(workers * chunk)
+    group: dist.ProcessGroup | None  # None: all workers
+    order: list[int] | None  # chunks in the order of the members that get them; None: as they are
+    nodes: list[list[TreeNode]]  # that each member sends
+
+
+def _plan_stages(shards: Sequence[range], collectives: Collectives) -> list[_Stage]:
+    """The stages of a step's exchanges, of a worker among others."""
+    own = [list(aligned_nodes(shard)) for shard in shards]  # of each worker
+    groups = collectives.machines
+    if groups is None:
+        return [_Stage(None, None, own)]
+    here = groups.workers[groups.here]
+    # The worker with place p on this machine gets the chunks of the workers with place p on all machines.
+    order = [machine[place] for place in range(len(here)) for machine in groups.workers]
+    folded = []  # of each machine
+    for machine in groups.workers:
+        nodes = tuple(node for worker in machine for node in own[worker])
+        folded.append([node for node, _ in plan_folds(nodes, shards[-1].stop).rest])
+    return [_Stage(groups.inside, order, [own[worker] for worker in here]), _Stage(groups.across, None, folded)]
+
+
+class _Exchange:
+    """The exchange of one bucket. It notes its waits for other workers in `waits`.
+
+    Args:
+        rows: this worker's subtrees, (nodes, length and padding); consumed.
+        length: of the bucket.
+        count: of the step's leaves.
+        future: receives the sum.
+    """
+
+    def __init__(self, rows: Tensor, length: int, stages: Sequence[_Stage], count: int,
+                 future: torch.futures.Future[Tensor], waits: list[tuple[Mark, Mark]]) -> None:
+        self.length, self._count, self._future, self._waits = length, count, future, waits
+        self.stages = list(stages)
+        """Those that are not complete. The all-to-all of the first one has started."""
+        self.sum = rows.new_empty(rows.shape[1])
+        self._send(rows)
+
+    def _send(self, rows: Tensor) -> None:
+        """Start the all-to-all of a stage with these rows, (nodes, chunks)."""
+        stage = self.stages[0]
+        num_rows, length = rows.shape  # a worker without a microbatch has no rows
+        if stage.order:
+            rows = rows.view(num_rows, len(stage.order), length // len(stage.order))[:, stage.order]
+        members = len(stage.nodes)
+        part = length // members  # the chunks of one member
+        chunks = rows.reshape(num_rows, members, part).transpose(0, 1).contiguous()
+        sent_sizes = [num_rows * part] * members
+        received_sizes = [len(nodes) * part for nodes in stage.nodes]
+        self._received = rows.new_empty(sum(map(len, stage.nodes)), part)  # (nodes of all members, chunks of this one)
         self._work = _started(dist.all_to_all_single(
-            self._received.view(-1), sent.view(-1), received_sizes, sent_sizes, async_op=True))
+            self._received.view(-1), chunks.view(-1), received_sizes, sent_sizes, group=stage.group, async_op=True))
 
     def fold(self) -> None:
-        """Complete the tree over this worker's chunk, and start the all-gather of the chunks."""
+        """Add what a stage has brought. Start the next stage, or the all-gather of the sums of all chunks."""
         self._wait()
-        nodes = (node for shard in self._nodes for node in shard)
+        stage = self.stages.pop(0)
+        nodes = [node for nodes in stage.nodes for node in nodes]
         subtrees = {node: [value] for node, value in zip(nodes, self._received, strict=True)}
-        [chunk] = tree_sum(subtrees, self._count)
+        values = [value for [value] in fold_nodes(subtrees, self._count).values()]
+        if self.stages:
+            self._send(torch.stack(values) if values else self._received[:0])
+            return
+        [chunk] = values
         self._work = _started(dist.all_gather_into_tensor(self.sum, chunk, async_op=True))
 
     def finish(self) -> None:
@@ -204,32 +262,33 @@ class _Exchange:
         self._waits.append((began, mark(device)))
 
 
+def fold_nodes(subtrees: dict[TreeNode, Value], count: int) -> dict[TreeNode, Value]:
+    """The nodes that remain after all additions of the binary tree of `count` leaves that are possible among these.
+
+    Values are added in place. All additions of one level are one operation: 6 launches for 64 subtrees of equal size,
+    instead of 63.
+    """
+    folds = plan_folds(tuple(subtrees), count)
+    values = list(subtrees.values())
+    for additions in folds.levels:
+        lefts: Value = []
+        rights: Value = []
+        for left, right in additions:
+            lefts += values[left]
+            rights += values[right]
+            values[right] = []  # its memory is free after this level
+        torch_internals.add_(lefts, rights)
+    return {node: values[place] for node, place in folds.rest}
+
+
 def tree_sum(subtrees: dict[TreeNode, Value], count: int) -> Value:
     """The sum over the binary tree of `count` leaves, added in place.
 
     Args:
-        subtrees: the values of nodes that cover each leaf once. They are consumed.
-
-    All additions of one level are one operation: 6 launches for 64 subtrees of equal size, instead of 63.
+        subtrees: the values of nodes that cover each leaf once.
     """
-    size = 1
-    while size < count:
-        lefts: Value = []
-        rights: Value = []
-        for node in list(subtrees):
-            is_left_child = node.size == size and node.start % (2 * size) == 0
-            if not is_left_child:
-                continue
-            value = subtrees.pop(node)
-            sibling = TreeNode(node.start + size, size)
-            if sibling.start < count:  # else the node has no sibling: its value moves up as it is
-                lefts += value
-                rights += subtrees.pop(sibling)
-            subtrees[TreeNode(node.start, 2 * size)] = value
-        if lefts:
-            torch_internals.add_(lefts, rights)
-        size *= 2
-    return subtrees[TreeNode(0, size)]
+    [total] = fold_nodes(subtrees, count).values()
+    return total
 
 
 def views_like(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:

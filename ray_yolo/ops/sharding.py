@@ -68,6 +68,41 @@ def aligned_nodes(part: range) -> Iterator[TreeNode]:
         start += size
 
 
+class Folds(NamedTuple):
+    """How the values of some nodes are added. A value is named by the place of its node in their sequence."""
+
+    levels: tuple[tuple[tuple[int, int], ...], ...]  # additions by level: of the right value to the left one
+    rest: tuple[tuple[TreeNode, int], ...]  # the nodes that remain, from left to right, and the places of their sums
+
+
+@lru_cache(maxsize=256)
+def plan_folds(nodes: tuple[TreeNode, ...], count: int) -> Folds:
+    """The additions of the tree over `count` leaves that are possible among these nodes.
+
+    If they cover all leaves, the root remains alone.
+    """
+    places = {node: place for place, node in enumerate(nodes)}
+    levels: list[tuple[tuple[int, int], ...]] = []
+    size = 1
+    while size < count:
+        additions: list[tuple[int, int]] = []
+        for node in list(places):
+            is_left_child = node.size == size and node.start % (2 * size) == 0
+            if not is_left_child:
+                continue
+            sibling = TreeNode(node.start + size, size)
+            if sibling in places:
+                additions.append((places[node], places.pop(sibling)))
+            elif sibling.start < count:  # the sibling is elsewhere
+                continue
+            # Without a sibling, as at the right edge, the value moves up as it is.
+            places[TreeNode(node.start, 2 * size)] = places.pop(node)
+        if additions:
+            levels.append(tuple(additions))
+        size *= 2
+    return Folds(tuple(levels), tuple(sorted(places.items())))
+
+
 def parent(left: TreeNode, right: TreeNode) -> TreeNode | None:
     """The parent of two adjacent nodes, or None if they are not its two halves."""
     if left.size == right.size and left.start % (2 * left.size) == 0:

@@ -66,6 +66,7 @@ class Quorum(NamedTuple):
     source: int | None  # the worker with the furthest state; None: no worker has a state
     behind: bool
     members: tuple[int, ...] = ()  # their numbers among Ray's; for worker 0 alone, which records them
+    nodes: tuple[str, ...] = ()  # of the workers, if there are several
 
 
 class HeartbeatReply(NamedTuple):
@@ -483,7 +484,7 @@ class Coordinator:
                     self.leave(uid)
         self._end_generation()
 
-        ranked = sorted(chosen, key=lambda uid: (chosen[uid].registration.worker, uid))
+        ranked = _rank(chosen)
         registrations = [chosen[uid].registration for uid in ranked]
         reached = [registration.progress for registration in registrations]
         known = [progress for progress in reached if progress]
@@ -491,12 +492,15 @@ class Coordinator:
         source = None if furthest is None else reached.index(furthest)  # the others copy its weights
         is_anyone_behind = any(progress != furthest for progress in reached)
 
+        nodes = tuple(registration.node for registration in registrations)
+        if len(set(nodes)) == 1:
+            nodes = ()
         self._number += 1
         address = registrations[0].address
         self._generation = self._number, address
         for number, uid in enumerate(ranked):
             members = tuple(each.worker for each in registrations) if number == 0 else ()
-            quorum = Quorum(self._number, number, len(ranked), address, source, is_anyone_behind, members)
+            quorum = Quorum(self._number, number, len(ranked), address, source, is_anyone_behind, members, nodes)
             worker = self._workers[uid]
             state = (worker.state & ~WAITING) | MEMBER
             self._put(uid, worker._replace(state=state, quorum=quorum, registration=registrations[number]))
@@ -535,3 +539,16 @@ class Coordinator:
         whom = f"{peers}, which left," if peers else "one another"
         return (f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s "
                 f"({heartbeat.phase}, after step {heartbeat.step}): they abort the exchange and form a new group")
+
+
+def _rank(workers: Mapping[str, _Worker]) -> list[str]:
+    """Ids in the order of their ranks: workers of a node one after the other, beginning with that of the first worker.
+
+    Then an exchange can leave each node once (`engine/collectives.Machines`).
+    """
+    first: dict[str, int] = {}  # the lowest number of each node's workers
+    for worker in workers.values():
+        registration = worker.registration
+        first[registration.node] = min(registration.worker, first.get(registration.node, registration.worker))
+    return sorted(workers, key=lambda uid: (first[workers[uid].registration.node],
+                                            workers[uid].registration.node, workers[uid].registration.worker, uid))

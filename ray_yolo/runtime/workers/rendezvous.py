@@ -102,7 +102,7 @@ class RendezvousClient(Rendezvous):
         self._groups, self._current = self._groups + 1, (request, reply)
         self._generation = reply.number
         collectives = form_process_group(store, reply.address, reply.worker, reply.num_workers, self._timeout,
-                                         self._device)
+                                         self._device, reply.nodes)
         return Generation(collectives, reply.source, reply.behind, reply.members)
 
     def must_regroup(self) -> bool:

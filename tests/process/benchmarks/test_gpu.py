@@ -19,6 +19,7 @@ from ray_yolo.engine import gradients
 from ray_yolo.engine.evaluate import EvaluatedBatches
 from ray_yolo.inference import export as export_module
 from ray_yolo.ops.ema import Ema
+from ray_yolo.ops.sharding import TreeNode
 from tests.benchmarks import gpu
 
 ROOT = Path(__file__).parents[3]
@@ -101,13 +102,15 @@ def drift(patch: Patch) -> None:
 
 def double_sums(patch: Patch) -> None:
     """The sums that are exchanged are twice what they should be."""
-    tree_sum = gradients.tree_sum
+    fold_nodes = gradients.fold_nodes
 
-    def doubled(*arguments: Any) -> list[Tensor]:
-        total = tree_sum(*arguments)
-        return [2 * value for value in total] if dist.is_initialized() else total
+    def doubled(*arguments: Any) -> dict[TreeNode, list[Tensor]]:
+        folded = fold_nodes(*arguments)
+        if not dist.is_initialized():
+            return folded
+        return {node: [2 * part for part in value] for node, value in folded.items()}
 
-    patch.setattr(gradients, "tree_sum", doubled)
+    patch.setattr(gradients, "fold_nodes", doubled)
 
 
 def ignore_aborts(patch: Patch) -> None:

@@ -74,7 +74,7 @@ def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
     leave_process_group()
     cpu, group = torch.device("cpu"), Group(0.0)
     quorum = form_process_group(stores[0], ("127.0.0.1", ports[0]), collectives.worker, 2, 60.0, cpu)
-    module._group.nccl = group
+    module._group.nccl = (group,)
     threading.Timer(1.0, abort_process_group).start()
     began = time.monotonic()
     with pytest.raises(PeerLostError), collective_errors():
@@ -91,6 +91,38 @@ def test_workers_that_wait_for_each_other_abort_and_form_another_group() -> None
         assert 0.9 <= result["seconds"] < 10.0
         assert result["aborted"]
         assert result["then"].tolist() == [[1], [1]]
+
+
+def exchange_on_two_machines(collectives: Collectives) -> dict[str, Any]:
+    """The groups of two machines exchange. Then worker 3 stays away, and the one beside it waits until it aborts."""
+    store = serve_rendezvous_store("127.0.0.1")
+    ports = collectives.gather(torch.tensor([[float(store.port)]]))
+    leave_process_group()
+    formed = form_process_group(store, ("127.0.0.1", int(ports[0])), collectives.worker, 4, 60.0, torch.device("cpu"),
+                                ["a", "a", "b", "b"])
+    machines = formed.machines
+    assert machines is not None
+    sums = {}
+    for name, group in (("inside", machines.inside), ("across", machines.across)):
+        total = torch.tensor([10.0 ** formed.worker])
+        dist.all_reduce(total, group=group)
+        sums[name] = total
+    if formed.worker == 3:
+        time.sleep(5.0)
+        return sums
+    if formed.worker == 2:
+        began = time.monotonic()
+        threading.Timer(1.0, abort_process_group).start()
+        with pytest.raises(PeerLostError), collective_errors():
+            dist.all_reduce(torch.zeros(1), group=machines.inside)
+        assert time.monotonic() - began < 4.0
+    return sums
+
+
+def test_groups_of_machines_exchange_and_can_be_aborted() -> None:
+    results = run_workers(4, exchange_on_two_machines)
+    assert [result["inside"].item() for result in results] == [11, 11, 1100, 1100]
+    assert [result["across"].item() for result in results] == [101, 1010, 101, 1010]
 
 
 def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:

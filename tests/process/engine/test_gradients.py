@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine import gradients
-from ray_yolo.engine.collectives import Collectives, ddp_options
+from ray_yolo.engine.collectives import Collectives, _form_machines, ddp_options
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.ops.sharding import shard
 from tests.support.workers import run_workers
@@ -92,12 +96,58 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
         assert all(torch.equal(one, other) for one, other in zip(result, uninterrupted, strict=True))
 
 
+def summed_on_machines(collectives: Collectives, machines: list[str], counts: list[int]) -> list[Tensor]:
+    formed = _form_machines(machines, collectives.worker, timedelta(seconds=30))
+    assert formed is not None
+    return summed_of_all(replace(collectives, machines=formed), counts)
+
+
+@pytest.mark.parametrize("machines", ["aabb", "aabbcc"])
+def test_the_bits_do_not_depend_on_machines(machines: str) -> None:
+    counts = [1, 3, 8, 13]
+    uninterrupted = summed_of_all(Collectives(), counts)
+    for result in run_workers(len(machines), summed_on_machines, list(machines), counts):
+        assert all(torch.equal(one, other) for one, other in zip(result, uninterrupted, strict=True))
+
+
+def numbers_that_leave(collectives: Collectives, machines: list[str], by_machines: bool) -> float:
+    """What this worker sends to other machines by all-to-all in a step, in units of the gradient's size."""
+    formed = _form_machines(machines, collectives.worker, timedelta(seconds=30))
+    assert formed is not None
+    send, left = dist.all_to_all_single, [0]
+
+    def counting_send(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int], **options: Any
+                      ) -> Any:
+        members = dist.get_process_group_ranks(options["group"] or dist.group.WORLD)
+        left[0] += sum(size for size, member in zip(sent_sizes, members, strict=True)
+                       if machines[member] != machines[collectives.worker])
+        return send(received, sent, received_sizes, sent_sizes, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_to_all_single", counting_send)
+        gradient = summed(replace(collectives, machines=formed if by_machines else None), len(machines))
+    return left[0] / STEPS / gradient[0].numel()
+
+
+@pytest.mark.parametrize(("by_machines", "expected"), [(False, 1.0), (True, 0.5)])
+def test_a_machine_sends_one_value_for_all_its_workers(by_machines: bool, expected: float) -> None:
+    """Half of the gradient to the other machine: from each of two workers, or from both together."""
+    sent = run_workers(4, numbers_that_leave, list("aabb"), by_machines)
+    assert sent[0] + sent[1] == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("machines", ["", "aaaa", "abcd", "aaab", "abab"])
+def test_machines_that_do_not_suit_form_no_groups(machines: str) -> None:
+    assert _form_machines(list(machines), 0, timedelta(seconds=30)) is None
+
+
 def summed_by_worker(collectives: Collectives, count: int) -> Tensor:
     """The same, but each worker sums its own microbatches before the workers' sums are added, as in a reduction."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "parent", lambda left, right: left)  # fold any two nodes
         patch.setattr(gradients, "aligned_nodes", lambda part: [gradients.TreeNode(part.start, 1)] if part else [])
-        patch.setattr(gradients, "tree_sum", lambda subtrees, count: [sum(value[0] for value in subtrees.values())])
+        patch.setattr(gradients, "fold_nodes", lambda subtrees, count: {
+            gradients.TreeNode(0, 1): [sum(value[0] for value in subtrees.values())]})
         return summed(collectives, count)
 
 

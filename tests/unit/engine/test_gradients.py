@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_yolo.engine.gradients import Value, tree_sum
+from ray_yolo.engine.gradients import Value, fold_nodes, tree_sum
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import TreeNode, aligned_nodes
 
@@ -45,6 +45,27 @@ def test_any_cut_into_shards_gives_the_bits_of_the_definition(count: int, cuts: 
     shards = [range(first, last) for first, last in itertools.pairwise(bounds)]
     [total] = tree_sum(subtrees_of(values, shards), count)
     assert torch.equal(total, recursive_sum(values, 0, 1 << (count - 1).bit_length()))
+
+
+@given(st.integers(1, 40), st.sets(st.integers(1, 39)), st.lists(st.integers(0, 3), min_size=40, max_size=40))
+def test_folding_by_machines_first_gives_the_same_bits(count: int, cuts: set[int], machines: list[int]) -> None:
+    """Each shard is on any of four machines."""
+    values = leaves(count)
+    bounds = [0, *sorted(cut for cut in cuts if cut < count), count]
+    folded: dict[TreeNode, Value] = {}
+    for machine in range(4):
+        shards = [range(first, last) for (first, last), where in zip(itertools.pairwise(bounds), machines, strict=False)
+                  if where == machine]
+        folded |= fold_nodes(subtrees_of(values, shards), count)
+    [total] = tree_sum(folded, count)
+    assert torch.equal(total, recursive_sum(values, 0, 1 << (count - 1).bit_length()))
+
+
+def test_neighbours_on_a_machine_leave_one_subtree() -> None:
+    shards = [range(4, 6), range(6, 7), range(7, 8)]
+    assert list(fold_nodes(subtrees_of(leaves(16), shards), 16)) == [TreeNode(4, 4)]
+    assert list(fold_nodes(subtrees_of(leaves(6), [range(4, 5), range(5, 6)]), 6)) == [TreeNode(4, 4)]
+    assert list(fold_nodes(subtrees_of(leaves(16), [range(3, 5)]), 16)) == [TreeNode(3, 1), TreeNode(4, 1)]
 
 
 @pytest.mark.parametrize(("workers", "launches"), [(1, 0), (2, 1), (8, 3), (64, 6)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,11 @@ class Desk:
             self.now += 1.0
             self.heartbeat(alive, heartbeat)
 
+    def quorum(self, name: str) -> Any:
+        """The reply without nodes: each worker is on a node of its own."""
+        reply = self.coordinator.quorum(name)
+        return reply._replace(nodes=()) if isinstance(reply, Quorum) else reply
+
     def members(self, names: str) -> list[int | None]:
         """The number that each has in its generation."""
         found = [self.coordinator.quorum(name) for name in names]
@@ -57,9 +63,28 @@ def test_the_first_generation_waits_for_all_and_knows_nobodys_state() -> None:
     desk.register("cb", None)
     assert desk.members("bc") == [None, None]
     desk.register("a", None)
-    assert [desk.coordinator.quorum(name) for name in "abc"] == [
+    assert [desk.quorum(name) for name in "abc"] == [
         Quorum(1, number, 3, ("a", 1), None, False, (0, 1, 2) if number == 0 else ())
         for number in range(3)]  # in the order of Ray's numbers; the first, which records, knows them all
+
+
+def test_workers_of_a_node_have_ranks_one_after_the_other() -> None:
+    desk = Desk(5)
+    for number, (name, node) in enumerate({"a": "n2", "b": "n1", "c": "n2", "d": "n1", "e": "n0"}.items()):
+        desk.coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), None, JOINING, node=node))
+    assert desk.members("acbde") == [0, 1, 2, 3, 4]  # the first worker stays the first
+    quorum = desk.coordinator.quorum("d")
+    assert isinstance(quorum, Quorum)
+    assert quorum.nodes == ("n2", "n2", "n1", "n1", "n0")
+
+
+def test_workers_of_one_node_need_no_nodes() -> None:
+    desk = Desk(2)
+    for number, name in enumerate("ab"):
+        desk.coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), None, JOINING, node="n0"))
+    quorum = desk.coordinator.quorum("a")
+    assert isinstance(quorum, Quorum)
+    assert quorum.nodes == ()
 
 
 def test_the_first_generation_does_not_wait_for_ever() -> None:
@@ -99,7 +124,7 @@ def test_the_only_one_with_a_state_does_not_leave_before_it_is_taken_over() -> N
     desk.coordinator.drain_nodes({"a"})
     desk.register("a", 3)
     assert desk.members("ac") == [0, 1]
-    assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 0, True)
+    assert desk.quorum("c") == Quorum(2, 1, 2, ("a", 1), 0, True)
 
 
 def test_the_death_of_a_leaving_worker_is_no_failure() -> None:
@@ -115,7 +140,7 @@ def test_after_all_were_lost_the_first_new_worker_starts_and_the_others_join() -
     desk = started()
     desk.coordinator.mark_lost([0, 1, 2])
     desk.register("d", 4)
-    assert desk.coordinator.quorum("d") == Quorum(2, 0, 1, ("d", 1), 0, False, (3,))
+    assert desk.quorum("d") == Quorum(2, 0, 1, ("d", 1), 0, False, (3,))
     desk.register("e", None)
     assert desk.heartbeat("d") == [True]
 
@@ -127,8 +152,8 @@ def test_survivors_continue_without_a_silent_worker_from_the_furthest_state() ->
     desk.pass_by(3, "ac")
     assert desk.members("ac") == [None, None]  # b may still come
     desk.pass_by(1, "ac")
-    assert desk.coordinator.quorum("a") == Quorum(2, 0, 2, ("a", 1), 1, True, (0, 2))
-    assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 1, True)
+    assert desk.quorum("a") == Quorum(2, 0, 2, ("a", 1), 1, True, (0, 2))
+    assert desk.quorum("c") == Quorum(2, 1, 2, ("a", 1), 1, True)
     assert desk.members("b") == [None]
 
 
@@ -150,7 +175,7 @@ def test_members_hear_of_a_newcomer_and_take_it_in_with_its_old_number() -> None
     assert desk.members("e") == [None]  # the others train
     assert desk.heartbeat("ac") == [True, True]
     desk.register("ac", 9)
-    assert desk.coordinator.quorum("e") == Quorum(3, 2, 3, ("a", 1), 0, True)
+    assert desk.quorum("e") == Quorum(3, 2, 3, ("a", 1), 0, True)
     assert desk.heartbeat("ac") == [False, False]
 
 
@@ -179,7 +204,7 @@ def test_a_draining_worker_leaves_after_the_current_step() -> None:
     desk.coordinator.drain_nodes({"b"})
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 5)
-    assert [desk.coordinator.quorum(name) for name in "abc"] == [
+    assert [desk.quorum(name) for name in "abc"] == [
         Quorum(2, 0, 2, ("a", 1), 0, False, (0, 2)), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.heartbeat("ac") == [False, False]
 
@@ -198,7 +223,7 @@ def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 6)
     assert [desk.coordinator.quorum(name) for name in "ab"] == ["left", "left"]
-    assert desk.coordinator.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False, (2,))
+    assert desk.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False, (2,))
 
 
 def test_a_draining_newcomer_does_not_wait() -> None:
@@ -234,7 +259,7 @@ def test_all_workers_of_a_draining_node_leave() -> None:
         )
     assert desk.coordinator.drain_nodes({"right", "up"}) == {1: "right"}
     desk.register("c", 5)
-    assert [desk.coordinator.quorum(name) for name in "abc"] == [
+    assert [desk.quorum(name) for name in "abc"] == [
         Quorum(2, 0, 2, ("a", 1), 0, False, (0, 2)), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.coordinator.drain_nodes({"right"}) == {}
 
@@ -484,7 +509,7 @@ def test_workers_that_wait_for_one_another_beyond_the_timeout_abort_and_regroup(
     assert 600 < seconds <= 602
     assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): they "
                     "abort the exchange and form a new group"]
-    assert desk.coordinator.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False, (0, 1, 2))
+    assert desk.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False, (0, 1, 2))
 
 
 def test_a_validation_that_takes_long_is_not_aborted() -> None:
@@ -501,7 +526,7 @@ def test_two_that_wait_for_one_that_has_left_the_exchange_abort_and_regroup() ->
     assert 30 < seconds <= 32
     assert said == ["2 of 3 workers have waited for worker 0 on node7 (process 42), which left, for 31 s (exchanging, "
                     "after step 3): they abort the exchange and form a new group"]
-    assert desk.coordinator.quorum("c") == Quorum(2, 2, 3, ("a", 1), 0, False)
+    assert desk.quorum("c") == Quorum(2, 2, 3, ("a", 1), 0, False)
 
 
 def test_workers_that_cannot_abort_after_a_peers_death_are_killed() -> None:
@@ -586,7 +611,7 @@ def test_members_rejoin_a_restarted_coordinator_before_newcomers_form_a_group() 
     assert desk.members("def") == [None] * 3  # as ever: between two steps
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 6)
-    assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
+    assert desk.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
 def test_workers_that_waited_at_a_restarted_coordinator_register_again() -> None:
@@ -620,7 +645,7 @@ def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
     desk.register("def", 2)
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 9)
-    assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
+    assert desk.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
 def test_a_member_of_an_ended_generation_is_informed() -> None:
