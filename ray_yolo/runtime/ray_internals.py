@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from ray_yolo.core.internals import internal
@@ -131,12 +132,38 @@ def in_place_backend(prepare: Callable[[], None]) -> Any:
 
         def on_start(self, worker_group: Any, backend_config: object) -> None:
             worker_group.execute(prepare)
+            if hasattr(worker_group, "replace_replica_group"):  # all workers, not a replacement alone
+                replace_after_all_lost(worker_group)
 
         def on_training_start(self, worker_group: Any, backend_config: object) -> None: ...
 
         def on_shutdown(self, worker_group: Any, backend_config: object) -> None: ...
 
     return InPlaceBackend
+
+
+def replace_after_all_lost(worker_group: Any) -> None:
+    """Make a group of Ray Train replace a worker also if others are lost with it, as with their node.
+
+    Ray replaces lost workers one after the other. Each time it asks all others to drop their results, also those that
+    are lost too. This fails, and all workers would restart. Those that are lost are therefore shut down first: Ray
+    leaves out what is shut down, until it is replaced in its turn.
+    """
+    replace = worker_group.replace_replica_group
+
+    def replace_one(number: int) -> None:
+        asked = {}
+        for other, group in enumerate(worker_group._replica_groups):
+            if other != number and group.is_active():
+                asked[other] = [worker.actor.clear_result_queue.remote() for worker in group.get_workers()]
+        for other, answers in asked.items():
+            try:
+                ray.get(answers)
+            except RayActorError:
+                worker_group._replica_groups[other].shutdown()
+        replace(number)
+
+    worker_group.replace_replica_group = replace_one
 
 
 def expect_no_result_files() -> None:

@@ -125,6 +125,13 @@ def signal_worker(signum: int, training: Training) -> None:
     os.kill(newest[max(newest)], signum)
 
 
+def kill_two_workers(training: Training) -> None:
+    """At once, as with their node."""
+    newest = {event.worker: event.pid for event in only(WorkerEvent, training.events)}
+    for worker in sorted(newest)[:2]:
+        os.kill(newest[worker], signal.SIGKILL)
+
+
 def kill_child(words: tuple[str, ...], training: Training) -> None:
     os.kill(training.child(*words), signal.SIGKILL)
 
@@ -150,6 +157,7 @@ FAULTS = {
     "two workers, Ctrl-C": Fault(partial(signal_group, signal.SIGINT), 2, loaders=1, status=130),
     "two workers, SIGTERM": Fault(partial(signal_group, signal.SIGTERM), 2, status=143),
     "a worker of two killed": Fault(partial(signal_worker, signal.SIGKILL), 2),
+    "two workers of three killed": Fault(kill_two_workers, 3),
     "a worker of two frozen": Fault(partial(signal_worker, signal.SIGSTOP), 2),
     "a worker of two leaves": Fault(partial(signal_worker, signal.SIGTERM), 2),
 }
@@ -201,7 +209,9 @@ def check_steps(events: list[Event], fault: Fault) -> None:
 def strike(folder: Path, calm: Path, fault: Fault, family: str, store: str, step: int) -> None:
     """One row of the matrix."""
     make_dataset(folder / "data")
-    flags = ("--num-workers", str(fault.num_workers), "--workers", str(fault.loaders))
+    flags = ["--num-workers", str(fault.num_workers), "--workers", str(fault.loaders)]
+    if fault.num_workers > 2:
+        flags += ["--cpus-per-worker", "0.5"]  # on two cores
     training = Training(folder, family, store, *flags)
     training.wait_for_step(step)
     fault.hit(training)
@@ -226,6 +236,13 @@ def strike(folder: Path, calm: Path, fault: Fault, family: str, store: str, step
 @pytest.mark.smoke
 def test_ctrl_c_at_a_terminal_loses_no_step(calm: Callable[[str], Path], tmp_path: Path) -> None:
     strike(tmp_path, calm("yolov5n"), FAULTS["Ctrl-C"], "yolov5n", "folder", step=5)
+
+
+@pytest.mark.smoke
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_two_workers_of_three_killed_at_once_lose_no_step(calm: Callable[[str], Path], tmp_path: Path) -> None:
+    strike(tmp_path, calm("yolov5n"), FAULTS["two workers of three killed"], "yolov5n", "folder", step=5)
 
 
 @pytest.mark.faults
