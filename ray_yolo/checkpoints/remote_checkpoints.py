@@ -240,7 +240,7 @@ def download_state(store: Store, data: bytes, state: Path, manifest: Path, key: 
     try:
         expected = json.loads(data)
         name = state_key(expected)
-        with suppress(OSError, ValueError, KeyError):  # no local manifest, or a damaged one
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no local manifest, or a damaged one
             is_of_same_state = state_key(json.loads(manifest.read_bytes())) == name
             if is_of_same_state and verify_manifest(state, manifest) is None:
                 return None

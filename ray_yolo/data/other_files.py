@@ -197,16 +197,17 @@ def _match(without: Sequence[str], folders: Mapping[str, _Folder], files: set[st
     matched: dict[str, str] = {}
     images = list(without)
     for key_of_image, key_of_stem in _KEYS:
-        pairs, images = _pair(images, places, sorted(files), key_of_image, key_of_stem)
-        files = files - set(pairs.values())
+        pairs, images, claimed = _pair(images, places, sorted(files), key_of_image, key_of_stem)
+        files = files - claimed  # an ambiguous file is not tried with less strict keys, either
         matched |= pairs
     return matched
 
 
 def _pair(images: Sequence[str], places: Mapping[str, Iterable[str]], files: Sequence[str],
           key_of_image: Callable[[str], str], key_of_stem: Callable[[str], str]
-          ) -> tuple[dict[str, str], list[str]]:
-    """The file of each image where an image fits one file and the file fits one image, and the images that fit none.
+          ) -> tuple[dict[str, str], list[str], set[str]]:
+    """The file of each image where an image fits one file and the file fits one image; the images that fit none; and
+    the files that fit any image.
 
     An image fits a file in one of the places of its folder, if the file's stem has the key of the image's name.
     """
@@ -231,7 +232,7 @@ def _pair(images: Sequence[str], places: Mapping[str, Iterable[str]], files: Seq
             pairs[image] = fitting[0]
         elif not fitting:  # an ambiguous image is not tried with less strict keys
             unmatched.append(image)
-    return pairs, unmatched
+    return pairs, unmatched, set(claims)
 
 
 def _spelling(name: str) -> str:

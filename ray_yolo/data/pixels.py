@@ -7,6 +7,7 @@ decides which value is black and which is white. Weights record this range, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -61,8 +62,8 @@ def black_and_white(values: PixelValues) -> tuple[float, float]:
         white = holding[0]
         if high == low or high - low >= _USED * white:  # uniform pixels have no range of their own
             return 0.0, float(white)
-    if high == low:  # the two levels must differ
-        return low, low + 1.0
+    if high == low:  # the two levels must differ; beyond 2^53, adding 1 changes nothing
+        return low, max(low + 1.0, math.nextafter(low, math.inf))
     return low, high
 
 

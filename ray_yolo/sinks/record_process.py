@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -136,7 +137,7 @@ class RecordProcess:
 
     def describe_rest(self) -> str:
         """A line for the user on what is not complete after `finish`; '' if everything is."""
-        command = f"python -m ray_yolo.sync {self._folder}"
+        command = f"python -m ray_yolo.sync {shlex.quote(str(self._folder))}"
         names = ", ".join(self.pending) or "records"
         if self.is_running:
             return f"{names}: still being written in the background; if this machine stops, {command} completes them"
@@ -179,7 +180,7 @@ def start_detached(module: str, argument: str, environment: Mapping[str, str], *
     """
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", module, argument],
+        [sys.executable, "-P", "-m", module, argument],  # not the current folder, where a user may have a yaml.py
         start_new_session=own_session, process_group=None if own_session else 0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,20 @@ def start(process: RecordProcess) -> None:
 
 
 class TestProcess:
+    def test_a_users_module_in_the_current_folder_is_not_imported(
+            self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = begin(tmp_path / "exp")
+        for name in ("yaml", "queue"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of an installed command
+        process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
+        start(process)
+        wait_until((run / "results.csv").exists)
+        run_log.write(run / EVENTS_FILE, [*STORY, run_log.end(10)])
+        process.finish(100.0)
+        assert process.describe_rest() == ""
+
     @pytest.mark.parametrize("own_session", [False, True])
     def test_it_follows_the_log_at_idle_priority_and_ends_with_it(self, own_session: bool, tmp_path: Path) -> None:
         run, warnings = begin(tmp_path / "exp"), list[str]()

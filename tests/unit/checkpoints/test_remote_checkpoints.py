@@ -121,6 +121,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_reported(here: Machine, there: Ma
     assert there.download() == ([], [1])
 
 
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}"])
+def test_a_damaged_manifest_on_this_machine_does_not_condemn_the_stored_one(
+        here: Machine, there: Machine, store: FolderStore, content: str) -> None:
+    here.save(1, "last")
+    there.download()
+    [manifest] = there.folder.glob("checkpoints/step-1/MANIFEST.json")
+    manifest.write_text(content)
+    assert there.stored.download(there.folder) == []
+    assert names(store, "checkpoints/") == ["000001-step-1.json"]
+    assert there.download() == ([], [1])
+
+
 def test_without_an_intact_checkpoint_training_does_not_start_over(
         here: Machine, there: Machine, store: FolderStore) -> None:
     here.save(1, "last")

@@ -109,6 +109,8 @@ AMBIGUOUS = {
     "two folders": (["images/a.png"], ["images/a.txt", "Labels/a.txt"]),
     "two pictures": (["images/a.png", "images/A.png"], ["labels/a.TXT"]),
     "two pictures of a sequence": (["images/a.1.png", "images/a.2.png"], ["labels/a.txt"]),
+    "two pictures, and a third by a less strict key": (["images/a.png", "images/a.jpg", "images/a.webp.png"],
+                                                       ["images/a.txt"]),
     "two pictures in subfolders": (["images/x/a.png", "images/y/a.png"], ["labels/a.txt"]),
 }
 
