@@ -71,15 +71,22 @@ class RemoteCheckpoints:
             self._remove(listed, [name for name in names[keep:] if name not in shown])
 
     def _merged_weights(self, listed: Mapping[_Name, str], manifest: Mapping[str, Any]) -> dict[str, int]:
-        """The step of each file of `weights/` up to a manifest's step: of this save, or of the newest stored one, whose
-        weights this worker may not have."""
-        newest = list(listed)[:1]
-        stored = self._read_all(listed, newest)
-        earlier = stored[0]["weights"] if stored else {}
+        """The step of each file of `weights/`: the later of what this save and the newest stored manifest name.
+
+        The stored one counts too, because this worker may lack weights that another one has saved. Steps after this
+        save do not count: they are trained again.
+        """
+        earlier: dict[str, int] = {}
+        newest = next(iter(listed), None)
+        if newest is not None:
+            [stored] = self._read_all(listed, [newest])
+            earlier = stored["weights"]
         weights: dict[str, int] = {}
-        for kind, step in (*earlier.items(), *manifest["weights"].items()):
-            if step <= manifest["step"]:
-                weights[kind] = max(step, weights.get(kind, step))
+        for steps in (earlier, manifest["weights"]):
+            for kind, step in steps.items():
+                is_later = kind not in weights or step > weights[kind]
+                if is_later and step <= manifest["step"]:
+                    weights[kind] = step
         return weights
 
     def put_file(self, path: Path) -> None:

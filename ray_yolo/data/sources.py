@@ -370,7 +370,9 @@ def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray
 
 
 def _from_tensor(picture: torch.Tensor) -> np.ndarray:
-    if picture.ndim != 3 or len(picture) != 3 or not picture.is_floating_point() or picture.numel() == 0:
+    """(height, width, 3) uint8 of a tensor (3, height, width) in 0..1; both are RGB."""
+    is_image = picture.ndim == 3 and len(picture) == 3 and picture.numel() > 0
+    if not is_image or not picture.is_floating_point():
         raise InputError(f"source: a tensor of {picture.dtype} {tuple(picture.shape)}; expected floats (B, 3, height, "
                          "width) in 0..1")
     low, high = (float(limit) for limit in picture.detach().aminmax())

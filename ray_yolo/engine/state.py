@@ -197,11 +197,18 @@ def sync_from_peer(components: TrainComponents, state: TrainState, generation: G
 
 
 def about(spec: TrainSpec) -> dict[str, Any]:
-    """The description that a checkpoint contains besides the tensors."""
+    """What a checkpoint says about its training, besides tensors and progress."""
     plugin = plugin_of(spec.recipe.model)
-    return {"format": state_file.FORMAT, "recipe": spec.recipe.model_dump(mode="json"), "digest": spec.digest,
-            "names": list(spec.names), "architecture": spec.architecture, "anchors": spec.anchors,
-            "threads": torch.get_num_threads(), "labels": spec.train.digest,
-            "pixel_range": dict(spec.train.pixel_range),
-            "plugin": plugin and [plugin.package, plugin.version],
-            "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+    return {
+        "format": state_file.FORMAT,
+        "recipe": spec.recipe.model_dump(mode="json"),
+        "digest": spec.digest,
+        "names": list(spec.names),
+        "architecture": spec.architecture,
+        "anchors": spec.anchors,
+        "threads": torch.get_num_threads(),
+        "labels": spec.train.digest,
+        "pixel_range": dict(spec.train.pixel_range),
+        "plugin": [plugin.package, plugin.version] if plugin else None,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }

@@ -58,7 +58,7 @@ class AnchorFreeLoss:
 
     def _measure_head(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int], rule: AlignRule
                       ) -> tuple[Tensor, Tensor]:
-        """Numerators (3,) of a head, and W."""
+        """Numerators (3,) of a head, and the sum of its target scores: W before it is limited to at least 1."""
         distances, classes = flatten_levels(levels, self.head.bins)
         points, strides = grid_points(levels, self.head.strides)
         boxes = expected_boxes(distances, points, strides)

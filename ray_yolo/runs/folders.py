@@ -27,7 +27,7 @@ def usable_storage() -> Iterator[None]:
     """Context that turns storage errors into messages that state what the user can change."""
     try:
         yield
-    except InputError:
+    except InputError:  # a ValueError, too, but its message already says what to change
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in a path
         reason = getattr(error, "strerror", None) or str(error)

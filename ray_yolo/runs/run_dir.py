@@ -311,9 +311,9 @@ def _named(folder: Path, matches: Callable[[FolderRecord], bool], exist_ok: bool
 
 
 def _reason_against(run: Run, matches: Callable[[FolderRecord], bool], extends: Callable[[Path], bool] | None) -> str:
-    """What the run is instead of one that the command continues; '' if the command continues it."""
-    searches = extends is not None
-    if run.is_sweep != searches:
+    """Why the command does not continue the run, as what the run is ("finished"); '' if it continues it."""
+    is_for_sweep = extends is not None  # the command
+    if run.is_sweep != is_for_sweep:
         return run.kind
     if (run.folder / FINISHED).exists():
         has_more_to_do = extends is not None and extends(run.folder)

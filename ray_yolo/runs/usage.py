@@ -254,16 +254,18 @@ class _Meter:
 
     def _regroup(self, event: StartEvent, before: float) -> None:
         """Training starts with a group of workers. `before`: when one of the previous group was last seen."""
-        group = self._next_group(event)
+        group = self._next_group(event)  # it passes on the same object for a worker that continues
         some_continue = any(group.get(slot) is stay for slot, stay in self.present.items())
         for slot, stay in self.present.items():
             following = group.get(slot)
             if following is stay:
                 continue
-            # The place counts until the time of the replacement begins. If no worker continues, all left at once.
-            until = before
-            if some_continue:
-                until = following.since if following else self.now
+            if not some_continue:
+                until = before  # all were lost at once, after one of them was last seen
+            elif following:
+                until = following.since  # the place counts until the time of the replacement begins
+            else:
+                until = self.now
             self.stays.append(_ended(stay, until))
         self.present = group
 

@@ -193,15 +193,16 @@ class RunRecords:
         """Make each record that is due."""
         is_stale = self.read()
         for task in self.tasks:
-            is_end = ended and not task.is_final
-            if is_stale or is_end:
+            lacks_end = ended and not task.is_final
+            if is_stale or lacks_end:
                 task.holds = False
-            if is_end and task.error is None:
-                task.due = 0.0
+            if lacks_end and task.error is None:
+                task.due = 0.0  # training has ended, and need not be spared; the pause after a failure stays
             if task.holds or time.monotonic() < task.due:
                 continue
             self._make(task, ended)
-            is_stale |= task.holds  # the records after it may contain its files
+            if task.holds:
+                is_stale = True  # the records after it may contain its files
 
     @property
     def is_final(self) -> bool:

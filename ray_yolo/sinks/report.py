@@ -404,14 +404,19 @@ def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
 def _result_lines(run_dir: Path, plots: bool, uri: str | None) -> list[str]:
     """The results, and the command that opens each."""
     stored = location(run_dir)
-    lines = [f"stored       {stored}"] * (stored != str(run_dir)) + [f"results      {run_dir}"]
+    lines = []
+    if stored != str(run_dir):  # in a bucket
+        lines.append(f"stored       {stored}")
+    lines.append(f"results      {run_dir}")
     weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
     if weights:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
     if plots or (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
-    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}" if is_installed() else
-                 "tensorboard  no files: pip install tensorboard")
+    if is_installed():
+        lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
+    else:
+        lines.append("tensorboard  no files: pip install tensorboard")
     return [*lines, *_mlflow_lines(run_dir, uri)]
 
 

@@ -190,12 +190,15 @@ class Schedule:
         Raises:
             InputError: if an event does not follow from those before it.
         """
-        problems = self.verify(events, check_genes=False)
+        problems = self.verify(events, check_genes=False)  # it replays the events in this schedule
         if problems:
             raise InputError(f"ledger: {problems[0]}; restore it from a copy, or choose another --name")
 
     def verify(self, events: Iterable[LedgerEvent], *, check_genes: bool = True) -> list[str]:
-        """The inconsistencies of a ledger, up to the first event that does not follow from those before it."""
+        """Replay a ledger in this schedule.
+
+        Returns its inconsistencies, up to the first event that does not follow from those before it.
+        """
         self._recorded = deque(events)
         self._check_genes, problems = check_genes, self._problems
         self._learn_outcomes(self._recorded)

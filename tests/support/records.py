@@ -12,7 +12,7 @@ from ray_yolo.sinks.base import Warn
 class RecordsHere:
     """Makes the records at the end, in the process of the test. It has the methods of `RecordProcess`."""
 
-    def __init__(self, module: str, folder: Path, uri: str | None, warn: Warn) -> None:
+    def __init__(self, module: str, folder: Path, uri: str | None, warn: Warn, *, own_session: bool) -> None:
         assert module == "ray_yolo.sinks.records"
         self._folder, self._uri, self._warn = folder, uri, warn
         self.pending: list[str] = []

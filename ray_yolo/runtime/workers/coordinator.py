@@ -363,7 +363,7 @@ class Coordinator:
 
     def describe_stall(self) -> str | None:
         """A warning about a stall, once for each step. It names the hung worker, or states that all workers wait for
-        one another and regroup.
+        one another and regroup, which this call starts.
         """
         view = self._view()
         if self._ended or view.size < 2:
@@ -371,21 +371,33 @@ class Coordinator:
         if view.is_deadlock():
             return self._abort_exchange(view)
         busy = {uid: worker for uid, worker in view.inside.items() if not view.is_blocked(worker)}
-        uid = max(busy, key=lambda uid: (SILENT in busy[uid].state, busy[uid].idle(view.now)), default="")
-        if not uid or self._reported_stall == (uid, busy[uid].heartbeat.step):
+        if not busy:
             return None
-        slow, heartbeat = busy[uid], busy[uid].heartbeat
-        reasons = [("without a heartbeat", view.silence(slow), heartbeat.heartbeat_limit)]
-        # A silent worker may have waited for others when its heartbeats stopped
+
+        def slowness(uid: str) -> tuple[bool, float]:
+            return SILENT in busy[uid].state, busy[uid].idle(view.now)  # a silent one before all others
+
+        slowest = max(busy, key=slowness)
+        slow = busy[slowest]
+        heartbeat = slow.heartbeat
+        stall = (slowest, heartbeat.step)
+        if self._reported_stall == stall or not view.is_needed(slow):
+            return None
+        reasons: list[tuple[str, float, float]] = []  # what it does, for how long, and how long it may
+        # A silent worker may have waited for others when its heartbeats stopped.
         if SILENT not in slow.state or heartbeat.phase not in PEERS_NEEDED:
-            reasons.insert(0, (heartbeat.phase, slow.idle(view.now), heartbeat.limit))
-        due = [reason for reason in reasons if reason[1] >= max(STALL_REPORT_SECONDS, reason[2] / 4)]
-        if not due or not view.is_needed(slow):
-            return None
-        doing, seconds, _ = due[0]
-        self._reported_stall, waiting = (uid, heartbeat.step), view.waiting - view.may_wait(slow)
-        return (f"training stalls: {waiting} of {view.size} workers wait for {slow.name}, {doing} for {seconds:.0f} s "
-                f"after step {heartbeat.step}")
+            reasons.append((heartbeat.phase, slow.idle(view.now), heartbeat.limit))
+        reasons.append(("without a heartbeat", view.silence(slow), heartbeat.heartbeat_limit))
+        for doing, seconds, limit in reasons:
+            if seconds < max(STALL_REPORT_SECONDS, limit / 4):
+                continue
+            self._reported_stall = stall
+            waiting = view.waiting
+            if view.may_wait(slow):
+                waiting -= 1  # it does not wait for itself
+            return (f"training stalls: {waiting} of {view.size} workers wait for {slow.name}, {doing} for "
+                    f"{seconds:.0f} s after step {heartbeat.step}")
+        return None
 
     def elect_saver(self, generation: int) -> bool:
         """Whether the caller is the first of its generation to call this; it saves the last finished step.

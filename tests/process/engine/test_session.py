@@ -1188,7 +1188,7 @@ def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
     """The step to resume from, and the longest time in which the activity did not move."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "MEETING_SECONDS", 0.2)
-        module._set_group_timeout(1.0)
+        module._set_group_timeout(None, 1.0)
         store: Any = SlowStore(2.0 + collectives.worker)
         activity = Activity()
         made = build(spec, WorkerContext(collectives=collectives, activity=activity, stored=store))

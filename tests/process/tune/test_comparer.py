@@ -52,7 +52,7 @@ def run(config: CompareConfig) -> ComparisonResult:
 class NoRecords:
     """Takes the place of the process that makes records, which takes seconds to start."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, own_session: bool) -> None:
         self.ended = False
 
     def keep_running(self) -> None:

@@ -74,8 +74,9 @@ def test_torchs_compiler_can_be_imported_ahead() -> None:
 @pytest.mark.parametrize("name", ["set_timeout", "_set_pg_timeout"])
 def test_torch_sets_the_time_limit_of_a_group_by_the_newest_name_that_it_has(
         monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    limits: list[timedelta] = []
+    limits: list[tuple[timedelta, object]] = []
     monkeypatch.delattr(dist, "set_timeout", raising=False)
-    monkeypatch.setattr(dist.distributed_c10d if name[0] == "_" else dist, name, limits.append, raising=False)
-    collectives._set_group_timeout(2.5)
-    assert limits == [timedelta(seconds=2.5)]
+    monkeypatch.setattr(dist.distributed_c10d if name[0] == "_" else dist, name,
+                        lambda limit, group: limits.append((limit, group)), raising=False)
+    collectives._set_group_timeout(None, 2.5)
+    assert limits == [(timedelta(seconds=2.5), None)]

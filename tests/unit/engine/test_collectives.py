@@ -76,7 +76,7 @@ def test_nccl_is_aborted_within_a_limit_or_the_process_ends(
     monkeypatch.setattr(module.os, "kill", lambda pid, number: ended.append(number))
     monkeypatch.setattr(module, "_ABORT_SECONDS", 0.2)
     group = Group(seconds)
-    monkeypatch.setattr(module, "_group", module._Group(nccl=group))
+    monkeypatch.setattr(module, "_group", module._Group(nccl=(group,)))
     abort_process_group()
     assert (ended, group.aborted) == (killed, not killed)
 
