@@ -266,7 +266,7 @@ def _device(name: str | int) -> torch.device:
         raise InputError(f"device: {name!r} is no device; give 'cpu', 'cuda', or the number of one GPU") from None
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch's, by the kind of device that is missing
+    except (RuntimeError, AssertionError, ImportError):  # torch's, by the kind of device that is missing
         gpus = format_count(torch.cuda.device_count(), "GPU")
         raise ResourcesError(f"device: {name} was requested, but this machine has {gpus} that torch can use; use "
                              "device='cpu', or leave it out") from None

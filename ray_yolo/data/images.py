@@ -85,7 +85,7 @@ def read_image(path: str | bytes, reduction: int = 1, pixel_range: PixelRange = 
 
 
 def _read_values(source: str | bytes, reduction: int = 1) -> np.ndarray:
-    """The upright image, (height, width, 3) RGB, with the file's own values: of 8 or 16 bits, or floats.
+    """The upright image, (height, width, 3) RGB, with the file's own values, of any type.
 
     Args:
         source: a file's path, or its content.

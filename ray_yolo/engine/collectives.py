@@ -69,13 +69,13 @@ class _GlobalSum(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Machines:
-    """Groups of workers for an exchange that leaves each machine once, not once per worker."""
+class NodeGroups:
+    """Groups of workers for an exchange that leaves each node once, not once per worker."""
 
-    workers: tuple[tuple[int, ...], ...]  # of each machine, equally many
-    here: int  # the number of this machine
-    inside: dist.ProcessGroup  # of this machine's workers
-    across: dist.ProcessGroup  # of the workers with the same place on each machine
+    workers: tuple[tuple[int, ...], ...]  # of each node, equally many
+    here: int  # the place of this node in `workers`
+    inside: dist.ProcessGroup  # of this node's workers
+    across: dist.ProcessGroup  # of the workers with the same place on each node
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Collectives:
 
     worker: int = 0
     num_workers: int = 1
-    machines: Machines | None = None
+    node_groups: NodeGroups | None = None
 
     def global_sum(self, x: Tensor) -> Tensor:
         """Sum of `x` over the workers, differentiable. Collective."""
@@ -229,7 +229,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         own: this worker's store; its host is the address at which the others reach this worker.
         timeout_seconds: of a collective operation. Rendezvous and connection take at most `_MEETING_SECONDS` each.
         device: of this worker; no other worker uses it.
-        nodes: the machine of each worker; (): not known.
+        nodes: of the workers; (): not known, or one.
 
     Raises:
         PeerLostError: if a worker does not appear, or is lost before all are connected.
@@ -255,44 +255,48 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         before = _sockets().keys()
         dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
                                 world_size=num_workers, timeout=meeting, device_id=device if gpus else None)
-        machines = _form_machines(nodes, worker, meeting)
+        node_groups = form_node_groups(nodes, worker, meeting)
         world = dist.group.WORLD
         assert world is not None
-        groups = [world] if machines is None else [world, machines.inside, machines.across]
+        groups = [world] if node_groups is None else [world, node_groups.inside, node_groups.across]
         for group in groups:
             _set_group_timeout(group, timeout_seconds)
         _group = _Group(frozenset(_sockets().keys() - before), tuple(groups) if gpus else (),
                         torch.zeros((), pin_memory=gpus))
-    return Collectives(worker, num_workers, machines)
+    return Collectives(worker, num_workers, node_groups)
 
 
-def _form_machines(nodes: Sequence[str], worker: int, timeout: timedelta) -> Machines | None:
-    """The groups of an exchange by machines. Collective.
+def form_node_groups(nodes: Sequence[str], worker: int, timeout: timedelta) -> NodeGroups | None:
+    """The groups of an exchange that leaves each node once. Collective.
 
-    None if there is one machine, if a machine has one worker, if they have different numbers of workers, or if the
-    workers of a machine are not numbered one after the other.
+    None if there is one node, if a node has one worker, if they have different numbers of workers, or if the workers of
+    a node are not numbered one after the other.
+
+    Args:
+        nodes: of the workers.
+        timeout: for the workers of a group to connect.
     """
     by_node: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
         by_node.setdefault(node, []).append(number)
     workers = tuple(map(tuple, by_node.values()))
-    sizes = {len(machine) for machine in workers}
-    numbers = [number for machine in workers for number in machine]
+    sizes = {len(team) for team in workers}
+    numbers = [number for team in workers for number in team]
     if len(workers) < 2 or len(sizes) > 1 or sizes == {1} or numbers != sorted(numbers):
         return None
     inside = across = None
     here = 0
-    for number, machine in enumerate(workers):  # every worker takes part in forming each group, in the same order
-        group = dist.new_group(list(machine), timeout=timeout)
-        if worker in machine:
-            inside, here = group, number
+    for place, team in enumerate(workers):  # every worker takes part in forming each group, in the same order
+        group = dist.new_group(list(team), timeout=timeout)
+        if worker in team:
+            inside, here = group, place
     for same_place in zip(*workers, strict=True):
         group = dist.new_group(list(same_place), timeout=timeout)
         if worker in same_place:
             across = group
     assert isinstance(inside, dist.ProcessGroup)
     assert isinstance(across, dist.ProcessGroup)
-    return Machines(workers, here, inside, across)
+    return NodeGroups(workers, here, inside, across)
 
 
 def abort_process_group() -> None:

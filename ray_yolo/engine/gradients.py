@@ -15,9 +15,10 @@ the last microbatch only. It adds the worker's subtrees, and exchanges the bucke
 A worker sends as many bytes as in a ring all-reduce: about twice the size of the parameters, for any number of workers.
 If its share of the microbatches is not aligned, it sends this amount once per subtree.
 
-If each machine has the same number of workers and more than one, the all-to-all has two stages. In the first one, the
-workers of a machine exchange and fold what they have: one of them then holds a chunk of the machine's subtrees for one
-worker of each machine. The second stage is between these. Of G workers, one value instead of G leaves the machine.
+If each machine (node of the cluster; here, a node is one of the tree) has the same number of workers and more than one,
+the all-to-all has two stages. In the first one, the workers of a machine exchange and fold what they have: the worker
+with place p then holds what the workers with place p on all machines need. The second stage is between these. Of G
+workers, one value instead of G leaves the machine.
 
 Annotations are not deferred in this file: DDP inspects those of a communication hook.
 """
@@ -189,9 +190,9 @@ class _Stage(NamedTuple):
 
 
 def _plan_stages(shards: Sequence[range], collectives: Collectives) -> list[_Stage]:
-    """The stages of a step's exchanges, of a worker among others."""
+    """The stages of this worker's exchanges in a step with these shards of all workers."""
     own = [list(aligned_nodes(shard)) for shard in shards]  # of each worker
-    groups = collectives.machines
+    groups = collectives.node_groups
     if groups is None:
         return [_Stage(None, None, own)]
     here = groups.workers[groups.here]
@@ -276,7 +277,6 @@ def fold_nodes(subtrees: dict[TreeNode, Value], count: int) -> dict[TreeNode, Va
         for left, right in additions:
             lefts += values[left]
             rights += values[right]
-            values[right] = []  # its memory is free after this level
         torch_internals.add_(lefts, rights)
     return {node: values[place] for node, place in folds.rest}
 

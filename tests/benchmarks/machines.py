@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.collectives import Collectives, _form_machines, ddp_options
+from ray_yolo.engine.collectives import Collectives, ddp_options, form_node_groups
 from ray_yolo.engine.gradients import GradientTree
 from tests.benchmarks.harness import machine
 
@@ -139,9 +139,9 @@ def work(number: int, per_machine: int, megabytes: float) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{address}:{PORT}", rank=number, world_size=num_workers,
                             timeout=timedelta(seconds=120))
     nodes = [str(worker // per_machine) for worker in range(num_workers)]
-    machines = _form_machines(nodes, number, timedelta(seconds=60))
+    groups = form_node_groups(nodes, number, timedelta(seconds=60))
     ways = {"at once": Way(Collectives(number, num_workers), megabytes),
-            "inside first": Way(Collectives(number, num_workers, machines), megabytes)}
+            "inside first": Way(Collectives(number, num_workers, groups), megabytes)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     sent: dict[str, float] = {}
     for _ in range(1 + ROUNDS):  # DDP arranges its buckets after the first step

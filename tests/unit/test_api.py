@@ -154,7 +154,7 @@ def test_a_model_file_that_is_not_there_means_the_model_of_its_name() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("device", [0, "cuda", "cuda:1"])
+@pytest.mark.parametrize("device", [0, "cuda", "cuda:1", "xla", "mps", "hpu"])
 def test_a_gpu_that_is_not_there_is_one_line(model: YOLO, device: str | int) -> None:
     with pytest.raises(ResourcesError) as caught:
         model("a.png", device=device)

@@ -556,7 +556,7 @@ class Coordinator:
 def _rank(workers: Mapping[str, _Worker]) -> list[str]:
     """Ids in the order of their ranks: workers of a node one after the other, beginning with that of the first worker.
 
-    Then an exchange can leave each node once (`engine/collectives.Machines`).
+    Then an exchange can leave each node once (`engine/collectives.NodeGroups`).
     """
     first: dict[str, int] = {}  # the lowest number of each node's workers
     for worker in workers.values():

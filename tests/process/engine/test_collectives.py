@@ -100,10 +100,10 @@ def exchange_on_two_machines(collectives: Collectives) -> dict[str, Any]:
     leave_process_group()
     formed = form_process_group(store, ("127.0.0.1", int(ports[0])), collectives.worker, 4, 60.0, torch.device("cpu"),
                                 ["a", "a", "b", "b"])
-    machines = formed.machines
-    assert machines is not None
+    groups = formed.node_groups
+    assert groups is not None
     sums = {}
-    for name, group in (("inside", machines.inside), ("across", machines.across)):
+    for name, group in (("inside", groups.inside), ("across", groups.across)):
         total = torch.tensor([10.0 ** formed.worker])
         dist.all_reduce(total, group=group)
         sums[name] = total
@@ -114,7 +114,7 @@ def exchange_on_two_machines(collectives: Collectives) -> dict[str, Any]:
         began = time.monotonic()
         threading.Timer(1.0, abort_process_group).start()
         with pytest.raises(PeerLostError), collective_errors():
-            dist.all_reduce(torch.zeros(1), group=machines.inside)
+            dist.all_reduce(torch.zeros(1), group=groups.inside)
         assert time.monotonic() - began < 4.0
     return sums
 

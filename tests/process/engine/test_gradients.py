@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine import gradients
-from ray_yolo.engine.collectives import Collectives, _form_machines, ddp_options
+from ray_yolo.engine.collectives import Collectives, ddp_options, form_node_groups
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.ops.sharding import shard
 from tests.support.workers import run_workers
@@ -97,9 +97,9 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
 
 
 def summed_on_machines(collectives: Collectives, machines: list[str], counts: list[int]) -> list[Tensor]:
-    formed = _form_machines(machines, collectives.worker, timedelta(seconds=30))
+    formed = form_node_groups(machines, collectives.worker, timedelta(seconds=30))
     assert formed is not None
-    return summed_of_all(replace(collectives, machines=formed), counts)
+    return summed_of_all(replace(collectives, node_groups=formed), counts)
 
 
 @pytest.mark.parametrize("machines", ["aabb", "aabbcc"])
@@ -112,7 +112,7 @@ def test_the_bits_do_not_depend_on_machines(machines: str) -> None:
 
 def numbers_that_leave(collectives: Collectives, machines: list[str], by_machines: bool) -> float:
     """What this worker sends to other machines by all-to-all in a step, in units of the gradient's size."""
-    formed = _form_machines(machines, collectives.worker, timedelta(seconds=30))
+    formed = form_node_groups(machines, collectives.worker, timedelta(seconds=30))
     assert formed is not None
     send, left = dist.all_to_all_single, [0]
 
@@ -125,7 +125,7 @@ def numbers_that_leave(collectives: Collectives, machines: list[str], by_machine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_to_all_single", counting_send)
-        gradient = summed(replace(collectives, machines=formed if by_machines else None), len(machines))
+        gradient = summed(replace(collectives, node_groups=formed if by_machines else None), len(machines))
     return left[0] / STEPS / gradient[0].numel()
 
 
@@ -138,7 +138,7 @@ def test_a_machine_sends_one_value_for_all_its_workers(by_machines: bool, expect
 
 @pytest.mark.parametrize("machines", ["", "aaaa", "abcd", "aaab", "abab"])
 def test_machines_that_do_not_suit_form_no_groups(machines: str) -> None:
-    assert _form_machines(list(machines), 0, timedelta(seconds=30)) is None
+    assert form_node_groups(list(machines), 0, timedelta(seconds=30)) is None
 
 
 def summed_by_worker(collectives: Collectives, count: int) -> Tensor:
