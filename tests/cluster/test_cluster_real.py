@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.root, pytest.mark.ray, pytest.mark.timeout(1800),
 
 EPOCHS = 80  # a node that comes back takes its time
 RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs", str(EPOCHS), "--batch-size", "16",
-          "--microbatch", "4", "--exact", "--noval", "--noplots"]
+          "--microbatch", "8", "--exact", "--noval", "--noplots"]
 STORAGE = "storage"  # of what is not a job's
 S3, BUCKET = "http://10.77.0.254:5001", "s3://bucket/vision"  # the job's: its nodes have no folder in common
 SERVE_S3 = "from moto.server import main; main(['-H', '10.77.0.254', '-p', '5001'])"
 MAKE_BUCKET = f"import urllib.request as r; r.urlopen(r.Request('{S3}/bucket', method='PUT'))"
 HEAD, DASHBOARD, TRACKER = "10.77.0.1:6379", "http://127.0.0.1:8265", "http://127.0.0.1:5000"
 RAY = f"#!{sys.executable}\nfrom ray.scripts.scripts import main\n\nmain()\n"  # `ray stop` knows processes by this name
-START = "./ray start --num-cpus=2 --object-store-memory=100000000 --block"
+START = "./ray start --num-cpus=1 --object-store-memory=100000000 --block"
 SCRIPTS = {  # as a service manager keeps nodes: the head tells jobs of the tracker, the other one is started again
     "n1": f"MLFLOW_TRACKING_URI={TRACKER} {START} --head --node-ip-address=10.77.0.1 > n1.log 2>&1\nsleep infinity",
     "n2": f"""export RAY_YOLO_CACHE=$PWD/cache-n2
@@ -144,24 +144,23 @@ def test_the_cluster_refuses_clients_without_the_token(service: Service, token: 
 
 
 def test_a_training_survives_a_cut_network_with_the_weights_of_an_uninterrupted_run(service: Service) -> None:
-    """Two workers a node, so that the exchange is inside each node first while both are there."""
     uninterrupted = service.train("control", "--num-workers", "0", "--name", "calm", "--mlflow-uri", "off")
     assert uninterrupted.returncode == 0, uninterrupted.stdout
     log = service.folder / "job.log"
     with log.open("w") as stream:
         job = service.nodes.start(
             "n1", service.folder / "ray", "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m",
-            "ray_yolo.train", *RECIPE, "--storage-path", BUCKET, "--num-workers", "4",
+            "ray_yolo.train", *RECIPE, "--storage-path", BUCKET, "--num-workers", "2",
             "--name", "cut", stdout=stream, stderr=stream)
-    wait_for(lambda: service.trained(4, 20) or job.poll() is not None)
+    wait_for(lambda: service.trained(2, 20) or job.poll() is not None)
     wait_for(lambda: scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"})
     service.nodes.payload("n2", "down")
-    wait_for(lambda: service.trained(2, 1) or job.poll() is not None)
+    wait_for(lambda: service.trained(1, 1) or job.poll() is not None)
     service.await_nodes(1)
     service.nodes.payload("n2", "up")
-    wait_for(lambda: service.trained(4, 1) or job.poll() is not None)
+    wait_for(lambda: service.trained(2, 1) or job.poll() is not None)
     assert job.wait(600) == 0, log.read_text()
-    assert [start.num_workers for start in only(StartEvent, service.events)] == [4, 2, 4]
+    assert [start.num_workers for start in only(StartEvent, service.events)] == [2, 1, 2]
     verify = sys.executable, "-m", "ray_yolo.verify", f"{BUCKET}/runs/train/cut", service.uninterrupted
     compared = service.nodes.run("n1", *verify)
     assert compared.returncode == 0, compared.stdout
@@ -196,7 +195,7 @@ def test_it_is_one_run_of_the_tracking_server(service: Service) -> None:
 
 
 def test_nothing_is_left(service: Service) -> None:
-    code = f"{ASK}print(sorted(kind for kind, free in ray.available_resources().items() if kind == 'CPU' and free < 4))"
+    code = f"{ASK}print(sorted(kind for kind, free in ray.available_resources().items() if kind == 'CPU' and free < 2))"
     assert service.nodes.run("n1", sys.executable, "-c", code).stdout.splitlines()[-1] == "[]"
     (service.folder / "over").touch()
     for name in ("n2", "n1"):
