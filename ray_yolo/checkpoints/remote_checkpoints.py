@@ -24,7 +24,7 @@ from ray_yolo.checkpoints.state_file import MANIFEST, io_error, mismatch, verify
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.storage.lease import LEASE, read_terms
-from ray_yolo.storage.store import Store, in_parallel
+from ray_yolo.storage.store import Fetched, Store, in_parallel
 
 
 class _Name(NamedTuple):
@@ -242,25 +242,51 @@ def state_key(manifest: dict[str, Any]) -> str:
 
 
 def download_state(store: Store, data: bytes, state: Path, manifest: Path, key: str = "") -> str | None:
-    """Download the state that a stored manifest (`data`) names, unless it is present. Returns why it is unusable. The
-    object at `key` is preferred to the run's states if it exists."""
+    """Download the state that a stored manifest names, unless it is present. Returns why it is unusable.
+
+    Args:
+        data: the stored manifest. The local one, beside the state, gets the same contents.
+        key: of an object that is preferred to the run's states if it exists.
+
+    Raises:
+        OSError: if storage or the local disk fails, or if the local folder is removed meanwhile.
+    """
     try:
         expected = json.loads(data)
-        name = state_key(expected)
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no local manifest, or a damaged one
-            is_of_same_state = state_key(json.loads(manifest.read_bytes())) == name
-            if is_of_same_state and verify_manifest(state, manifest) is None:
-                return None
+        of_states = state_key(expected)
+        if _is_present(state, manifest, of_states):
+            return None
+        keys = [key, of_states] if key else [of_states]  # during training, `key` may be only a pointer
         state.parent.mkdir(parents=True, exist_ok=True)
         with replacing(state, durable=False) as temporary:
-            try:
-                fetched = store.fetch(key or name, temporary)
-            except FileNotFoundError:  # during training, `key` is a pointer only
-                fetched = store.fetch(name, temporary)
-            manifest.unlink(missing_ok=True)
+            fetched = _fetch_first(store, keys, temporary)
+            manifest.unlink(missing_ok=True)  # that of the former state: a killed process must not leave it beside ours
         atomic_write(manifest, data)
         return mismatch(expected, fetched.size, fetched.sha256)
-    except FileNotFoundError:
+    except _MissingStateError:
         return "its state is missing"
     except (ValueError, KeyError, TypeError) as error:
         return f"its manifest is unreadable ({error})"
+
+
+def _is_present(state: Path, manifest: Path, key: str) -> bool:
+    """Whether a local state is intact and that of a key."""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no local manifest, or a damaged one
+        is_of_same_state = state_key(json.loads(manifest.read_bytes())) == key
+        return is_of_same_state and verify_manifest(state, manifest) is None
+    return False
+
+
+def _fetch_first(store: Store, keys: Sequence[str], path: Path) -> Fetched:
+    """Download the first of the objects that exists."""
+    for key in keys:
+        try:
+            return store.fetch(key, path)
+        except FileNotFoundError:
+            if not path.parent.is_dir():  # the local folder was removed; the object may exist
+                raise
+    raise _MissingStateError
+
+
+class _MissingStateError(Exception):
+    """None of the objects exists."""

@@ -24,6 +24,8 @@ _CLOSE_MOSAIC = 10  # of the anchor-free families
 _SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
 
 
+_TABLES = (".yaml", ".yml")
+_WEIGHTS = (".pt", ".safetensors")
 _EXPORTED = (".onnx", ".torchscript", ".engine", ".tflite", ".pb", ".mlpackage", ".mlmodel")
 _OTHER_TASKS = {"seg": "segmentation", "cls": "classification", "pose": "pose estimation",
                 "obb": "detection of rotated boxes", "world": "open-vocabulary detection",
@@ -73,7 +75,7 @@ def facts_of(model: str) -> ModelFacts | None:
 
     The grid of a YAML model is known only after it is built.
     """
-    if not model.endswith((".yaml", ".yml")):
+    if not model.endswith(_TABLES):
         found = plugin_of(model)
         return found.models[model] if found else MODELS.get(model)
     if not os.path.exists(model):
@@ -124,12 +126,12 @@ def check_model_name(model: str) -> None:
     Raises:
         ConfigError: with the nearest known name.
     """
-    if model.endswith((".yaml", ".yml")) or model in MODELS or plugin_of(model):
+    if model.endswith(_TABLES) or model in MODELS or plugin_of(model):
         return
     known = list(MODELS)
     for plugin in plugins():
         known += plugin.models
-    if model.endswith((".pt", ".safetensors")):
+    if model.endswith(_WEIGHTS):
         stem = model.rpartition("/")[2].partition(".")[0]
         name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
         raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
@@ -149,12 +151,14 @@ def check_model_name(model: str) -> None:
 
 
 def plugin_of(model: str) -> Plugin | None:
-    """The installed plug-in that offers a model; None if there is none. Our own names are not looked up.
+    """The installed plug-in that offers a model; None if there is none. Our own names and names of files are not
+    looked up.
 
     Raises:
         ConfigError: if two packages offer the name, or one cannot be loaded.
     """
-    if model in MODELS or os.path.splitext(model)[1]:
+    is_file = model.endswith((*_TABLES, *_WEIGHTS, *_EXPORTED))  # a name may have a dot as well: rtdetr-v2.1
+    if is_file or model in MODELS:
         return None
     offers = [each for each in plugins() if model in each.models]
     if len(offers) > 1:

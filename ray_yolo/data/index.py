@@ -50,12 +50,13 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     Args:
         split: train, val or test.
         single_cls: set every label to class 0, named "item".
-        strict: refuse the data set if any image or label is unusable.
+        strict: refuse the data set if any image or label is unusable, or if files are not used.
         options: the user's decisions about labels.
 
     Raises:
-        DatasetError: for a split without a usable image, or (strict) with an unusable image or label.
+        DatasetError: for a split without a usable image, or for what `strict` refuses.
     """
+    where = f"{description.file}: {split}"
     sources = LabelSources(description, split, options)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
     key = index_cache.content_key(files, index_cache.FORMAT, description.names, description.keypoints, options)
@@ -68,12 +69,12 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
                     pixel_range=range_of(index.pixel_values))
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
-        raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "
+        raise DatasetError(f"{where}: {len(dropped)} findings: {listed(dropped)}; correct the "
                            "files or drop --strict")
     if strict and (unused := unused_notes(index)):
-        raise DatasetError(f"{description.file}: {split}: {'; '.join(unused)}; move these files away or drop --strict")
+        raise DatasetError(f"{where}: {'; '.join(unused)}; move these files away or drop --strict")
     if not len(index):
-        raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
+        raise DatasetError(f"{where}: none of its images can be used: {listed(dropped)}")
     return _with_single_class(index) if single_cls else index
 
 

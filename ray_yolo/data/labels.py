@@ -208,12 +208,16 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
     polygons: tuple[np.ndarray, ...] = ()
     if labels.polygons:
         points, rings = _move_polygons(labels.polygons, matrix, canvas, size)
-        number_from_1 = np.arange(1, len(labels.polygons))
-        polygons = tuple(np.split(points.astype(np.float32), np.searchsorted(rings, number_from_1)))
+        # One array for each polygon: all points are cut where the next polygon begins, two times at one place where a
+        # polygon has left the output.
+        begins = np.searchsorted(rings, np.arange(1, len(labels.polygons)))
+        polygons = tuple(np.split(points.astype(np.float32), begins))
         after[outlined] = 0  # an outline that has left the output has no box
-        seen, starts = np.unique(rings, return_index=True)
-        after[seen, :2] = np.minimum.reduceat(points, starts)
-        after[seen, 2:] = np.maximum.reduceat(points, starts)
+        # The box of an outline is that of its points. `reduceat` takes the points from one start to the next one, so
+        # only polygons that have points may have a start.
+        visible, starts = np.unique(rings, return_index=True)
+        after[visible, :2] = np.minimum.reduceat(points, starts)
+        after[visible, 2:] = np.maximum.reduceat(points, starts)
     kept = still_visible(before, after, zoom, outlined)
     return Labels(labels.classes[kept], after[kept].astype(np.float32), tuple(compress(polygons, kept.tolist())))
 

@@ -87,7 +87,8 @@ class LoadBalancer:
         """
         self._steps_left -= 1
         seconds = tuple(report.seconds for report in reports)
-        if not self.is_active or self._steps_left > 0 or min(seconds) <= 0:
+        all_known = min(seconds) > 0  # a worker reports 0 until it has measured its speed
+        if not self.is_active or self._steps_left > 0 or not all_known:
             return None
         self._steps_left = STEPS_BETWEEN
         first_batch = step.batch + 1 + int(max(report.loaded for report in reports))  # that no worker is loading

@@ -64,28 +64,37 @@ class AnchorFreeLoss:
         boxes = expected_boxes(distances, points, strides)
         label, weight = align(boxes.detach(), classes.detach().sigmoid(), points, targets, rule)
         truth = targets[label] if len(targets) else targets.new_zeros(*label.shape, 6)  # (B, N, 6)
-        hit = truth[..., 1:2].long() == torch.arange(classes.shape[2], device=classes.device)
-        cls = F.binary_cross_entropy_with_logits(classes, hit * weight[..., None], reduction="sum")
-        sides = torch.cat((points - truth[..., 2:4], truth[..., 4:] - points), 2) / strides
+
+        is_class = truth[..., 1:2].long() == torch.arange(classes.shape[2], device=classes.device)
+        scores = is_class * weight[..., None]  # (B, N, classes): the target score at the label's class, else 0
+        cls = F.binary_cross_entropy_with_logits(classes, scores, reduction="sum")
+
+        left_and_top = points - truth[..., 2:4]
+        right_and_bottom = truth[..., 4:] - points
+        sides = torch.cat((left_and_top, right_and_bottom), 2) / strides  # (B, N, 4), in cells
         assigned = weight > 0
 
         def pick(values: Tensor) -> Tensor:
             """Values of the assigned points; on a GPU, where selection would synchronise, of all (weight 0)."""
             return values[assigned] if values.device.type == "cpu" else values.flatten(0, 1)
 
-        weights, cells = pick(weight), pick(strides.expand_as(weight[..., None]))
+        weights = pick(weight)
+        cell_sizes = pick(strides.expand_as(weight[..., None]))  # (n, 1), in pixels
         box = (1 - complete_iou(pick(boxes), pick(truth[..., 2:]))) * weights
-        distance = self._distance_loss(pick(distances), pick(sides), cells, image_size) * weights
+        distance = self._distance_loss(pick(distances), pick(sides), cell_sizes, image_size) * weights
         return torch.stack((box.sum(), cls, distance.sum())), weight.sum()
 
-    def _distance_loss(self, distances: Tensor, sides: Tensor, cells: Tensor, image_size: tuple[int, int]) -> Tensor:
+    def _distance_loss(self, distances: Tensor, sides: Tensor, cell_sizes: Tensor, image_size: tuple[int, int]
+                       ) -> Tensor:
         """(n,) cross-entropies of the distributions (n, 4, bins) with the true distances `sides` (n, 4), in cells."""
-        sides = sides.clamp(0, self.head.bins - 1 - 0.01)
+        sides = sides.clamp(0, self.head.bins - 1 - 0.01)  # so that there is a bin above
         low = sides.floor()
         logs = distances.log_softmax(2)
-        below = logs.gather(2, low.long()[..., None])[..., 0]
-        above = logs.gather(2, (low + 1).long()[..., None])[..., 0]
-        return -((low + 1 - sides) * below + (sides - low) * above).mean(1)
+        log_low = logs.gather(2, low.long()[..., None])[..., 0]
+        log_high = logs.gather(2, (low + 1).long()[..., None])[..., 0]
+        weight_low = low + 1 - sides
+        weight_high = sides - low
+        return -(weight_low * log_low + weight_high * log_high).mean(1)
 
 
 class EndToEndLoss(AnchorFreeLoss):
@@ -111,10 +120,11 @@ class EndToEndLoss(AnchorFreeLoss):
         shares[:1].fill_(many)
         return super().terms(numerators * shares, counts, progress)
 
-    def _distance_loss(self, distances: Tensor, sides: Tensor, cells: Tensor, image_size: tuple[int, int]) -> Tensor:
+    def _distance_loss(self, distances: Tensor, sides: Tensor, cell_sizes: Tensor, image_size: tuple[int, int]
+                       ) -> Tensor:
         """(n,) mean errors of the distances, as shares of the network input."""
         height, width = image_size
-        errors = (distances[..., 0] - sides).abs() * cells
+        errors = (distances[..., 0] - sides).abs() * cell_sizes
         network_input = errors.new_full((4,), width)  # as above
         network_input[1::2].fill_(height)
         return (errors / network_input).mean(1)

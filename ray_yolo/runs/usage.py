@@ -273,6 +273,7 @@ class _Meter:
         """The workers that train from now on: a new process begins a stay, the others continue theirs."""
         occurrences: Counter[int] = Counter()  # a number is there twice if its worker was replaced, and returned
         group: dict[tuple[int, int], _Stay] = {}
+        is_late = bool(self.marks)
         for number in event.members or range(event.num_workers):
             slot = (number, occurrences[number])
             occurrences[number] += 1
@@ -283,7 +284,6 @@ class _Meter:
                 continue
             if process is None:  # its start is not in the log
                 process = _Process(self.now, "")
-            is_late = bool(self.marks)
             group[slot] = _Stay(process.time, self.now, process.market_type, event.gpus or 0.0, is_late)
         return group
 

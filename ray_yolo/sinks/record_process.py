@@ -178,13 +178,16 @@ def start_detached(module: str, argument: str, environment: Mapping[str, str], *
     Signals at the terminal go to the process group in the foreground, so a group of its own suffices.
     multiprocessing is not used: it would import the main module of its parent, so a user's script would train again.
     """
+    # The package may have been found by a path relative to the current folder, which the user's script can change.
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+    # It draws and sends while training goes on: it takes no memory of a GPU, and one thread of the processor.
+    own_environment = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
+                       "OPENCV_FOR_THREADS_NUM": "1", **environment}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, argument],  # not the current folder, where a user may have a yaml.py
         start_new_session=own_session, process_group=None if own_session else 0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-             "OPENCV_FOR_THREADS_NUM": "1", **environment})
+        env={**os.environ, **own_environment})
 
 
 def waiting_limit() -> float:

@@ -123,6 +123,23 @@ def head_seconds(nodes: Cluster) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def test_two_of_a_fixed_number_are_lost_with_their_node(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
+    """The exchange leaves each node once while both nodes have two workers. Ray replaces one after the other."""
+    node = nodes.add_node(num_cpus=2)
+    training = Training(tmp_path, 4)
+    training.wait_for_workers(4, steps=1)
+    fault = time.time()
+    nodes.remove_node(node, allow_graceful=False)
+    training.wait_for_workers(2, steps=1)
+    print("node with two workers lost, fixed number", training.cost(fault))
+    assert training.cost(fault).lost == 0
+    node = nodes.add_node(num_cpus=2)
+    training.wait_for_workers(4, steps=1)
+    training.stop()
+    check(training, uninterrupted)
+    nodes.remove_node(node)
+
+
 def test_a_node_that_is_lost_for_good(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
     """And another worker after that: the others continue, it is replaced, and the end does not wait for it."""
     node = nodes.add_node(num_cpus=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.storage.lease import LEASE, Terms
-from ray_yolo.storage.store import Entry, FolderStore
+from ray_yolo.storage.store import Entry, Fetched, FolderStore
 from tests.support.checkpoints import save, value
 
 
@@ -130,6 +131,23 @@ def test_a_damaged_manifest_on_this_machine_does_not_condemn_the_stored_one(
     manifest.write_text(content)
     assert there.stored.download(there.folder) == []
     assert names(store, "checkpoints/") == ["000001-step-1.json"]
+    assert there.download() == ([], [1])
+
+
+def test_a_local_folder_that_is_removed_does_not_condemn_the_stored_checkpoint(
+        here: Machine, there: Machine, store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.save(1, "last")
+    fetch = store.fetch
+
+    def removed_meanwhile(key: str, path: Path) -> Fetched:
+        shutil.rmtree(path.parent)
+        return fetch(key, path)
+
+    monkeypatch.setattr(store, "fetch", removed_meanwhile)
+    with pytest.raises(CheckpointError, match="No such file or directory"):
+        there.download()
+    assert names(store, "checkpoints/") == ["000001-step-1.json"]
+    monkeypatch.undo()
     assert there.download() == ([], [1])
 
 

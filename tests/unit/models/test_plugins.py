@@ -41,7 +41,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_no_plugin_is_looked_up_for_our_own_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_facts, "plugins", lambda: pytest.fail("looked up"))
-    assert [plugin_of(name) for name in (*MODELS, "mine.yaml")] == [None] * (len(MODELS) + 1)
+    files = ["mine.yaml", "mine.pt", "mine.safetensors", "mine.onnx"]
+    assert all(plugin_of(name) is None for name in (*MODELS, *files))
 
 
 def test_an_installed_family_is_known_without_its_code(installed: Path) -> None:
@@ -52,6 +53,17 @@ def test_an_installed_family_is_known_without_its_code(installed: Path) -> None:
     assert find_family("toy").models.keys() == {"toy"}
     with pytest.raises(ConfigError, match="did you mean toy"):
         find_family("toyy")
+
+
+def test_the_name_of_a_model_may_have_a_dot(installed: Path) -> None:
+    """As rtdetr-v2.1 has."""
+    with (installed / "toy_family" / "__init__.py").open("a") as code:
+        code.write("DOTTED = Plugin({'toy-v2.1': ModelFacts('toy')}, '')\n")
+    install(installed, "dotted", "dotted = toy_family:DOTTED")
+    plugins.cache_clear()
+    found = plugin_of("toy-v2.1")
+    assert found is not None
+    assert found.package == "dotted"
 
 
 def test_a_name_of_two_packages_is_refused_with_both(installed: Path) -> None:
