@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +34,7 @@ from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.usage import cost_table, parse_prices
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.compare_settings import CompareConfig
@@ -46,8 +47,13 @@ EXIT_DIFFERENT, EXIT_SKIP = 1, 125
 EXIT_FAILED = 3
 EXIT_UNREAD = 128 + signal.SIGPIPE
 EXIT_HUNG_UP = 128 + signal.SIGHUP
-# --help exits with 0, SIGTERM with its number: by our handler, or by Ray's, which replaces it on import.
-_EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM, EXIT_HUNG_UP: EXIT_HUNG_UP}
+_EXITS = {
+    None: 0,
+    0: 0,  # --help
+    signal.SIGTERM: 128 + signal.SIGTERM,  # by our handler, or by Ray's, which replaces it on import
+    EXIT_HUNG_UP: EXIT_HUNG_UP,
+}
+"""What a command raises SystemExit with -> its exit status. Any other SystemExit is left to Python."""
 _STDOUT = 1
 QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
@@ -538,28 +544,33 @@ def run(main: Callable[[], int]) -> int:
 
 
 def _status(main: Callable[[], int]) -> int:
+    """Call a command, and print its error on stderr. Returns the exit status, as in the table of `run`."""
     try:
         return main()
     except RayYoloError as error:
-        text = redact(f"{type(error).__name__}: {error}")
-        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
+        lines = redact(f"{type(error).__name__}: {error}").split("\n")
+        _print_error("\n".join(map(printable, lines)))
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as stop:
-        if stop.code not in _EXITS:
-            raise
-        return _EXITS[stop.code]
+        if isinstance(stop.code, int | None) and stop.code in _EXITS:
+            return _EXITS[stop.code]
+        raise
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
             return EXIT_UNREAD
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             file = f"{error.filename}: " if error.filename else ""
-            print(redact(f"{file}{error.strerror}; free or repair the storage and rerun the same command"),
-                  file=sys.stderr)
+            _print_error(redact(f"{file}{error.strerror}; free or repair the storage and rerun the same command"))
             return EXIT_FAILED
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        _print_error(redact(traceback.format_exc().removesuffix("\n")))
         return EXIT_FAILED
+
+
+def _print_error(text: str) -> None:
+    with suppress(BrokenPipeError):  # `2>&1 | head`: the exit status is what remains to say
+        print(text, file=sys.stderr)
 
 
 def _has_no_reader(file_number: int) -> bool:

@@ -210,5 +210,6 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError, ValueError) as error:
+        # Only now: a good file begins with a length, whose bytes may look like the beginning of another kind.
         problem = kind_of_file(path) or f"not a readable safetensors file ({error})"
         raise CheckpointError(f"{path}: {problem}") from None

@@ -159,8 +159,12 @@ def load_plain(path: Path) -> object:
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_HEAD)
+    """The first bytes of a file. Raises CheckpointError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD)
+    except OSError as error:
+        raise io_error(path, error) from error
 
 
 def _inflates(path: Path) -> bool:

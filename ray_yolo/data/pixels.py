@@ -75,7 +75,8 @@ def range_of(values: Iterable[PixelValues]) -> PixelRange:
 def to_levels(pixels: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
     """Pixels of any type as uint8 levels: round(255 (value - black) / (white - black)), clipped to 0..255.
 
-    Pixels that are levels are returned as they are. NaN is black. Pixels of a kind that `pixel_range` lacks have the range of this image alone.
+    Pixels that are levels are returned as they are. NaN is black. Pixels of a kind that `pixel_range` lacks have the
+    range of this image alone.
     """
     kind = kind_of(pixels)
     if kind is None:

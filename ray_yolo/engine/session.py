@@ -127,7 +127,7 @@ class Session:
         return self.components.context
 
     @property
-    def records(self) -> bool:
+    def is_writer(self) -> bool:
         """Whether this worker writes the checkpoints, and the events that are equal on all workers."""
         return self.context.collectives.worker == 0
 
@@ -185,7 +185,7 @@ class Session:
         self._has_state, self.context.activity.step = True, self.state.progress.step
         if not self._rendezvous.lasting:  # after the sync: DDP would give every worker the weights of worker 0
             self.components = regroup(self.components, generation.collectives)
-        if self.records:
+        if self.is_writer:
             self._emit_start(generation.members, regrouped=generation.source is not None)
         else:
             self._await_saver()  # as above, after a loss
@@ -230,7 +230,7 @@ class Session:
         if not (self.stopped or state.moved):
             raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
                                 f"was trained; {REMEDY}")
-        if self.records:
+        if self.is_writer:
             if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):
                 self._save()
             elif state.progress.step == self._resumed:  # the process that saved it may have ended before the report
@@ -243,7 +243,7 @@ class Session:
             step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
             best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
             last_epoch=state.last_epoch, paused=paused), True
-        if self.records and not self.stopped:
+        if self.is_writer and not self.stopped:
             reason = (f"paused after {format_count(self._until, 'epoch')}" if paused else
                       "early stop" if self.stopped_early else "all epochs")
             self._emit(EndEvent(status="stopped" if paused else "done", reason=reason, step=state.progress.step,
@@ -271,9 +271,9 @@ class Session:
         progress, timer = self.state.progress, self.timer
         self.context.activity.enter("computing")  # no more exchange in this step
         seconds = timer.stop_step(result, len(step.images))
-        if self.records and timer.should_log(progress.step, result):
+        if self.is_writer and timer.should_log(progress.step, result):
             self._emit(timer.step_event(progress, step, rates, result, seconds))
-        if self.records and result.balance:
+        if self.is_writer and result.balance:
             self._emit_balance(step, result.balance)
         complaint = self.components.graphs.pop_complaint() if self.components.graphs else ""
         if complaint:
@@ -306,7 +306,7 @@ class Session:
         evaluation = self.validate() if epoch + 1 == recipe.epochs or not recipe.noval else None
         self._await_saver()  # the log has an epoch's checkpoint before the next epoch
         self._emit(self.timer.shard_event(state.progress, self.context.collectives.worker))
-        if self.records and state.skipped:
+        if self.is_writer and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
@@ -317,7 +317,7 @@ class Session:
             train=dict(zip(self.components.loss.names, losses, strict=True)), fitness=fitness, best=best,
             val=evaluation and evaluation.losses, metrics=evaluation and evaluation.summary,
             per_class=per_class(evaluation, self.spec.val) if evaluation else ())
-        if self.records:
+        if self.is_writer:
             self._emit(state.last_epoch)
         if not self.placement.nosave:
             self._save_agreed()
@@ -396,7 +396,7 @@ class Session:
         leaving = self._rendezvous.all_draining() and now - self._save_requested >= LEAVING_SECONDS
         since = now - max(self._saved, self._save_requested)
         late = since >= save_interval(self.placement.save_seconds, self.saver)
-        requested = self.records and (leaving or late)
+        requested = self.is_writer and (leaving or late)
         if requested:  # noted here, because on a GPU the next step polls before this save starts
             self._save_requested = now
         return requested
@@ -404,7 +404,7 @@ class Session:
     def _save_agreed(self) -> None:
         """Save on the recording worker, after all workers have compared their weights."""
         self._agreed = self.state.progress.step
-        if self.records:
+        if self.is_writer:
             self._save()
 
     def _save(self) -> None:
@@ -425,7 +425,7 @@ class Session:
 
     def _keep_detections(self, evaluation: Evaluation) -> None:
         """Store the best epoch's detections, from which plots are drawn at the end of training, in a thread."""
-        if not self.records:
+        if not self.is_writer:
             return
         self._await_detections()
         path, stored = self.spec.run_dir / DETECTIONS_FILE, self.context.stored

@@ -21,7 +21,7 @@ from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.core.events import CheckpointEvent, Event, ForkOrigin, RunEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.location import is_active
-from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
+from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
 from ray_yolo.storage.store import is_address
 
 _NOT_INHERITED = ("weights", "allow_names", "match_classes")

@@ -33,8 +33,8 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of
 from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE, log_file
 from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE, log_file
 from ray_yolo.runs.working_copy import (
     FINISHED,
     address_of,

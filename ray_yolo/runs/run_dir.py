@@ -42,8 +42,8 @@ from ray_yolo.runs.folders import (
     usable_storage,
 )
 from ray_yolo.runs.location import location
-from ray_yolo.runs.record import RECORD_FILE, FolderRecord, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
+from ray_yolo.runs.run_record import RECORD_FILE, FolderRecord, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.working_copy import (
     FINISHED,
     address_of,

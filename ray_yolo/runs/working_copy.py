@@ -20,7 +20,7 @@ from pathlib import Path
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import InputError
-from ray_yolo.runs.record import RECORD_FILE
+from ray_yolo.runs.run_record import RECORD_FILE
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import LEASE, check_conditions
 from ray_yolo.storage.store import Store, in_parallel, is_address, open_store

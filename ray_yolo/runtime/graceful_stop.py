@@ -58,16 +58,22 @@ def run_in_background(work: Callable[[], T], before_end: Callable[[Future[T]], N
 
 @contextlib.contextmanager
 def _exit_on_hangup() -> Iterator[None]:
-    """Context in which SIGHUP raises SystemExit if it would end the process at once, as in a user's script."""
+    """Context in which SIGHUP raises SystemExit if it would end the process at once, as in a user's script.
+
+    Afterwards SIGHUP has its usual effect again. If it has come, later ones stay ignored, so that the end of the
+    terminal, which sends it twice, does not interrupt the end of the training.
+    """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+    ends_at_once = is_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    if not ends_at_once:
         yield
         return
     signal.signal(signal.SIGHUP, exit_on_hangup)
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGHUP) is exit_on_hangup:  # else it has come, and set SIG_IGN
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

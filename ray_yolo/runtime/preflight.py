@@ -53,8 +53,8 @@ from ray_yolo.models.families import (
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.runs.folders import storage_probe
 from ray_yolo.runs.fork import check_lineage, lineage_of
-from ray_yolo.runs.record import RunRecord, TransferRecord
 from ray_yolo.runs.run_dir import Run
+from ray_yolo.runs.run_record import RunRecord, TransferRecord
 from ray_yolo.runtime.resources import workers_here, workers_on
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 from ray_yolo.sinks.mlflow_client import tracking_uri

@@ -32,7 +32,7 @@ from ray_yolo.plots.boxes import Picture, plot_pictures
 from ray_yolo.runs.event_log import EVENTS_FILE, plain, read_events
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import local_folder, location, publish
-from ray_yolo.runs.record import RECORD_FILE, RunRecord, SweepRecord, read_record
+from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, SweepRecord, read_record
 from ray_yolo.runs.steps import Agreement, choose_step, compare_losses, last_step, logged_steps, start_of
 from ray_yolo.runtime.preflight import provenance, read_dataset, spec_of
 from ray_yolo.runtime.resources import NodeResources, share_out

@@ -30,8 +30,8 @@ from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.record import TransferRecord
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.run_record import TransferRecord
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import await_former_workers
 from ray_yolo.runtime.graceful_stop import extend_if_saved, graceful_signals

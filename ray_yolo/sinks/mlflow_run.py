@@ -21,7 +21,7 @@ from ray_yolo.core.errors import TrackingError
 from ray_yolo.core.events import Event
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.sinks.mlflow_client import (
     OWED_FILE,
     RUN_FILE,

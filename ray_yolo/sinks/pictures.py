@@ -26,7 +26,7 @@ from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import epoch_rows, surviving
-from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
+from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
 from ray_yolo.sinks.base import RecordError
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws

@@ -44,7 +44,7 @@ from ray_yolo.core.redact import MASK, reason_of, redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
 from ray_yolo.runs.folders import is_held, lock_file
-from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.base import History, RecordError, Warn
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, OWED_FILE, own_uri, read_run_file

@@ -39,7 +39,7 @@ from ray_yolo.core.redact import printable, redact
 from ray_yolo.data.index import first_paths
 from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.location import location
-from ray_yolo.runs.record import TransferRecord
+from ray_yolo.runs.run_record import TransferRecord
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
 

@@ -32,10 +32,10 @@ from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder
 from ray_yolo.runs.fork import lineage_line
-from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
+from ray_yolo.runs.run_record import RunRecord
 from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri

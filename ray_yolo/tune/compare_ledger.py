@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.identity import changed_parts
 from ray_yolo.tune.ledger_events import LedgerEvent, TrialNumbers

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ray_yolo.core.formatting import format_cell
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.working_copy import FINISHED
 from ray_yolo.sinks.mlflow_client import build_client, read_run_file
 from ray_yolo.sinks.mlflow_errors import explained

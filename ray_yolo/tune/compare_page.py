@@ -12,7 +12,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.plots.page import Section, render_page
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, save
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.claim import judge_pairs
 from ray_yolo.tune.compare_ledger import PairResults, Side, begun_of, claim_of, read_comparison, results_of
 from ray_yolo.tune.compare_status import comparison_table, packages_table, result_text

@@ -11,7 +11,7 @@ from ray_yolo.core.events import RunEvent
 from ray_yolo.core.formatting import align_columns, format_cell, format_count
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, read_events
 from ray_yolo.runs.location import is_active, location
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.compare_ledger import (

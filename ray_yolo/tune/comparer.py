@@ -36,8 +36,8 @@ from ray_yolo.data.synthetic import BUILT_IN
 from ray_yolo.engine.devices import local_device
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
-from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop
 from ray_yolo.runtime.preflight import (
@@ -314,8 +314,10 @@ class _ComparisonExecution:
         self._spent = record.seconds if isinstance(record, SweepRecord) else 0.0
         self._begun = self._noted = time.monotonic()
         self.uri = tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement))
-        self.records = RecordProcess("ray_yolo.tune.records", self.folder, self.uri,
-                                     lambda text: self.say(f"WARNING: {text}"), own_session=cluster.is_shared())
+        self.record_process = RecordProcess(
+            "ray_yolo.tune.records", self.folder, self.uri, lambda text: self.say(f"WARNING: {text}"),
+            own_session=cluster.is_shared(),
+        )
         self.schedule = PairSchedule(
             self.recipes, config.comparison.pairs, self.write, results_of(ledger.lines),
             lambda name: class_precision(self.trials / name), lambda: self.slots)
@@ -372,8 +374,8 @@ class _ComparisonExecution:
     def finish_records(self, limit: float) -> None:
         """Wait for the record process for at most so many seconds, and say what it has not completed."""
         with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
-            self.records.finish(limit)
-        rest = self.records.describe_rest()
+            self.record_process.finish(limit)
+        rest = self.record_process.describe_rest()
         if rest:
             self.say(rest)
 
@@ -389,7 +391,7 @@ class _ComparisonExecution:
         if now - self._noted > NOTE_SECONDS:
             self._noted = now
             self.note_time()
-            self.records.keep_running()
+            self.record_process.keep_running()
 
     def train_here(self) -> None:
         """Train one after the other in this process, without Ray."""

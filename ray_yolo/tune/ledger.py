@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.evolution import Genes, Space, propose
 from ray_yolo.tune.identity import changed_parts, has_same_inputs
 from ray_yolo.tune.ledger_events import (

@@ -13,7 +13,7 @@ from ray_yolo.core.events import StartEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events
 from ray_yolo.runs.location import is_active, local_folder
-from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.status import describe_state
 from ray_yolo.storage.store import is_address, open_store
 from ray_yolo.tune.compare_ledger import claim_of, is_comparison, read_comparison, results_of

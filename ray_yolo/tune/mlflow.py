@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.core.events import METRICS
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.working_copy import FINISHED, address_of
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
 from ray_yolo.sinks.mlflow_errors import explained

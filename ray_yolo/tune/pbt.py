@@ -19,7 +19,7 @@ from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.record import RunRecord, read_record, write_record
+from ray_yolo.runs.run_record import RunRecord, read_record, write_record
 from ray_yolo.sinks.mlflow_client import RUN_FILE
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder

@@ -21,7 +21,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain
 from ray_yolo.runs.folders import lock_file
-from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
+from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.base import RecordError, Warn
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file

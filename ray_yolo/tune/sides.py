@@ -22,7 +22,7 @@ from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.runs.fork import recipe_settings
-from ray_yolo.runs.record import RECORD_FILE, RunRecord, read_record
+from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.trials import recipe_value

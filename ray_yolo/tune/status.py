@@ -13,7 +13,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.location import is_active, local_folder, location
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.compare_ledger import is_comparison
 from ray_yolo.tune.compare_status import describe_comparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ray_yolo.plots.page import Section, render_page
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
 from ray_yolo.tune.status import result_line, summary_line, table_rows
 

@@ -37,8 +37,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
-from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record, write_record
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop
 from ray_yolo.runtime.map_on_workers import map_on_workers
@@ -311,9 +311,10 @@ class _Execution:
         self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
                              self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
-        self.records = RecordProcess("ray_yolo.tune.records", self.folder, _uri(config),
-                                     lambda text: self.display.say(f"WARNING: {text}"),
-                                     own_session=cluster.is_shared())
+        self.record_process = RecordProcess(
+            "ray_yolo.tune.records", self.folder, _uri(config), lambda text: self.display.say(f"WARNING: {text}"),
+            own_session=cluster.is_shared(),
+        )
         self._noted = time.monotonic()
         self._room = -math.inf, slots
 
@@ -356,8 +357,8 @@ class _Execution:
     def finish_records(self, limit: float) -> None:
         """Wait for the record process for at most so many seconds, and say what it has not completed."""
         with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
-            self.records.finish(limit)
-        rest = self.records.describe_rest()
+            self.record_process.finish(limit)
+        rest = self.record_process.describe_rest()
         if rest:
             self.display.say(rest)
 
@@ -373,7 +374,7 @@ class _Execution:
         if now - self._noted > NOTE_SECONDS:
             self._noted = now
             self.note_time()
-            self.records.keep_running()
+            self.record_process.keep_running()
 
     def note_workers(self, text: str) -> None:
         """Print and log what happened to the pool's workers. Called in a thread of the pool."""

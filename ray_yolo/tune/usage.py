@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ray_yolo.runs.event_log import EVENTS_FILE, each_event
 from ray_yolo.runs.location import local_folder, location
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.usage import Usage, measure_usage, total_usage
 from ray_yolo.tune.listing import run_names
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.verification import CheckResult, check_files
 from ray_yolo.tune.compare_ledger import is_comparison
 from ray_yolo.tune.compare_status import check_claim, compare_comparisons

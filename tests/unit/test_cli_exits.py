@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 
 import pytest
 
@@ -89,9 +90,29 @@ def test_exits_of_argparse_and_of_rays_sigterm_handler_are_translated(code: int 
     assert raising(SystemExit(code)) == status
 
 
-def test_any_other_exit_is_left_as_it_is() -> None:
-    with pytest.raises(SystemExit, match="a reason"):
-        raising(SystemExit("a reason"))
+@pytest.mark.parametrize("code", ["a reason", ["a", "reason"], 7])
+def test_any_other_exit_is_left_as_it_is(code: object) -> None:
+    with pytest.raises(SystemExit) as stop:
+        raising(SystemExit(code))
+    assert stop.value.code is code
+
+
+@pytest.mark.parametrize(("error", "status"), [
+    (InputError("f.yaml:3: epochs: got 'x'"), 2),
+    (OSError(errno.ENOSPC, "No space left on device"), 3),
+    (ZeroDivisionError("ours"), 3),
+])
+def test_an_error_that_has_no_reader_keeps_its_status(
+        monkeypatch: pytest.MonkeyPatch, error: Exception, status: int) -> None:
+    """As in `2>&1 | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, open(writer, "w", buffering=1) as without_reader:
+        patch.setattr(sys, "stderr", without_reader)
+        assert raising(error) == status
+        patch.undo()
+        with pytest.raises(BrokenPipeError):
+            without_reader.close()
 
 
 def test_a_broken_pipe_that_is_not_our_output_is_a_defect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,7 +336,7 @@ def test_the_next_recording_worker_saves_after_the_last_one(
     made._regroup = not lost
     made.join()
     assert rendezvous.found == [False, lost]
-    assert (made.records, made.saver.is_busy) == (False, False)
+    assert (made.is_writer, made.saver.is_busy) == (False, False)
     made.close()
 
 

@@ -20,8 +20,8 @@ from ray_yolo.core.events import CheckpointEvent, ForkOrigin, RunEvent
 from ray_yolo.engine.build import build_network
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.fork import check_lineage, lineage_of
-from ray_yolo.runs.record import RunRecord, read_record
 from ray_yolo.runs.run_dir import find_run
+from ray_yolo.runs.run_record import RunRecord, read_record
 from ray_yolo.runtime.preflight import read_dataset, spec_of_run
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks.mlflow_plan import plan_run

@@ -25,7 +25,7 @@ from ray_yolo.engine.evaluate import Evaluation, evaluate
 from ray_yolo.engine.session import Session, run_session
 from ray_yolo.models.detector import Detector
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events
-from ray_yolo.runs.record import RECORD_FILE, RunRecord, SweepRecord, read_record, write_record
+from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.steps import logged_steps
 from ray_yolo.runtime import replay as replay_module
 from ray_yolo.runtime.preflight import read_dataset, spec_of

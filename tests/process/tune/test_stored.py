@@ -17,8 +17,8 @@ from ray_yolo import cli
 from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.events import CheckpointEvent, StartEvent
-from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.remote_run import read_log
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore, Store, open_store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import shutil
@@ -179,6 +180,19 @@ def test_a_file_of_another_type_is_named_as_such(tmp_path: Path, content: bytes,
         read_weights(path)
     assert "\n" not in str(refused.value)
     assert "torch.load" not in str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_file_that_must_not_be_read_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"mine.{suffix}"
+    path.write_bytes(b"x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        read_weights(path)
 
 
 @pytest.mark.parametrize("meta", ["hello", "{}", '{"names": 5}', "[1]", '{"names": [1]}', "null"])

@@ -19,9 +19,9 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.core.events import WarningEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
-from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.remote_run import RemoteRun, read_log, worker_copy
 from ray_yolo.runs.run_dir import Run, begin_run, download_run, find_run
+from ray_yolo.runs.run_record import RunRecord
 from ray_yolo.sinks import upload
 from ray_yolo.sinks.upload import FileUpload, LogUpload
 from ray_yolo.storage import lease

@@ -24,8 +24,8 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.runs import folders
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.folders import output_folder, storage_folder
-from ray_yolo.runs.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.run_record import RunRecord, SweepRecord, read_record
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.storage.store import FolderStore
 from tests.support import run_log

@@ -16,8 +16,8 @@ from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import RunEvent
 from ray_yolo.engine.build import build_network
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.runs.record import RunRecord, read_record
 from ray_yolo.runs.run_dir import find_run
+from ray_yolo.runs.run_record import RunRecord, read_record
 from ray_yolo.runtime.preflight import compare_initial_weights, first_record, read_dataset
 from ray_yolo.runtime.trainer import dry_run, fit
 from ray_yolo.runtime.validator import ValResult, validate

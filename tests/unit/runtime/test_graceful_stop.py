@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.core import deadline
+from ray_yolo.core import deadline, signals
 from ray_yolo.core.events import ResourcesEvent
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
@@ -275,6 +275,24 @@ def test_it_gives_back_what_the_work_returns_or_raises() -> None:
     with pytest.raises(ValueError, match="of the work") as caught:
         run_in_background(fail)
     assert caught.value is error
+
+
+def test_a_terminal_that_closes_sends_two_signals_of_which_one_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "leave_terminal", lambda: None)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    released = threading.Event()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGHUP)).start()
+    with pytest.raises(SystemExit) as stop:
+        run_in_background(lambda: released.wait(30))
+    released.set()
+    assert stop.value.code == 128 + signal.SIGHUP
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_after_the_wait_a_hangup_has_its_usual_effect() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    run_in_background(lambda: None)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 @pytest.fixture

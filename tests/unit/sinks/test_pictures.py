@@ -15,7 +15,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EpochEvent, Event
 from ray_yolo.data.index import read_splits
 from ray_yolo.engine.evaluate import DETECTIONS_FILE
-from ray_yolo.runs.record import RunRecord, write_record
+from ray_yolo.runs.run_record import RunRecord, write_record
 from ray_yolo.sinks import pictures as pictures_module
 from ray_yolo.sinks.base import RecordError
 from ray_yolo.sinks.pictures import LAST_PICTURE, Pictures, recorded_spec

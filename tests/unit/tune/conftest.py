@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
+from ray_yolo.runs.run_record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Ledger, SweepEvent
 from ray_yolo.tune.ledger_events import CountedEvent, ScheduledEvent

@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.cli import parse_compare
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
+from ray_yolo.runs.run_record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.sides import Recipes, read_sides
 from ray_yolo.tune.trials import overlay
 

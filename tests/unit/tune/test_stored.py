@@ -13,9 +13,9 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, parse_event
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
-from ray_yolo.runs.record import LEDGER_FILE, RunRecord, SweepRecord
 from ray_yolo.runs.remote_run import RemoteRun, read_log
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.run_record import LEDGER_FILE, RunRecord, SweepRecord
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store

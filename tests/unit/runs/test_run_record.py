@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.runs.record import FORMAT, FolderRecord, RunRecord, SweepRecord, read_record, write_record
+from ray_yolo.runs.run_record import FORMAT, FolderRecord, RunRecord, SweepRecord, read_record, write_record
 
 RUN = RunRecord(digest="ab", asked=Recipe(), recipe=Recipe(batch_size=16, microbatch=8), architecture={"nc": 3},
                 anchors=[[[1.0, 2.0]]], num_parameters=7, names=("a", "b"), labels="cd", command="x",
