@@ -140,7 +140,7 @@ def build_records(folder: Path, settings: RecordSettings, warn: Warn) -> list[Re
 
 
 @dataclass
-class _Task:
+class _RecordState:
     """A record and how far it is."""
 
     record: Record
@@ -165,10 +165,10 @@ class RunRecords:
     records: Sequence[Record]
     warn: Warn
     retries: bool = True  # whether `update` is called again after a failure
-    tasks: list[_Task] = field(init=False)
+    states: list[_RecordState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tasks = [_Task(record) for record in self.records]
+        self.states = [_RecordState(record) for record in self.records]
         self._new_events = follow(self.folder / EVENTS_FILE)
         self._history = History(RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
         self.num_bytes = 0
@@ -182,32 +182,32 @@ class RunRecords:
     @property
     def pending(self) -> list[str]:
         """The names of the records that do not hold yet."""
-        return [task.record.name for task in self.tasks if not task.holds]
+        return [state.record.name for state in self.states if not state.holds]
 
     @property
     def failing(self) -> list[str]:
         """The pending records whose last update failed."""
-        return [task.record.name for task in self.tasks if not task.holds and task.error]
+        return [state.record.name for state in self.states if not state.holds and state.error]
 
     def update(self, ended: bool) -> None:
         """Make each record that is due."""
         is_stale = self.read()
-        for task in self.tasks:
-            lacks_end = ended and not task.is_final
+        for state in self.states:
+            lacks_end = ended and not state.is_final
             if is_stale or lacks_end:
-                task.holds = False
-            if lacks_end and task.error is None:
-                task.due = 0.0  # training has ended, and need not be spared; the pause after a failure stays
-            if task.holds or time.monotonic() < task.due:
+                state.holds = False
+            if lacks_end and state.error is None:
+                state.due = 0.0  # training has ended, and need not be spared; the pause after a failure stays
+            if state.holds or time.monotonic() < state.due:
                 continue
-            self._make(task, ended)
-            if task.holds:
+            self._make(state, ended)
+            if state.holds:
                 is_stale = True  # the records after it may contain its files
 
     @property
     def is_final(self) -> bool:
         """Whether all records hold for the log that has ended."""
-        return all(task.holds and task.is_final for task in self.tasks)
+        return all(state.holds and state.is_final for state in self.states)
 
     def read(self) -> bool:
         """Read the new events. Returns whether there is more than new steps."""
@@ -217,33 +217,38 @@ class RunRecords:
         for event in next(self._new_events):
             is_stale |= self._history.add(event)
         if is_stale:
-            for task in self.tasks:
-                if math.isinf(task.due):
-                    task.due = 0.0
+            for state in self.states:
+                if math.isinf(state.due):
+                    state.due = 0.0
         return is_stale
 
-    def _make(self, task: _Task, ended: bool) -> None:
+    def _make(self, state: _RecordState, ended: bool) -> None:
         start = time.process_time()
         try:
-            task.record.update(self.events, ended)
+            state.record.update(self.events, ended)
         except Exception as error:  # of any library: the other records must still be made
             if not self.is_gone:
-                self._note_failure(task, error, ended)
+                self._note_failure(state, error, ended)
             return
-        task.holds, task.is_final, task.error, task.pause = True, ended, None, _FIRST_PAUSE_SECONDS
-        rest = (time.process_time() - start) / _CPU_SHARE if task.record.uses_time and not ended else 0.0
-        task.due = time.monotonic() + min(rest, _LONGEST_PAUSE_SECONDS)
+        state.holds = True
+        state.is_final = ended
+        state.error = None
+        state.pause = _FIRST_PAUSE_SECONDS
+        rest = 0.0
+        if state.record.uses_time and not ended:
+            rest = (time.process_time() - start) / _CPU_SHARE
+        state.due = time.monotonic() + min(rest, _LONGEST_PAUSE_SECONDS)
 
-    def _note_failure(self, task: _Task, error: Exception, ended: bool) -> None:
+    def _note_failure(self, state: _RecordState, error: Exception, ended: bool) -> None:
         needs_user = isinstance(error, RayYoloError)
-        task.error, task.is_final = error, ended
-        task.due = math.inf if needs_user else time.monotonic() + task.pause
-        task.pause = min(2 * task.pause, _LONGEST_PAUSE_SECONDS)
-        if not task.has_warned:
-            task.has_warned = True
+        state.error, state.is_final = error, ended
+        state.due = math.inf if needs_user else time.monotonic() + state.pause
+        state.pause = min(2 * state.pause, _LONGEST_PAUSE_SECONDS)
+        if not state.has_warned:
+            state.has_warned = True
             is_text = isinstance(error, (RayYoloError, RecordError))
             text = redact(str(error)) if is_text else reason_of(error)
-            self.warn(f"{task.record.name}: {text}{self._outlook(needs_user, ended)}")
+            self.warn(f"{state.record.name}: {text}{self._outlook(needs_user, ended)}")
 
     def _outlook(self, needs_user: bool, ended: bool) -> str:
         """What happens after a failure, as the end of a warning."""
@@ -336,15 +341,15 @@ def synchronise(folder: Path, uri: str | None) -> int:
     records = wait_for_lock(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning))
     if records is None:
         return INCOMPLETE
-    for task in records.tasks:
-        if isinstance(task.error, RayYoloError):
-            raise task.error
+    for state in records.states:
+        if isinstance(state.error, RayYoloError):
+            raise state.error
     about = read_run_file(folder)
     if uri and about and "MLflow" not in records.pending:
         print(f"run {about['run_id']} at {redact(uri)}")
     if records.pending:
         return INCOMPLETE
-    print(f"complete: {', '.join(task.record.name for task in records.tasks)}")
+    print(f"complete: {', '.join(state.record.name for state in records.states)}")
     return 0
 
 

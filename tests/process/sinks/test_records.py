@@ -87,7 +87,7 @@ class TestRunRecords:
         record = Noted(errors=[ConnectionError("https://ann:s3cr3t@host is away\nmore"), OSError("full")])
         begin(tmp_path / "exp")
         records = RunRecords(tmp_path / "exp", [record], warnings.append)
-        records.tasks[0].pause = 0.0
+        records.states[0].pause = 0.0
         states = []
         for _ in range(4):
             records.update(ended=False)
@@ -115,7 +115,7 @@ class TestRunRecords:
         first, second = Noted("first", [OSError("full")]), Noted("second")
         begin(tmp_path / "exp")
         records = RunRecords(tmp_path / "exp", [first, second], lambda _: None)
-        records.tasks[0].pause = 0.0
+        records.states[0].pause = 0.0
         records.update(ended=True)
         assert (records.pending, len(second.calls)) == (["first"], 1)
         records.update(ended=True)
@@ -164,7 +164,7 @@ class TestProcess:
         run = begin(tmp_path / "exp")
         record = Noted(errors=[OSError("full")])
         records, driver = RunRecords(run, [record], lambda _: None), Ended(2)
-        records.tasks[0].pause = 0.0
+        records.states[0].pause = 0.0
         others = iter([True, True, False])
         assert work_until_complete(records, driver, lambda: next(others))
         assert [ended for _, ended in record.calls] == [False, False, True]
