@@ -15,8 +15,9 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -32,17 +33,20 @@ BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: the host waits for gloo o
 LOOPBACK = "127.0.0.1"  # no other host can connect to it
 
 _MEETING_SECONDS = 30.0  # timeout for all live workers to meet, and then to connect
+_CONNECT_SECONDS = 1.0  # of one attempt to connect to the store; an abort waits for it
+_RETRY_SECONDS = 0.2  # between two attempts
 _ABORT_SECONDS = 30.0  # timeout for NCCL to abort its operations
 _SIOCGIFADDR = 0x8915  # Linux: get the address of an interface
 
 
 @dataclass
 class _Group:
-    """The parts of this process's group that an abort needs."""
+    """The parts of this process's group, formed or forming, that an abort needs."""
 
-    connections: frozenset[str] = frozenset()  # names of its sockets in /proc
+    connections: frozenset[str] = frozenset()  # names of its sockets in /proc; while it forms, those to the store
     nccl: tuple[dist.ProcessGroup, ...] = ()  # the groups, if their devices use NCCL
     cut: Tensor | None = None  # () 1.0 after an abort; pinned, so that a device reads it in stream order
+    is_aborted: threading.Event = field(default_factory=threading.Event)
 
 
 _group = _Group()  # the newest one
@@ -248,7 +252,14 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
     use_interface(own.host)
     with collective_errors():
         meeting = timedelta(seconds=_MEETING_SECONDS)
-        store = own if worker == 0 else dist.TCPStore(*address, is_master=False, timeout=meeting)
+        if worker == 0:
+            store = own
+        else:
+            await_store(address)
+            store = dist.TCPStore(*address, is_master=False, timeout=meeting)
+        _group.connections = connections_to(address)
+        if _group.is_aborted.is_set():  # before an abort could close the connections
+            raise PeerLostError("a worker was lost while the others met")
         if store.add("come", 1) == num_workers:
             store.set("all", "")
         store.wait(["all"], meeting)
@@ -264,6 +275,40 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         _group = _Group(frozenset(_sockets().keys() - before), tuple(groups) if gpus else (),
                         torch.zeros((), pin_memory=gpus))
     return Collectives(worker, num_workers, node_groups)
+
+
+def await_store(address: tuple[str, int]) -> None:
+    """Return once the store of worker 0 accepts connections.
+
+    torch's client retries for `_MEETING_SECONDS`, and nothing interrupts it.
+
+    Raises:
+        PeerLostError: if worker 0 is lost: its store was open before the others knew the address, so it does not refuse
+            a connection. Also after an abort, and after `_MEETING_SECONDS`.
+    """
+    until = time.monotonic() + _MEETING_SECONDS
+    while True:
+        try:
+            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+            return
+        except OSError as error:
+            is_gone = isinstance(error, ConnectionRefusedError)
+            if is_gone or _group.is_aborted.is_set() or time.monotonic() > until:
+                raise PeerLostError(f"worker 0 at {address[0]} port {address[1]}: {error}") from error
+        _group.is_aborted.wait(_RETRY_SECONDS)
+
+
+def connections_to(address: tuple[str, int]) -> frozenset[str]:
+    """The names of this process's sockets that are connected to an address."""
+    names = set()
+    for name, number in _sockets().items():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family == socket.AF_UNIX:
+                continue
+            host, port = connection.getpeername()[:2]  # raises without a peer
+            if (host.removeprefix("::ffff:"), port) == address:  # torch's sockets have IPv4 addresses in IPv6
+                names.add(name)
+    return frozenset(names)
 
 
 def form_node_groups(nodes: Sequence[str], worker: int, timeout: timedelta) -> NodeGroups | None:
@@ -301,10 +346,12 @@ def form_node_groups(nodes: Sequence[str], worker: int, timeout: timedelta) -> N
 
 def abort_process_group() -> None:
     """Make the collectives that another thread of this worker waits for fail, and disconnect from the group's workers.
+    A meeting of workers that form a group fails as well.
 
     gloo's abort and shutdown do not end operations in progress, and a broken network closes no connection. The group's
     sockets are shut down instead. NCCL raises no error: its kernels end and leave unreceived values unset.
     """
+    _group.is_aborted.set()
     if _group.cut is not None:
         _group.cut.fill_(1.0)  # before the kernels end
     _abort_nccl()

@@ -19,6 +19,7 @@ from ray_yolo.engine.collectives import Collectives
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
 LEAST_LIMIT = 30.0  # seconds without progress that are always allowed, however fast the steps are
+TOGETHER_SECONDS = 5.0  # workers lost within it are one loss: those of one node end one after the other
 _SLOW: tuple[Phase, ...] = ("starting", "validating")  # phases that may take ten times as long
 
 

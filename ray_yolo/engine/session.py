@@ -52,7 +52,7 @@ from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
-from ray_yolo.engine.membership import Generation, Rendezvous
+from ray_yolo.engine.membership import TOGETHER_SECONDS, Generation, Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
@@ -114,7 +114,8 @@ class Session:
         self.timer = StepTimer(0)
         self._has_state = False  # that training can continue from
         self._regroup = False  # the generation ends after this step
-        self._lost = 0  # peers since the last step
+        self._losses = 0  # of peers since the last step
+        self._lost_at = -math.inf  # time of the newest loss that was counted
         self._resumed = -1  # step of the checkpoint that training continued from
         self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
         self._save_requested = -math.inf  # time of the last request to save in this generation
@@ -155,8 +156,10 @@ class Session:
                         train(self.components, self.state, self.after_step, self.after_epoch, poll_controls,
                               self._until)
             except PeerLostError:
-                self._lost += 1
-                if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._lost:
+                if time.monotonic() - self._lost_at > TOGETHER_SECONDS:
+                    self._losses += 1
+                    self._lost_at = time.monotonic()
+                if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._losses:
                     raise
                 self._abandon_step()
             else:
@@ -279,7 +282,7 @@ class Session:
         if complaint:
             self._warn(complaint)
         self.context.activity.finished(progress.step, seconds)
-        self._lost = 0
+        self._losses = 0
         save_steps = self.placement.save_steps
         inside_epoch = step.images.stop < len(self.spec.train)
         self.stopped, self._regroup, save = result.flags

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +16,7 @@ import ray.exceptions
 from ray_yolo.core.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
+from ray_yolo.engine.membership import TOGETHER_SECONDS
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
@@ -51,7 +54,8 @@ class RestartBudget:
 class FailurePolicy:
     """The policy of a training or a sweep. It counts failures on the driver: each count is limited by `max_failures`.
 
-    Permanent errors end a training at once, others after `max_failures` of them without progress.
+    Permanent errors end a training at once, others after `max_failures` of them without progress. Workers that fail
+    within `TOGETHER_SECONDS` count as one failure.
 
     Args:
         run_dir: of the training, or the sweep.
@@ -63,6 +67,8 @@ class FailurePolicy:
         self.max_failures = max_failures
         self._of_trainings = RestartBudget(max_failures)
         self._of_idle_workers = RestartBudget(max_failures)
+        self._failed_at = -math.inf  # time of the newest failure that was counted
+        self._failed: frozenset[int] = frozenset()  # its workers
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
         """Return if workers that failed together may be restarted; otherwise raise the training's error."""
@@ -72,7 +78,7 @@ class FailurePolicy:
         if _is_permanent(error):
             raise type(error)(reason) if isinstance(error, RayYoloError) else TrainingError(reason)
         step = reached_step(events) if others_continue else saved_step(events)
-        if not (_was_preempted(failures) or self._of_trainings.allow(step)):
+        if not (_was_preempted(failures) or self._is_counted(failures) or self._of_trainings.allow(step)):
             # Ray has seen the worker die, or the worker has lost another one: the recipe is not at fault
             lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
             kind = LostWorkersError if lost else TrainingError
@@ -80,6 +86,16 @@ class FailurePolicy:
             raise kind(given_up if self.max_failures else reason)
         self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else
                                      f"all workers restart from step {step}"))
+
+    def _is_counted(self, workers: Collection[int]) -> bool:
+        """Whether failed workers belong to the newest failure: a node's workers may be lost one after the other."""
+        now = time.monotonic()
+        is_together = now - self._failed_at < TOGETHER_SECONDS and self._failed.isdisjoint(workers)
+        if is_together:
+            self._failed |= set(workers)
+        else:
+            self._failed_at, self._failed = now, frozenset(workers)
+        return is_together
 
     def decide_idle(self, failures: Mapping[int, Exception], progress: int) -> None:
         """Return if workers that trained nothing may be replaced; otherwise raise a LostWorkersError.

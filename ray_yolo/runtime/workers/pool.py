@@ -34,7 +34,7 @@ from ray_yolo.runtime.workers.watchdog import drain_nodes
 
 _POLL_SECONDS = 1.0
 _SHARE_SECONDS = 1.0  # between two looks at what other programs of the cluster wait for
-_TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
+_GATHER_SECONDS = 1.0  # after a worker has failed, to find the cause among the errors of others
 _END_SECONDS = 15.0  # for the other workers, after the first has finished
 
 WorkerFunction = Callable[[dict[str, Any], int], Any]
@@ -156,7 +156,7 @@ class WorkerPool:
         returned: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         if self.wait(seconds, 1):
-            for task in self.wait(_TOGETHER_SECONDS):
+            for task in self.wait(_GATHER_SECONDS):
                 number = self._running.pop(task)
                 try:
                     returned[number] = ray.get(task, timeout=_END_SECONDS)

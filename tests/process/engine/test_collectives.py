@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -123,6 +126,48 @@ def test_groups_of_machines_exchange_and_can_be_aborted() -> None:
     results = run_workers(4, exchange_on_two_machines)
     assert [result["inside"].item() for result in results] == [11, 11, 1100, 1100]
     assert [result["across"].item() for result in results] == [101, 1010, 101, 1010]
+
+
+@contextlib.contextmanager
+def deaf_server() -> Iterator[tuple[str, int]]:
+    """An address where connections are neither accepted nor refused, as that of a host without power."""
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # they fill the queue of the server
+            client = sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+def meet(worker: int, store: dist.TCPStore, address: tuple[str, int]) -> float:
+    """Worker `worker` of two meets in a store where the other one never comes. Returns seconds until it gives up."""
+    began = time.monotonic()
+    with pytest.raises(PeerLostError):
+        form_process_group(store, address, worker, 2, 60.0, torch.device("cpu"))
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_an_abort_ends_the_meeting(worker: int) -> None:
+    stores = [serve_rendezvous_store("127.0.0.1") for _ in range(2)]
+    timer = threading.Timer(1.0, abort_process_group)
+    timer.start()
+    assert 0.9 < meet(worker, stores[worker], ("127.0.0.1", stores[0].port)) < 5.0
+
+
+def test_an_abort_ends_the_attempts_to_connect() -> None:
+    own = serve_rendezvous_store("127.0.0.1")
+    with deaf_server() as address:
+        threading.Timer(1.0, abort_process_group).start()
+        assert 0.9 < meet(1, own, address) < 5.0
+
+
+def test_a_store_that_is_gone_is_a_lost_peer_at_once() -> None:
+    own = serve_rendezvous_store("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    assert meet(1, own, address) < 1.0
 
 
 def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:

@@ -587,6 +587,7 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
 
 
 def test_training_fails_if_peers_are_lost_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "TOGETHER_SECONDS", 0.0)
     spec = make_spec(tmp_path, **EXACT)
     with pytest.raises(PeerLostError, match="Connection reset by peer"):
         run_session(spec, WorkerContext(), Placement(), lambda event: None, Losing(spec, monkeypatch, 100, "evaluate"))
@@ -830,6 +831,7 @@ def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
 def test_as_many_lost_peers_in_a_row_as_failures_are_allowed(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, joins in ((0, 1), (5, 6)):
+        monkeypatch.setattr(session, "TOGETHER_SECONDS", 0.0)
         rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
         with pytest.raises(PeerLostError):
             run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=limit), lambda event: None, rendezvous)
@@ -837,6 +839,21 @@ def test_as_many_lost_peers_in_a_row_as_failures_are_allowed(
         monkeypatch.undo()
     rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 30, "evaluate")
     assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=-1), lambda event: None, rendezvous)
+
+
+def test_peers_that_are_lost_one_soon_after_the_other_are_one_loss(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with their node. An exchange that fails again and again for longer than that still ends the training."""
+    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 4, "evaluate")
+    monkeypatch.setattr(session, "TOGETHER_SECONDS", 1000.0)
+    assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
+    monkeypatch.undo()
+    rendezvous = Losing(make_spec(tmp_path / "always", **EXACT), monkeypatch, 10**9, "evaluate")
+    monkeypatch.setattr(session, "TOGETHER_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(PeerLostError):
+        run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
+    assert time.monotonic() - began > 0.5
 
 
 def test_losses_with_a_step_between_them_are_not_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

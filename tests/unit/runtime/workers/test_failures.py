@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray.exceptions
@@ -20,6 +21,7 @@ from ray_yolo.core.errors import (
 )
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runtime.workers import failures as failures_module
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, cause_of, error_line
 from tests.support import run_log
 
@@ -99,6 +101,22 @@ def test_replaced_workers_do_not_add_up_while_others_make_progress(tmp_path: Pat
         some.decide({1: DEAD}, others_continue=True)
     with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
         some.decide(dict.fromkeys(range(3), DEAD), others_continue=False)
+
+
+def test_workers_that_are_lost_one_soon_after_the_other_are_one_failure(
+        tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with their node. A worker that was replaced meanwhile, and a later one, fail anew."""
+    now = 100.0
+    monkeypatch.setattr(failures_module, "time", SimpleNamespace(monotonic=lambda: now))
+    some = policy(tmp_path, run_log.step(3), max_failures=2)
+    for workers in ([1], [2, 3]):
+        some.decide(dict.fromkeys(workers, DEAD), others_continue=True)
+        now += 2.0
+    some.decide({3: DEAD}, others_continue=True)  # the second failure
+    now += 6.0
+    assert len(messages) == 3
+    with pytest.raises(LostWorkersError, match="given up after 2 restarts"):
+        some.decide({1: DEAD}, others_continue=True)
 
 
 @pytest.mark.parametrize("failures", [{0: ALONE}, {0: ALONE, 1: DEAD}])
