@@ -25,6 +25,7 @@ from ray_yolo.core.system import Process
 
 SILENCE_SECONDS = 3.0  # without a heartbeat until a worker counts as dead; it sends one a second
 STALL_REPORT_SECONDS = 8.0  # without a step, until a stall is reported
+ABSENCE_SECONDS = 60.0  # after the last worker was lost, until that is reported; to start others takes less
 STACKS_SECONDS = 2.5  # from finding a hung worker to killing it, in which all workers dump their stacks
 SETTLE_SECONDS = 60.0  # to wait for more workers when the first generation forms
 PEERS_NEEDED = ("exchanging", "validating", "joining")  # phases in which a worker may be inside a collective
@@ -216,6 +217,7 @@ class Coordinator:
         self._broken = False  # the generation's collectives cannot finish
         self._hung, self._hung_at, self._stack_dump_requests = "", 0.0, 0
         self._reported_stall: tuple[str, int] | None = None  # the worker, and the step before the stall
+        self._reported_absence = 0  # number of the generation whose workers were all lost
         self._ended: Summary | None = None
 
     def register(self, uid: str, registration: Registration) -> None:
@@ -363,10 +365,14 @@ class Coordinator:
 
     def describe_stall(self) -> str | None:
         """A warning about a stall, once for each step. It names the hung worker, or states that all workers wait for
-        one another and regroup, which this call starts.
+        one another and regroup, which this call starts, or that none is left.
         """
         view = self._view()
-        if self._ended or view.size < 2:
+        if self._ended:
+            return None
+        if self._broken and not self.present():
+            return self._describe_absence(view.now)
+        if view.size < 2:
             return None
         if view.is_deadlock():
             return self._abort_exchange(view)
@@ -398,6 +404,16 @@ class Coordinator:
             return (f"training stalls: {waiting} of {view.size} workers wait for {slow.name}, {doing} for "
                     f"{seconds:.0f} s after step {heartbeat.step}")
         return None
+
+    def _describe_absence(self, now: float) -> str | None:
+        """A warning, once, if the members of a generation were lost and no worker has started since: Ray waits for room
+        for them without a word."""
+        if self._reported_absence == self._number or now - self._left_at < ABSENCE_SECONDS:
+            return None
+        self._reported_absence = self._number
+        return (f"all workers are lost, and none has started for {ABSENCE_SECONDS:.0f} s: Ray waits until the cluster "
+                "has room for them (see `ray status`); to continue on fewer, stop this command, and run it again with "
+                "--resume and a smaller --num-workers")
 
     def elect_saver(self, generation: int) -> bool:
         """Whether the caller is the first of its generation to call this; it saves the last finished step.

@@ -68,6 +68,34 @@ def test_the_first_generation_waits_for_all_and_knows_nobodys_state() -> None:
         for number in range(3)]  # in the order of Ray's numbers; the first, which records, knows them all
 
 
+def test_that_all_workers_are_lost_is_reported_once_if_no_other_starts() -> None:
+    desk = started("ab")
+    desk.pass_by(1, "ab")
+    assert desk.coordinator.mark_lost([0, 1]) == [0, 1]
+    desk.now += 59.0
+    assert desk.coordinator.describe_stall() is None
+    desk.now += 2.0
+    found = desk.coordinator.describe_stall()
+    assert found is not None
+    assert found.startswith("all workers are lost, and none has started for 60 s")
+    assert desk.coordinator.describe_stall() is None
+    desk.register("c")
+    desk.now += 1.0
+    assert desk.members("c") == [0]
+    assert desk.coordinator.describe_stall() is None
+    desk.coordinator.mark_lost([2])
+    desk.now += 61.0
+    assert desk.coordinator.describe_stall() == found  # those of the next generation, too
+
+
+def test_workers_that_leave_in_order_are_not_lost() -> None:
+    desk = started("ab")
+    for name in "ab":
+        desk.coordinator.leave(name)
+    desk.now += 100.0
+    assert desk.coordinator.describe_stall() is None
+
+
 def test_workers_of_a_node_have_ranks_one_after_the_other() -> None:
     desk = Desk(5)
     for number, (name, node) in enumerate({"a": "n2", "b": "n1", "c": "n2", "d": "n1", "e": "n0"}.items()):
