@@ -9,9 +9,11 @@ import math
 
 import cv2
 import numpy as np
+import torch
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.labels import Labels, covered, join, mirror
+from ray_yolo.ops.recolour import ColourTables
 
 _MAX_COVERED = 0.30
 GREY = 114  # value of pixels without an image
@@ -38,23 +40,45 @@ def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range |
         return
     if rows is None:
         rows = range(len(image))
-    hue_gain, _, value_gain = gains
-    grey = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=value_gain)[0]  # it has neither hue nor saturation
+    grey = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]  # it has neither hue nor saturation
     image[:rows.start] = image[rows.stop:] = grey
-    factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are truncated
-    hue_table = None
-    if 179 * hue_gain > 255:  # exceeds a byte; up to 255 OpenCV wraps at 180 itself
-        hue_table = (np.arange(256) * hue_gain % 180).astype(np.uint8)
-        factors[0] = (1, 0, 0, 0)  # `transform` keeps the hues of the table
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
     for top in rows[::num_rows]:
         band = image[top:min(top + num_rows, rows.stop)]
         cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band)
-        if hue_table is not None:
-            hues = cv2.LUT(cv2.extractChannel(band, 0), hue_table)
-            cv2.insertChannel(hues, band, 0)
-        cv2.transform(band, factors, dst=band)
+        _scale_hsv(band, gains)
         cv2.cvtColor(band, cv2.COLOR_HSV2RGB, dst=band)
+
+
+def _scale_hsv(image: np.ndarray, gains: tuple[float, float, float]) -> None:
+    """Multiply hue, saturation and value of an image (h, w, 3) uint8 HSV in place. A hue up to 255 may remain, which
+    OpenCV takes modulo 180 itself."""
+    factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are truncated
+    if 179 * gains[0] > 255:  # exceeds a byte
+        hue_table = (np.arange(256) * gains[0] % 180).astype(np.uint8)
+        cv2.insertChannel(cv2.LUT(cv2.extractChannel(image, 0), hue_table), image, 0)
+        factors[0] = (1, 0, 0, 0)  # `transform` keeps the hues of the table
+    cv2.transform(image, factors, dst=image)
+
+
+def scaled_hsv(gains: tuple[float, float, float]) -> np.ndarray:
+    """What `recolour` makes of each hue, saturation and value, (3, 256) uint8: for `ops.recolour`."""
+    ramp = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3)
+    _scale_hsv(ramp, gains)
+    return ramp[0].T.copy()
+
+
+def colour_tables() -> ColourTables:
+    """OpenCV's conversions of all colours, as `ops.recolour` needs them."""
+    colours = np.empty((256, 256, 256, 3), np.uint8)  # all of them, in ascending order
+    for channel, values in enumerate(np.ogrid[:256, :256, :256]):
+        colours[..., channel] = values
+    image = colours.reshape(4096, 4096, 3)
+    tables = []
+    for conversion in (cv2.COLOR_RGB2HSV, cv2.COLOR_HSV2RGB):
+        converted = cv2.cvtColor(image, conversion).reshape(-1, 3)
+        tables.append(torch.from_numpy(converted.astype(np.int32) @ np.array([2**16, 2**8, 1], np.int32)))
+    return ColourTables(*tables)
 
 
 def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],

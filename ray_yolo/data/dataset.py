@@ -50,17 +50,19 @@ class TrainDataset(Dataset[Sample]):
         shapes: (images, 2) output (height, width) of each image for rectangular training without mosaic; None: squares.
             Images of one batch must share a shape.
         quad: merge groups of four samples of a batch.
+        leaves_colours: do not change colours; the batch has what `ops.recolour` needs to change them on the device.
     """
 
     def __init__(self, index: AnnotationIndex, store: ImageStore, augment: AugmentConfig, imgsz: int, seed: int,
-                 epochs: int, shapes: np.ndarray | None = None, *, quad: bool = False) -> None:
+                 epochs: int, shapes: np.ndarray | None = None, *, quad: bool = False, leaves_colours: bool = False
+                 ) -> None:
         # Outlines matter only if images are cut or moved, and are the largest part of a pickled index.
         moves = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
         polygons = index.polygons if any(moves) else {}
         self.index = replace(index, polygons=polygons, findings=())
         self.pictures = store
         self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
-        self.shapes, self.quad = shapes, quad
+        self.shapes, self.quad, self.leaves_colours = shapes, quad, leaves_colours
         self._decoded: dict[int, np.ndarray] | None = None  # images of the batch in progress, whose mosaics share them
 
     def __len__(self) -> int:
@@ -96,16 +98,23 @@ class TrainDataset(Dataset[Sample]):
                 rows = enclosing_range([rows, second_rows])
         else:
             labels, rows = self._single(rng, key.image, out)
-        effects.recolour(out, effects.draw_colour_gains(rng, self.augment), rows)
+        gains = effects.draw_colour_gains(rng, self.augment)
+        if not self.leaves_colours:
+            effects.recolour(out, gains, rows)
         up_down, left_right = (rng.random(2) < (self.augment.flipud, self.augment.fliplr)).tolist()
         if up_down or left_right:
             cv2.flip(out, effects.FLIPS[left_right, up_down], dst=out)
             labels = mirror(labels, (left_right, up_down), out.shape[:2])
-        return {"image": torch.from_numpy(out).permute(2, 0, 1),
-                "boxes": torch.from_numpy(labels.boxes),
-                "classes": torch.from_numpy(labels.classes),
-                "index": key.image,
-                "draw": rng.random()}  # for `quad_collate`
+        sample = {
+            "image": torch.from_numpy(out).permute(2, 0, 1),
+            "boxes": torch.from_numpy(labels.boxes),
+            "classes": torch.from_numpy(labels.classes),
+            "index": key.image,
+            "draw": rng.random(),  # for `quad_collate`
+        }
+        if self.leaves_colours:
+            sample["colours"] = torch.from_numpy(effects.scaled_hsv(gains))
+        return sample
 
     def _picture(self, number: int) -> tuple[np.ndarray, Labels, tuple[float, float]]:
         """An image at the network's size, its labels in original pixels, and the factors (x, y) between them. A damaged
@@ -176,7 +185,8 @@ class TrainDataset(Dataset[Sample]):
 def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
     """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6) float32, indices (B,).
 
-    The rows of targets are [image in batch, class, x1, y1, x2, y2].
+    The rows of targets are [image in batch, class, x1, y1, x2, y2]. Where the samples leave colours to the device, it
+    also has `colours` (B, 3, 256) uint8, as `ops.recolour` takes them.
 
     images: (B, H, W, 3), if it already has the samples' pixels.
     """
@@ -188,9 +198,14 @@ def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
         image_column = torch.full((len(classes), 1), float(image))
         targets.append(torch.cat([image_column, classes, sample["boxes"]], dim=1))
     indices = [sample["index"] for sample in samples]
-    return {"images": images.permute(0, 3, 1, 2),  # a view: its memory is channels-last
-            "targets": torch.cat(targets),
-            "indices": torch.tensor(indices, dtype=torch.int64)}
+    batch = {
+        "images": images.permute(0, 3, 1, 2),  # a view: its memory is channels-last
+        "targets": torch.cat(targets),
+        "indices": torch.tensor(indices, dtype=torch.int64),
+    }
+    if "colours" in samples[0]:
+        batch["colours"] = torch.stack([sample["colours"] for sample in samples])
+    return batch
 
 
 def identity(batch: Any) -> Any:

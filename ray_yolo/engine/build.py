@@ -22,6 +22,7 @@ from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.data.augment import colour_tables
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
@@ -47,6 +48,7 @@ from ray_yolo.models.families import Family, GivenClasses, build_model, find_fam
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
+from ray_yolo.ops.recolour import ColourTables
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 Batches = Iterable[Mapping[str, Tensor]]
@@ -110,6 +112,7 @@ class TrainComponents:
     loader: Batches
     val_batches: Batches  # this worker's shard
     stores: tuple[ImageStore, ImageStore]  # of training and validation; the session closes them
+    colours: ColourTables | None  # with which the device changes colours; None: the loaders do
 
 
 def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
@@ -297,11 +300,29 @@ def _rect(spec: TrainSpec, grid: int) -> tuple[np.ndarray, np.ndarray] | tuple[N
     return order, shapes
 
 
-def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
+def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None, *,
+                  leaves_colours: bool = False) -> TrainDataset:
     """The augmented training samples."""
     recipe = spec.recipe
     return TrainDataset(spec.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
-                        quad=recipe.quad)
+                        quad=recipe.quad, leaves_colours=leaves_colours)
+
+
+def recolours_on_device(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the device changes the colours of training images. On a CPU the loader processes do: they are faster
+    (`cv2` needs no table), and there are several.
+
+    Samples that `quad` merges have colours of their own, which the loaders change before.
+    """
+    augment = recipe.augment
+    has_colours = bool(augment.hsv_h or augment.hsv_s or augment.hsv_v)
+    return device.type == "cuda" and has_colours and not recipe.quad
+
+
+@cache
+def colour_tables_on(device: torch.device) -> ColourTables:
+    """The tables on a device, made once: it takes two seconds."""
+    return colour_tables().to(device)
 
 
 def first_batches(spec: TrainSpec) -> Batches:
@@ -325,10 +346,12 @@ def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, gr
     worker, num_workers = context.collectives.worker, context.collectives.num_workers
     balancer = LoadBalancer(plan, num_workers, context.activity)
     sampler = ShardSampler(plan, worker, num_workers, order, balancer.seconds)
-    loader = context.prepare_loader(DataLoader(
-        train_dataset(spec, store, shapes), batch_size=plan.loader_batch(num_workers, worker), sampler=sampler,
-        collate_fn=identity, **_processes(context)))
-    return {"spec": spec, "plan": plan, "balancer": balancer, "sampler": sampler, "loader": loader}
+    leaves_colours = recolours_on_device(spec.recipe, context.device)
+    samples = train_dataset(spec, store, shapes, leaves_colours=leaves_colours)
+    loader = context.prepare_loader(DataLoader(samples, batch_size=plan.loader_batch(num_workers, worker),
+                                               sampler=sampler, collate_fn=identity, **_processes(context)))
+    colours = colour_tables_on(context.device) if leaves_colours else None
+    return {"spec": spec, "plan": plan, "balancer": balancer, "sampler": sampler, "loader": loader, "colours": colours}
 
 
 def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, context: WorkerContext

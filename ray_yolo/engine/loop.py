@@ -26,6 +26,7 @@ from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
 from ray_yolo.ops.network_input import unit_range
+from ray_yolo.ops.recolour import ColourTables, recolour
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 from ray_yolo.ops.torch_internals import scaler_tensors
@@ -225,7 +226,8 @@ def forward(components: TrainComponents, step: Step, microbatch: Microbatch, bat
     gradient.
     """
     plan, collectives = components.plan, components.context.collectives
-    images, targets = to_network_input(batch, components.context.device, size, components.model.grid)
+    images, targets = to_network_input(batch, components.context.device, size, components.model.grid,
+                                       components.colours)
     components.statistics.clear()
     with autocast(components.context.device, plan.recipe.precision):
         levels = components.replica(images)
@@ -378,13 +380,16 @@ def rebalance(components: TrainComponents, summed: Summed, reports: Sequence[flo
     return balance
 
 
-def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1
-                     ) -> tuple[Tensor, Tensor]:
+def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1,
+                     colours: ColourTables | None = None) -> tuple[Tensor, Tensor]:
     """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets.
 
-    With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side.
+    With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side. If
+    the loaders have left the colours to the device, it changes them first, by `colours`.
     """
     pixels = batch["images"].to(device, non_blocking=True)
+    if colours is not None and "colours" in batch:  # a blank batch has none
+        pixels = recolour(pixels, batch["colours"].to(device, non_blocking=True), colours)
     targets = batch["targets"].to(device, non_blocking=True)
     height, width = pixels.shape[2:]
     if size is None or not len(pixels) or size == max(height, width):

@@ -13,6 +13,7 @@ of the words. Prints a table in Markdown; exit status 1 if a check fails.
 | kill and continue | killed by SIGKILL in the middle, then continued: the bits of an uninterrupted run |
 | launch-ahead loop | the bits of the loop that waits for the device after each step |
 | NCCL | a group of one: the exchange in DDP's hook gives the plain gradient; after an abort a worker knows it |
+| colours | images with other colours are the host's, byte by byte; milliseconds an image |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
 | speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without |
@@ -55,10 +56,11 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.events import Event, ShardEvent, StepEvent
 from ray_yolo.core.structures import AnnotationIndex, Progress
+from ray_yolo.data import augment
 from ray_yolo.engine import collectives as collectives_module
 from ray_yolo.engine import loop
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build
+from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build, colour_tables_on
 from ray_yolo.engine.collectives import Collectives, ddp_options
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
@@ -67,6 +69,7 @@ from ray_yolo.engine.state import TrainState, capture
 from ray_yolo.models.batch_norm import MOMENTUM
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
+from ray_yolo.ops.recolour import recolour
 from tests.support.jobs import make_spec
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
@@ -129,6 +132,7 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     yield "kill and continue", partial(continue_killed, folder / "killed", device)
     yield "launch-ahead loop", partial(compare_loops, folder / "loops", device)
     yield "NCCL, a group of one", partial(compare_exchange, device)
+    yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
     for model, precision, batch in SPEEDS[:2] if quick else SPEEDS:
         images = 2 if quick else batch
         yield f"speed, {model} {precision} {size} px batch {images}", partial(
@@ -355,6 +359,25 @@ def compare_exchange(device: torch.device) -> str:
     return f"{len(plain)} tensors are equal, the abort is noticed"
 
 
+def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
+    """The colours of random images on the device against OpenCV's on the host, and the time."""
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (images, imgsz, imgsz, 3), np.uint8)
+    gains = [tuple(factors) for factors in draw.uniform(0.5, 1.5, (images, 3)).tolist()]
+    inputs = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2).to(device)
+    scaled = torch.from_numpy(np.stack([augment.scaled_hsv(each) for each in gains])).to(device)
+    tables = colour_tables_on(device)
+    found = recolour(inputs, scaled, tables).cpu()  # the first call also loads kernels
+    began = time.perf_counter()
+    recolour(inputs, scaled, tables).cpu()
+    seconds = time.perf_counter() - began
+    for image, each in zip(pixels, gains, strict=True):
+        augment.recolour(image, each)
+    wrong = int((found.permute(0, 2, 3, 1) != torch.from_numpy(pixels)).sum())
+    assert not wrong, f"{wrong} of {pixels.size} bytes differ"
+    return f"{images} images are equal; {1e3 * seconds / images:.3f} ms an image, with the copy to the host"
+
+
 def export_weights(folder: Path, model: str, device: torch.device) -> str:
     """Weights that were trained on the device, as TorchScript, which `export` compares with torch."""
     from ray_yolo.inference.export import export  # imports torchvision
@@ -376,6 +399,9 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
             torch.cuda.reset_peak_memory_stats(device)
         parts = make_parts(model, precision, imgsz, batch=batch, steps=steps, device=device, labels=labels,
                            graphs=graphs)
+        if parts.colours is not None:
+            scaled = torch.from_numpy(np.stack([augment.scaled_hsv((1.01, 1.2, 0.8))] * batch)).pin_memory()
+            parts.loader = [{**drawn, "colours": scaled} for drawn in parts.loader]
         take_steps(parts)  # kernels are chosen, memory is allocated, passes are recorded
         complaint = parts.graphs.pop_complaint() if parts.graphs else ""
         assert not complaint, complaint

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from ray_yolo.config.sections import EvaluateConfig, LossConfig
 from ray_yolo.core.structures import AnnotationIndex, Progress
 from ray_yolo.engine import evaluate, loop
-from ray_yolo.engine.build import TrainComponents, WorkerContext, build
+from ray_yolo.engine.build import TrainComponents, WorkerContext, build, colour_tables_on
 from ray_yolo.models.families import build_model, find_family
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops import nms
@@ -100,6 +100,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def surroundings() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+    colour_tables_on.cache_clear()  # they are fake, and of this test's mode alone
 
 
 Plant = Callable[[TrainComponents, Tensor], Tensor]
@@ -134,6 +135,8 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     images = components.plan.loader_batch(1, 0)
     batch = {"images": torch.zeros(images, 3, 64, 64, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
+    if components.colours is not None:
+        batch["colours"] = torch.zeros(images, 3, 256, dtype=torch.uint8, device=device)
     components.loss.terms(torch.ones(len(components.loss.names), 1, device=device), torch.ones((), device=device))
     stack.enter_context(Watch())
     components.loader = [batch] * 4

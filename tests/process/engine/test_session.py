@@ -40,6 +40,7 @@ from ray_yolo.core.events import (
     parse_event,
 )
 from ray_yolo.core.structures import Progress
+from ray_yolo.engine import build as build_module
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine import loop, session
 from ray_yolo.engine import state as state_module
@@ -52,6 +53,7 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import resume
 from ray_yolo.models.detector import Detector
+from ray_yolo.ops.recolour import recolour
 from tests.support import run_log
 from tests.support.jobs import TINY, make_spec
 from tests.support.workers import run_workers, wrap_model
@@ -854,6 +856,20 @@ def test_peers_that_are_lost_one_soon_after_the_other_are_one_loss(
     with pytest.raises(PeerLostError):
         run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
     assert time.monotonic() - began > 0.5
+
+
+def test_colours_that_are_left_to_the_device_give_the_same_training(
+        uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; here the device is the CPU."""
+    monkeypatch.setattr(build_module, "recolours_on_device", lambda recipe, device: True)
+    recoloured: list[int] = []
+    monkeypatch.setattr(loop, "recolour", lambda pixels, *others: recoloured.append(len(pixels)) or recolour(
+        pixels, *others))
+    spec = make_spec(tmp_path, **EXACT)
+    run_session(spec, WorkerContext(), BY_EPOCH, lambda event: None, Rendezvous(Collectives()))
+    assert_same(last_state(spec), uninterrupted["state"])
+    assert sum(recoloured) == spec.recipe.epochs * len(spec.train)
+    build_module.colour_tables_on.cache_clear()
 
 
 def test_losses_with_a_step_between_them_are_not_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

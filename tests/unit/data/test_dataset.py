@@ -13,6 +13,7 @@ import torch
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
 from ray_yolo.data import dataset as dataset_module
+from ray_yolo.data.augment import colour_tables
 from ray_yolo.data.dataset import (
     GROUP_SIGNALS,
     Sample,
@@ -23,6 +24,7 @@ from ray_yolo.data.dataset import (
 )
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
+from ray_yolo.ops.recolour import recolour
 from tests.support.pictures import write_dataset, write_image
 
 STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0, fliplr=0, mosaic=0)
@@ -55,6 +57,19 @@ def test_a_sample_has_the_agreed_shapes(index: AnnotationIndex, augment: Augment
         boxes = sample["boxes"]
         assert ((boxes >= 0) & (boxes <= 64)).all()
         assert (boxes[:, 2:] - boxes[:, :2] > 2).all()
+
+
+@pytest.mark.parametrize("augment", [DEFAULT, WILD], ids=["default", "wild"])
+def test_colours_that_are_left_to_the_device_are_the_same(index: AnnotationIndex, augment: AugmentConfig) -> None:
+    keys = [key for key in KEYS if key.epoch == 0]
+    whole = dataset(index, augment).__getitems__(keys)
+    data = TrainDataset(index, ImageStore(index, 64), augment, 64, 0, 10, leaves_colours=True)
+    batch = data.__getitems__(keys)
+    assert not torch.equal(batch["images"], whole["images"])
+    batch["images"] = recolour(batch["images"], batch.pop("colours"), colour_tables())
+    assert batch.keys() == whole.keys()
+    for name, value in whole.items():
+        assert torch.equal(batch[name], value), name
 
 
 @pytest.mark.parametrize("augment", [STILL, DEFAULT, AugmentConfig(mosaic=0)], ids=["still", "default", "single"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,17 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import WorkerContext, build, build_network, regroup, release_process_group, val_loader
+from ray_yolo.engine import build as build_module
+from ray_yolo.engine.build import (
+    WorkerContext,
+    build,
+    build_network,
+    rebuild,
+    recolours_on_device,
+    regroup,
+    release_process_group,
+    val_loader,
+)
 from ray_yolo.engine.collectives import Collectives
 from tests.support.jobs import make_index, make_spec
 
@@ -37,6 +48,34 @@ def test_frozen_layers_are_not_trained(tmp_path: Path) -> None:
     frozen = [name for name, p in components.model.named_parameters() if id(p) not in trained]
     assert frozen
     assert {name.split(".")[1] for name in frozen} == {"0", "1"}
+
+
+@pytest.mark.parametrize(("device", "recipe", "expected"), [
+    ("cuda", {}, True),
+    ("cpu", {}, False),
+    ("cuda", {"quad": True}, False),
+    ("cuda", {"augment": {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}}, False),
+    ("cuda", {"augment": {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.1}}, True),
+])
+def test_a_gpu_changes_colours_of_single_samples(
+        tmp_path: Path, device: str, recipe: dict[str, Any], expected: bool) -> None:
+    assert recolours_on_device(make_spec(tmp_path, **recipe).recipe, torch.device(device)) is expected
+
+
+def test_loaders_and_device_agree_on_who_changes_colours_also_if_settings_change(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "recolours_on_device", lambda recipe, device: recipe.augment.hsv_v > 0)
+    plain = make_spec(tmp_path, augment={"hsv_v": 0.0})
+    changed = make_spec(tmp_path, augment={"hsv_v": 0.1})
+    components = build(plain, WorkerContext())
+    assert components.colours is None
+    components = rebuild(components, changed.recipe)
+    assert components.colours is not None
+    assert components.loader.dataset.leaves_colours
+    components = rebuild(components, plain.recipe)
+    assert components.colours is None
+    assert not components.loader.dataset.leaves_colours
+    build_module.colour_tables_on.cache_clear()
 
 
 @pytest.mark.parametrize(("exact", "before", "after"), [
