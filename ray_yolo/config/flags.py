@@ -10,13 +10,14 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from reprlib import repr as short
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
 from ray_yolo import __version__
-from ray_yolo.config.model_facts import facts_of
+from ray_yolo.config.model_facts import MODELS, facts_of
 from ray_yolo.config.named_recipes import RECIPES, named_recipe
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import (
@@ -160,11 +161,22 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     given |= options.given
     given |= assignments
     inherited = command.inherit(options.source, given) if command.inherit and options.source else {}
-    if has_recipe(command.model) and options.recipe:
-        given = _named_settings(options.recipe, inherited | given) | given  # it comes first, but depends on the model
+    if has_recipe(command.model):
+        given |= _model_of_weights(inherited | given)
+        if options.recipe:  # its settings come first, but depend on the model
+            given = _named_settings(options.recipe, inherited | given) | given
     given = inherited | given
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
+
+
+def _model_of_weights(given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """The model whose name the file of `weights` has, as yolov5m.pt, unless a model is given."""
+    if "model" in given or "weights" not in given:
+        return {}
+    weights = given["weights"]
+    name = PurePath(str(weights.value)).stem
+    return {"model": SourcedValue(name, weights.origin)} if name in MODELS else {}
 
 
 def _named_settings(name: str, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:

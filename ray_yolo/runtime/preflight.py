@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
-from ray_yolo.checkpoints.foreign import class_names, read_weights
+from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import are_placeholders, common_classes, match_classes
 from ray_yolo.config.fine_tuning import fine_tuned
@@ -31,7 +31,7 @@ from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
-from ray_yolo.core.errors import ConfigError, DatasetError
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
@@ -135,13 +135,23 @@ def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRec
     Class names are compared only if the class layers come from the file, or under `match_classes` a part of them.
 
     Raises:
-        CheckpointError: if no tensor of the file fits the model.
+        CheckpointError: if no tensor of the file fits the model, or few fit the default model.
         DatasetError: if the file has other classes, equal in number, unless the recipe allows that.
     """
     if not recipe.weights:
         return None
-    name, architecture = read_model(recipe.model)
     weights = read_weights(local_file(recipe.weights))
+    transfer = _compare_with(recipe, names, weights)
+    if transfer.is_sparse and "model" not in recipe.model_fields_set:
+        own = f" {weights.meta['recipe']['model']}" if weights.meta else ""  # of a checkpoint of ours
+        raise CheckpointError(f"{recipe.weights}: has only {transfer.matched} of the {transfer.total} tensors of "
+                              f"{recipe.model}, the default model; give its own model with --model{own}")
+    return transfer
+
+
+def _compare_with(recipe: Recipe, names: Sequence[str], weights: Weights) -> TransferRecord:
+    """The result of `compare_initial_weights`, whichever model the recipe names."""
+    name, architecture = read_model(recipe.model)
     with torch.device("meta"):
         model = build_model(architecture or name, len(names))
     if recipe.match_classes and weights.names and not recipe.single_cls:

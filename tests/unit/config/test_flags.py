@@ -316,6 +316,32 @@ def test_a_hyp_file_holds_settings_of_the_recipe_only(tmp_path: Path, setting: s
         parse_train(["--hyp", str(tmp_path / "hyp.yaml")])
 
 
+@pytest.mark.parametrize(("words", "model", "origin"), [
+    (["--weights", "yolov5m.pt"], "yolov5m", "--weights"),
+    (["--weights", "/nets/yolo11s.safetensors"], "yolo11s", "--weights"),
+    (["--weights", "s3://nets/yolov8n.pt"], "yolov8n", "--weights"),
+    (["--weights", "yolov5m.pt", "--model", "yolov5l"], "yolov5l", "--model"),
+    (["--weights", "best.pt"], "yolov5s", "default"),
+    (["--weights", "yolov5m-mine.pt"], "yolov5s", "default"),
+    (["--weights", ""], "yolov5s", "default"),
+])
+def test_a_file_of_weights_that_has_the_name_of_a_model_chooses_it(words: list[str], model: str, origin: str) -> None:
+    parsed = parse_train(["--data", "d.yaml", *words])
+    assert parsed.config.recipe.model == model
+    assert parsed.origins["model"] == origin
+
+
+def test_the_named_recipe_is_that_of_the_chosen_model() -> None:
+    named, given = (parse_train(["--data", "d.yaml", "--recipe", "scratch-low", *words]).config.recipe
+                    for words in (["--weights", "yolov8n.pt"], ["--weights", "yolov8n.pt", "--model", "yolov8n"]))
+    assert named == given
+
+
+def test_a_model_in_a_file_of_settings_is_given(tmp_path: Path) -> None:
+    (tmp_path / "all.yaml").write_text("model: yolov5l\nweights: yolov5m.pt\n")
+    assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.recipe.model == "yolov5l"
+
+
 def test_no_file_runs_code(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("epochs: 3\nproject: elsewhere\n")
     assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.placement.project == "elsewhere"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.core.errors import DatasetError
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import CheckpointError, DatasetError
 from ray_yolo.core.events import RunEvent
 from ray_yolo.engine.build import build_network
+from ray_yolo.models.families import build_model
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.run_dir import find_run
 from ray_yolo.runs.run_record import RunRecord, read_record
@@ -146,6 +149,23 @@ def test_a_training_on_other_names_is_refused_unless_that_is_meant(weights: Path
     assert find_run(config.recipe, config.placement) is None
     assert compare_initial_weights(training(tmp_path, weights, data, allow_names=True).recipe, ("cat", "dog"))
     assert compare_initial_weights(training(tmp_path, weights, data, single_cls=True).recipe, ("item",))
+
+
+def test_weights_of_another_model_than_the_default_are_refused_with_their_own(tmp_path: Path) -> None:
+    """The default is no statement of the user's. Who names a model may take a part of a file."""
+    tensors = build_model("yolov5n", 2).state_dict()
+    torch.save(tensors, tmp_path / "plain.pt")
+    meta = json.dumps({"names": ["dark", "bright"], "recipe": {"model": "yolov5n"}})
+    torch.save({"meta": meta, "ema": tensors}, tmp_path / "own.pt")
+    for name, hint in {"own.pt": "--model yolov5n$", "plain.pt": "--model$"}.items():
+        recipe = Recipe(data="d.yaml", weights=str(tmp_path / name))
+        message = rf"{name}: has only \d+ of the 349 tensors of yolov5s, the default model; .* {hint}"
+        with pytest.raises(CheckpointError, match=message):
+            compare_initial_weights(recipe, ("dark", "bright"))
+        named = Recipe(data="d.yaml", weights=str(tmp_path / name), model="yolov5s")
+        transfer = compare_initial_weights(named, ("dark", "bright"))
+        assert transfer is not None
+        assert transfer.is_sparse
 
 
 def test_a_new_class_layer_has_no_old_names(weights: Path, tmp_path: Path) -> None:
