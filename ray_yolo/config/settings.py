@@ -283,19 +283,20 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> st
 
 def describe(config: Config, origins: Mapping[str, str], decided: Config | None = None) -> str:
     """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. Required fields
-    come first. The values are those of `decided`, which has all open settings resolved. Passwords in URLs are
-    masked."""
+    come first. The values are those of `decided`, which has all open settings resolved; None: none is open. Secrets are
+    masked, so a file of a configuration with one has others."""
     fields = config_fields(type(config))
-    required = {path for path, info in type(config).model_fields.items() if info.is_required()}
+    required = {path for path, field in fields.items() if field.info.is_required()}
     requested = config.model_dump(mode="json")
     resolved = (decided or config).model_dump(mode="json")
     lines = []
     for path in sorted(fields, key=lambda path: path not in required):  # stable: the others keep their order
-        before = _value_at(requested, fields[path].keys)
+        requested_value = _value_at(requested, fields[path].keys)
         value = _value_at(resolved, fields[path].keys)
-        setting = redact(to_yaml({path: value}).rstrip())
+        shown = redact(value) if isinstance(value, str) else value  # before YAML, which quotes a mask
+        setting = redact(to_yaml({path: shown}).rstrip())
         origin = origins[path]
-        if value != before:
+        if value != requested_value:
             origin += "; decided at the start"
         lines.append(f"{setting:<40}  # {origin}")
     return "\n".join(lines)

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
+
 
 def keep_freed_memory() -> None:
     """Make malloc reuse large blocks instead of returning them to the kernel after each layer and each picture.
@@ -22,9 +24,13 @@ def keep_freed_memory() -> None:
     training step on a CPU and more than half of decoding. Without glibc this does nothing.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        for option, num_bytes in ((-1, 2**31 - 1), (-2, 2**28), (-3, 2**30)):  # glibc's M_TRIM_THRESHOLD, M_TOP_PAD,
-            set_option(option, num_bytes)  # M_MMAP_THRESHOLD
+    if set_option is None:
+        return
+    set_option(_M_TRIM_THRESHOLD, 2**31 - 1)  # free memory at the end of the heap that is kept
+    set_option(_M_TOP_PAD, 2**28)  # by how much the heap grows
+    # Smaller blocks come from the heap. An older glibc refuses more than 32 MiB, and would keep its 128 KiB.
+    if not set_option(_M_MMAP_THRESHOLD, 2**30):
+        set_option(_M_MMAP_THRESHOLD, 2**25)
 
 
 SPINS = {"GOMP_SPINCOUNT": "1000"}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
+_CHARACTER_INCHES = 0.075  # of a label in 8 pt
 READABLE = 30  # largest number of classes with numbers in the cells of a matrix
 
 
@@ -95,10 +96,12 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, 
     bar.set_label("Share of the labelled class", fontsize=9, color=INK)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
-    size = 8 if len(labels) <= READABLE else 5
-    axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 6 else 0, fontsize=size)
+    size = 8 if len(names) <= READABLE else 5
+    widest = _CHARACTER_INCHES * max(map(len, labels))
+    do_overlap = widest > 0.7 * side / len(labels)  # the picture has some 0.7 of the figure
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if do_overlap else 0, fontsize=size)
     axes.set_yticks(range(len(labels)), labels, fontsize=size)
-    if len(labels) <= READABLE:
+    if len(names) <= READABLE:
         for row, column in zip(*np.nonzero(matrix), strict=True):
             text = f"{shares[row, column]:.2f}" if normalised else str(matrix[row, column])
             colour = "white" if shares[row, column] > 0.5 else INK

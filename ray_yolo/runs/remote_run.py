@@ -236,21 +236,26 @@ def _temporary_copy(folder: Path) -> Iterator[Path]:
     worker finds the copy unlocked. The names contain the host, because not every shared file system shows other hosts'
     locks. On a file system without locks, nothing is removed.
     """
-    prefix = f".copy-{gethostname()}-"
+    prefix = f".copy-{gethostname()}@"  # which no name of a host contains: `gpu` must not match `gpu-2`
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         with _opened(folder.parent) as parent:
             with suppress(OSError):
                 fcntl.flock(parent, fcntl.LOCK_EX)
-                for other in folder.parent.glob(f"{prefix}*"):
-                    with suppress(FileNotFoundError), _opened(other) as copy:
-                        if try_lock(copy):
-                            shutil.rmtree(other, ignore_errors=True)
+                _remove_unlocked(folder.parent.glob(f"{prefix}*"))
             own = Path(stack.enter_context(TemporaryDirectory(
                 prefix=f"{prefix}{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
             with suppress(OSError):
-                try_lock(stack.enter_context(_opened(own)))
+                try_lock(stack.enter_context(_opened(own)))  # it is free: no other process knows the folder
         yield own
+
+
+def _remove_unlocked(folders: Iterable[Path]) -> None:
+    """Remove folders that no process has locked, and that this user may open."""
+    for folder in folders:
+        with suppress(OSError), _opened(folder) as descriptor:
+            if try_lock(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -224,8 +224,8 @@ def own_token() -> None:
 
 def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
     """The one-line error for a Ray that cannot be reached, or started (address `local`)."""
-    reason = re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
-    if isinstance(error, ValueError):
+    reason = _first_sentence(str(error)) or type(error).__name__
+    if isinstance(error, ValueError) and address != "local":
         return InputError(f"address: {address} is not a cluster's address ({reason}); give HOST:PORT of its head, as "
                           "`ray start --head` prints it, with --address or RAY_ADDRESS")
     advice = ("check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
@@ -235,6 +235,18 @@ def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
     elif address == "local":
         advice = "try again; `ray start --head` writes detailed logs to /tmp/ray/session_latest/logs"
     return ResourcesError(f"address: {address}: {reason}; {advice}")
+
+
+_ANNOUNCED = 6  # lines of Ray's message on two versions
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a text, or its first line; a line that ends with a colon with the lines that it announces,
+    such as the two versions of Ray."""
+    lines = text.strip().split("\n")
+    if lines[0].endswith(":"):
+        return " ".join(line.strip() for line in lines[:_ANNOUNCED])
+    return re.split(r"(?<!e\.g)(?<!i\.e)\. ", lines[0])[0].rstrip(".")
 
 
 def _address(placement: Placement, notify: Callable[[str], None] = lambda text: None) -> str:

@@ -27,8 +27,9 @@ def write_worst(evaluation: Evaluation, index: AnnotationIndex, most: int, imgsz
     """
     losses = evaluation.image_losses
     assert losses is not None, "they were requested"
-    totals = np.nan_to_num(losses.sum(1), nan=np.inf)
-    images = np.argsort(-totals, kind="stable")[:most].tolist()
+    totals = losses.sum(1)
+    ranks = np.where(np.isfinite(totals), totals, np.inf)
+    images = np.argsort(-ranks, kind="stable")[:most].tolist()
     labels = doubtful_labels(evaluation.detections, index.owners, index.classes, index.boxes, index.crowds, most)
     atomic_write(folder / TABLE, _table(losses, tuple(evaluation.losses), images, labels, index))
     if draw:

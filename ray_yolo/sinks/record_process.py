@@ -90,16 +90,24 @@ class RecordProcess:
 
     def _start(self) -> None:
         self._starts += 1
-        self._send_end()  # closes the pipes of a process that was killed
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
+        self._close_pipes()  # of a process that was killed
+        self._failing.clear()  # the new process has not tried any record
         note_incomplete(self._folder)
         self._unread = b""
         self._process = start_detached(self._module, str(self._folder), {URI_VARIABLE: self._uri or ""},
                                        own_session=self._own_session)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        set_priority(self._process.pid, "SCHED_IDLE", 19)  # from here: its imports would take seconds from training
+        set_priority(self._process.pid, "SCHED_IDLE", 19)  # not by itself: its imports would take seconds from training
+
+    def _close_pipes(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what is not sent yet is lost with the process
+                    pipe.close()
 
     def _send_end(self) -> None:
         process = self._process

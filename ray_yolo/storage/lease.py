@@ -148,24 +148,33 @@ def store_time(store: Store, prefix: str) -> float:
 
 
 def check_conditions(store: Store, address: str) -> None:
-    """Refuse a store that ignores the conditions of `put_if`: two processes would train one run.
+    """Refuse a store that ignores or refuses the conditions of `put_if`: two processes would train one run.
 
     Raises:
         InputError: if it does.
         OSError: if it cannot be written to.
     """
     key = f".probe-{uuid.uuid4().hex}"
+    problem = ""
     try:
-        first = store.put_if(key, b"1")
-        created_twice = store.put_if(key, b"2") is not None
-        replaced = first and store.put_if(key, b"3", first)
-        replaced_twice = store.put_if(key, b"4", first) is not None
+        first = _put_if(store, key, b"1", None)
+        ignores_create = store.put_if(key, b"2") is not None  # it exists
+        second = _put_if(store, key, b"3", first)
+        ignores_match = store.put_if(key, b"4", first) is not None  # `second` has replaced it
     finally:
-        store.delete(key)
-    if created_twice or replaced_twice or not replaced:
-        header = "If-None-Match" if created_twice else "If-Match"
-        raise InputError(f"storage_path: {redact(address)} ignores conditional writes ({header}), without which two "
-                         "commands would train the same run; use a bucket whose server supports them, or a folder")
+        with suppress(OSError):  # an error above says more
+            store.delete(key)
+    if ignores_create:
+        problem = "ignores conditional writes (If-None-Match)"
+    elif first is None:
+        problem = "refuses conditional writes (If-None-Match)"
+    elif ignores_match:
+        problem = "ignores conditional writes (If-Match)"
+    elif second is None:
+        problem = "refuses conditional writes (If-Match)"
+    if problem:
+        raise InputError(f"storage_path: {redact(address)} {problem}, without which two commands would train the same "
+                         "run; use a bucket whose server supports them, or a folder")
 
 
 def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
@@ -183,8 +192,16 @@ def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
 
 def _replace(store: Store, key: str, terms: Terms, version: Any) -> Any:
     """Write a lease if its version is unchanged. Returns the new version, or None if another process was faster."""
-    replaced = store.put_if(key, terms.to_bytes(), version)
-    if replaced is None:  # also if the response was lost and the request repeated
-        lease = read_terms(store, key)
-        return lease[1].version if lease and lease[0] == terms else None
-    return replaced
+    return _put_if(store, key, terms.to_bytes(), version)
+
+
+def _put_if(store: Store, key: str, data: bytes, version: Any) -> Any:
+    """`Store.put_if`. It has also written if the response was lost, and the repeated request was refused."""
+    written = store.put_if(key, data, version)
+    if written is not None:
+        return written
+    try:
+        stored = store.get(key)
+    except FileNotFoundError:
+        return None
+    return stored.version if stored.data == data else None

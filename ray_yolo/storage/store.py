@@ -314,7 +314,11 @@ class ObjectStore:
 
         try:
             return _version(self._store.put(key, data, mode="create" if version is None else version))
-        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+        except (AlreadyExistsError, PreconditionError):
+            return None
+        except FileNotFoundError:
+            if version is None:  # a new object needs nothing but its bucket
+                raise FileNotFoundError(f"{redact(self.address)}: there is no such bucket") from None
             return None
 
     @_as_os_errors

@@ -54,9 +54,10 @@ def write_options(folder: Path, config: BaseModel) -> None:
 
 
 def read_options(folder: Path) -> tuple[TuneConfig, str]:
-    """The settings and the command of a sweep; for one of an earlier version, what its ledger and record contain."""
+    """The settings and the command of a sweep. If opt.yaml is missing, as in an earlier version, or damaged, what its
+    ledger and record contain."""
     with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # pydantic's error is a ValueError
-        options = yaml.safe_load((folder / OPTIONS_FILE).read_text())
+        options = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text()))  # an empty file is None: a TypeError
         command = options.pop("command")
         return TuneConfig.model_validate(options), command
     record = read_record(folder)

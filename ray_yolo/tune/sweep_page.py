@@ -16,14 +16,23 @@ def sweep_page(folder: Path) -> str:
     """The page of a sweep, from its ledger and the pictures in its folder."""
     ledger = read_ledger(folder / LEDGER_FILE)
     trials = list(read_trials(ledger).values())
-    rows = table_rows(trials)
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    best = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    table = table_rows(trials)
+    has_results = len(table) > 1  # below its header
     claim = claim_of(ledger)
     return render_page(folder.name, [
         Section("Sweep", [summary_line(trials)]),
         Section("Claim", [str(claim)] if claim else []),
-        Section("Best trials", best),
+        Section("Best trials", _aligned(table) if has_results else []),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
         Section("Failed trials", [result_line(trial) for trial in trials if trial.state == "failed"]),
     ])
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    """The rows of a table as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells))
+    return lines

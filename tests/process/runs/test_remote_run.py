@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -64,9 +65,10 @@ def test_a_worker_removes_only_the_copies_of_dead_workers_on_its_node(
     killed = subprocess.run([sys.executable, "-c", code, json.dumps(payload)], check=False)
     assert killed.returncode == -signal.SIGKILL
     (dead,) = copies(node)
-    elsewhere = (node / payload["folder"]).parent / ".copy-another.host-exp-1"  # its locks may not be seen here
-    elsewhere.mkdir()
+    others = [".copy-another.host@exp-1", f".copy-{gethostname()}-2@exp-1"]  # their locks may not be seen here
+    for name in others:
+        ((node / payload["folder"]).parent / name).mkdir()
     with worker_copy(payload) as (first, _), worker_copy(payload) as (second, _):
-        assert copies(node) == {first.name, second.name, elsewhere.name}
+        assert copies(node) == {first.name, second.name, *others}
         assert dead not in copies(node)
-    assert copies(node) == {elsewhere.name}
+    assert copies(node) == set(others)

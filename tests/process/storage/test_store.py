@@ -176,6 +176,11 @@ def test_a_condition_holds_for_the_version_that_was_read(store: Store) -> None:
     assert store.put_if("lease", b"5", second) is None
 
 
+def test_a_bucket_that_does_not_exist_is_no_refused_condition(s3: None) -> None:
+    with pytest.raises(OSError, match="there is no such bucket"):
+        open_store("s3://typo-bucket/runs").put_if("a", b"1")
+
+
 def test_of_many_conditional_writers_one_succeeds(store: Store) -> None:
     for round_ in range(5):
         version = store.get("lease").version if round_ else None

@@ -215,3 +215,13 @@ def test_a_description_shows_origins_and_hides_passwords() -> None:
     assert "mlflow_uri: http://***@host               # hyp.yaml:3" in lines
     assert "optimizer.lr0: 0.01                       # default" in lines
     assert len(lines) == len(config_fields(RunConfig))
+
+
+def test_a_description_with_masks_is_yaml(tmp_path: Path) -> None:
+    """A mask at the beginning of a value would be an alias in YAML."""
+    token = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
+    given = {"mlflow_uri": SourcedValue(token, "--mlflow-uri"), "data": SourcedValue("d.yaml", "--data")}
+    file = tmp_path / "all.yaml"
+    file.write_text(describe(*resolve_config(RunConfig, given)))
+    assert token not in file.read_text()
+    assert read_config_file(file)["mlflow_uri"].value == "***"

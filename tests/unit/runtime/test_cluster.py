@@ -139,7 +139,11 @@ REFUSALS = [
     (Exception("The current node timed out during startup. This could"), ResourcesError, "timed out during startup"),
     (ray.exceptions.RpcError("the head hung up\nand more"), ResourcesError, "hung up"),
     (ray.exceptions.AuthenticationError("Token mode, but no token"), ResourcesError, "RAY_AUTH_TOKEN_PATH"),
-    (ValueError("Invalid Ray address: 'x'. It looks\nlike"), InputError, "Invalid Ray address"),
+    (RuntimeError("\nFailed to connect\nto it"), ResourcesError, "Failed to connect;"),
+    (RuntimeError("no node (e.g. a head) found. Start one"), ResourcesError, r"no node \(e\.g\. a head\) found;"),
+    (RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.11.7\n"
+                  "This process on node n2 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"), ResourcesError,
+     r"started with: Ray: 2\.50\.0 Python: 3\.11\.7 This process on node n2 was started with: Ray: 2\.60\.0"),
 ]
 
 
@@ -153,6 +157,19 @@ def test_each_error_of_ray_at_its_start_is_one_line(asked: list[str], monkeypatc
     with pytest.raises(kind, match=message) as refused:
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_local_start_that_fails_is_no_wrong_address(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises ValueError if it finds too little shared memory, for example."""
+    def init(address: str, **_: Any) -> None:
+        if address == "local":
+            raise ValueError("Attempting to cap object store memory usage at 5 bytes, but the minimum is 78643200")
+        raise ConnectionError("none")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ResourcesError, match="address: local: Attempting to cap") as refused:
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert "is not a cluster's address" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("address", "kind"), [

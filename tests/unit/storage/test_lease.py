@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +107,46 @@ def test_an_object_that_is_no_lease_is_not_overwritten(take: Take, store: Folder
     store.put(KEY, b"{}")
     with pytest.raises(InputError, match="not a lease"):
         take("a")
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_probe_whose_response_was_lost_refuses_no_store(
+        store: FolderStore, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """The client repeats the request, which then meets what it has written itself."""
+    put_if, calls = store.put_if, []
+
+    def lossy(key: str, data: bytes, version: Any = None) -> Any:
+        calls.append(key)
+        written = put_if(key, data, version)
+        return None if len(calls) == lost else written
+
+    monkeypatch.setattr(store, "put_if", lossy)
+    lease.check_conditions(store, "s3://bucket")
+    assert len(calls) == 4
+    assert store.walk() == []
+
+
+@pytest.mark.parametrize(("refused", "header"), [(1, "If-None-Match"), (3, "If-Match")])
+def test_a_store_that_refuses_conditions_is_not_said_to_ignore_them(
+        store: FolderStore, monkeypatch: pytest.MonkeyPatch, refused: int, header: str) -> None:
+    put_if, calls = store.put_if, []
+
+    def strict(key: str, data: bytes, version: Any = None) -> Any:
+        calls.append(key)
+        return None if len(calls) >= refused else put_if(key, data, version)
+
+    monkeypatch.setattr(store, "put_if", strict)
+    with pytest.raises(InputError, match=rf"refuses conditional writes \({header}\)"):
+        lease.check_conditions(store, "s3://bucket")
+
+
+def test_a_store_that_cannot_be_written_is_no_store_without_conditions(
+        store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the write is raised, not that of the clean-up after it."""
+    def refuse(reason: str) -> None:
+        raise OSError(reason)
+
+    monkeypatch.setattr(store, "put_if", lambda *_: refuse("away"))
+    monkeypatch.setattr(store, "delete", lambda *_: refuse("also away"))
+    with pytest.raises(OSError, match=r"^away"):
+        lease.check_conditions(store, "s3://bucket")

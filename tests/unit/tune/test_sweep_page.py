@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ray_yolo.tune.ledger import read_ledger, rung_results
+from ray_yolo.tune.records import read_options
 from ray_yolo.tune.sweep_page import sweep_page
 from tests.support.pictures import smooth_picture, write_image
 
@@ -16,6 +19,22 @@ def test_a_page_has_the_trials_and_the_pictures(sweep: Path) -> None:
     assert "<h2>Best trials</h2>" in page
     assert 'alt="rungs.png"' in page
     assert "Claim" not in page
+
+
+def test_a_sweep_without_a_result_has_no_table(sweep: Path) -> None:
+    lines = (sweep / "ledger.jsonl").read_text().splitlines(keepends=True)
+    before_results = [line for line in lines if '"fitness"' not in line]
+    assert len(before_results) < len(lines)
+    (sweep / "ledger.jsonl").write_text("".join(before_results))
+    assert "<h2>Best trials</h2>" not in sweep_page(sweep)
+
+
+@pytest.mark.parametrize("content", ["", "text", "5", "[1]", "a: 1"])
+def test_damaged_options_are_those_of_the_ledger(sweep: Path, content: str) -> None:
+    (sweep / "opt.yaml").unlink(missing_ok=True)
+    expected = read_options(sweep)
+    (sweep / "opt.yaml").write_text(content)
+    assert read_options(sweep) == expected
 
 
 def test_results_of_rungs_are_those_of_the_first_seed(sweep: Path) -> None:
