@@ -39,13 +39,13 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     """Write a state durably and link it under `weights/` as each of `kinds`. Returns the checkpoint's folder.
 
     Raises:
-        OSError: if storage fails; existing checkpoints are unchanged.
+        OSError: if storage fails; checkpoints of other steps are unchanged.
     """
     root = run_dir / "checkpoints"
     folder = root / f"step-{step}"
     temporary = root / f"{_OWN}{next(_numbers)}-step-{step}"
     replaced = root / f"{REPLACED}step-{step}"
-    _sweep(root, others=False)
+    _sweep(root, others=False)  # what this process's failed saves have left
     _in_use.update((temporary, replaced))
     try:
         temporary.mkdir(parents=True)
@@ -59,7 +59,7 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
         sync(root)
     finally:
         _in_use.difference_update((temporary, replaced))
-        _sweep(root, others=False)
+        _sweep(root, others=False)  # removes the replaced checkpoint, or restores it if there is no new one
     _link_weights(run_dir)
     return folder
 

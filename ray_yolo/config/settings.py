@@ -73,12 +73,12 @@ class ConfigField(NamedTuple):
     def expected(self) -> str:
         """Legal values in words: 'a whole number >= 1', 'one of SGD, Adam, AdamW', 'a number or auto'."""
         alternatives = []
-        for kind, alternative in zip(self.types, self._alternatives, strict=True):
-            words = _words(kind)
-            if not words:
+        for bare, annotated in zip(self.types, self._alternatives, strict=True):
+            words = _words(bare)
+            if not words:  # a type that has no words: the description covers all alternatives
                 return self.description.rstrip(".")
-            if get_origin(alternative) is Annotated:  # with bounds of its own
-                words += f" {_bounds(get_args(alternative)[1:])}"
+            if get_origin(annotated) is Annotated:  # with bounds of its own
+                words += f" {_bounds(get_args(annotated)[1:])}"
             alternatives.append(words)
         return f"{' or '.join(alternatives)} {_bounds(self.info.metadata)}".strip()
 

@@ -223,7 +223,10 @@ def _entry(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
 
 
 def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
-    """The text of predictions.csv, one row per detection: image, frame (of a video), class, name, score, corners."""
+    """The text of predictions.csv, one row per detection: image, frame (of a video), class, name, score, corners.
+
+    A file that could not be read has no row.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("image", "frame", "class", "name", "score", "x1", "y1", "x2", "y2"))

@@ -153,11 +153,13 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
     Args:
         state: as in `compare_weights`.
         keep_anchors: as in `compare_weights`.
-        classes: for each class of the model, its number in the state; None: the same numbers.
+        classes: a permutation: class i of the model is class `classes[i]` of the state, which has as many; None: the
+            same numbers.
         given: as in `compare_weights`, instead of `classes`.
 
     Raises:
         CheckpointError: if no tensor matches.
+        ConfigError: for `classes`, if the head does not name its class layers.
     """
     transfer = compare_weights(detector, state, keep_anchors=keep_anchors, given=given)
     detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors, classes=given), strict=False)

@@ -96,6 +96,7 @@ class SweepRecords:
     def __init__(self, folder: Path, uri: str | None, start: Path, warn: Warn) -> None:
         self._folder, self._uri, self._start, self._warn = folder, uri, start, warn
         self._open: dict[str, _OpenTrial] = {}
+        self._elsewhere: set[str] = set()  # trials whose records another process makes, such as ray_yolo.sync
         self._parent = _parent_run(folder, uri) if uri else None
         self._own: list[Record] = []
         if address := address_of(folder):
@@ -110,13 +111,14 @@ class SweepRecords:
     def pending(self) -> list[str]:
         """The names of the records that do not hold, in any trial or of the sweep."""
         names = [name for trial in self._open.values() for name in trial.records.pending]
-        return sorted({*names, *self._errors})
+        return sorted({*names, *self._errors, *self._elsewhere})
 
     @property
     def failing(self) -> list[str]:
         """Those whose last update failed everywhere."""
-        waiting = {name for trial in self._open.values()
-                   for name in {*trial.records.pending} - {*trial.records.failing}}
+        waiting = set(self._elsewhere)
+        for trial in self._open.values():
+            waiting.update({*trial.records.pending} - {*trial.records.failing})
         return sorted({*self.pending} - waiting)
 
     @property
@@ -138,10 +140,12 @@ class SweepRecords:
         name = folder.name
         trial = self._open.get(name)
         if trial is None:
+            self._elsewhere.discard(name)
             if not (folder / EVENTS_FILE).exists() or is_complete(folder, self._uri):
                 return
             trial = self._open_trial(folder)
             if trial is None:
+                self._elsewhere.add(name)
                 return
         records = trial.records
         has_ended = ended or _has_ended(records)
@@ -206,8 +210,11 @@ def synchronise_sweep(folder: Path, uri: str | None) -> int:
     about = read_run_file(folder)
     if uri and about and "MLflow" not in records.pending:
         print(f"run {about['run_id']} at {redact(uri)}")
-    print("not complete: " + ", ".join(records.pending) if records.pending else "complete")
-    return INCOMPLETE if records.pending else 0
+    if records.pending:
+        print(f"not complete: {', '.join(records.pending)}")
+        return INCOMPLETE
+    print("complete")
+    return 0
 
 
 def _make_records(context: ProcessContext) -> bool:

@@ -266,15 +266,18 @@ class Coordinator:
         """A member reports its generation to a coordinator that has no record of it, as after a restart.
 
         Returns:
-            Whether that generation is the current one; if not, the worker has to register.
+            Whether that generation is the current one, or the worker is known meanwhile. If not, it has to register.
         """
         now = self._refresh()
         if uid in self._workers:
             return True
-        if quorum.number > self._number and uid not in self._departed:
+        if uid in self._departed:
+            return False
+        own = quorum.number, quorum.address
+        if quorum.number > self._number:  # the first member after a restart
             self._end_generation()
-            self._number, self._generation = quorum.number, (quorum.number, quorum.address)
-        if uid in self._departed or self._generation != (quorum.number, quorum.address):
+            self._number, self._generation = quorum.number, own
+        if self._generation != own:
             return False
         self._numbered[registration.worker] = uid
         state = MEMBER | DRAINING if registration.heartbeat.must_leave else MEMBER
@@ -570,13 +573,17 @@ class Coordinator:
 
 
 def _rank(workers: Mapping[str, _Worker]) -> list[str]:
-    """Ids in the order of their ranks: workers of a node one after the other, beginning with that of the first worker.
+    """Ids in the order of their ranks: by number, but all workers of a node directly after its lowest one.
 
     Then an exchange can leave each node once (`engine/collectives.NodeGroups`).
     """
-    first: dict[str, int] = {}  # the lowest number of each node's workers
+    lowest: dict[str, int] = {}  # number of each node's workers
     for worker in workers.values():
-        registration = worker.registration
-        first[registration.node] = min(registration.worker, first.get(registration.node, registration.worker))
-    return sorted(workers, key=lambda uid: (first[workers[uid].registration.node],
-                                            workers[uid].registration.node, workers[uid].registration.worker, uid))
+        node, number = worker.registration.node, worker.registration.worker
+        lowest[node] = min(number, lowest.get(node, number))
+
+    def place(uid: str) -> tuple[int, str, int, str]:
+        registration = workers[uid].registration
+        return lowest[registration.node], registration.node, registration.worker, uid
+
+    return sorted(workers, key=place)

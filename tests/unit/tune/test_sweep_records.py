@@ -1,0 +1,20 @@
+"""The records of a sweep and of its trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray_yolo.sinks.records import locked
+from ray_yolo.tune.records import SweepRecords
+
+
+def test_a_trial_whose_records_another_process_makes_is_pending(sweep: Path) -> None:
+    warnings: list[str] = []
+    records = SweepRecords(sweep, None, sweep, warnings.append)
+    with locked(sweep / "trials" / "trial1") as lock:
+        assert lock is not None
+        records.update(ended=True)
+        assert records.pending == ["trial1"]
+        assert records.failing == []
+    records.update(ended=True)
+    assert (records.pending, warnings) == ([], [])
