@@ -32,7 +32,7 @@ from ray_yolo.data.labels import (
     read_rows,
 )
 from ray_yolo.data.other_files import resolve_names
-from ray_yolo.data.remarks import Kind
+from ray_yolo.data.remarks import Kind, Remark, combine
 from ray_yolo.data.values import find_class, identity, number, size_conflict, truth
 
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
@@ -130,7 +130,8 @@ class CocoFile:
         labels = labels_of(rows, [*findings, *crowd_findings], "COCO")
         areas = np.array([row.area for row in rows])
         regions = np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6)
-        return labels._replace(areas=areas, crowds=regions)
+        remarks = [Remark(Kind("crowd", "COCO"), self._place(row)) for row in crowded]
+        return labels._replace(areas=areas, crowds=regions, remarks=combine([*labels.remarks, *remarks]))
 
     def _row(self, row: dict[str, Any], size: tuple[int, int]) -> LabelRow:
         place = self._place(row)

@@ -257,6 +257,9 @@ def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where:
     tried = list(dict.fromkeys(spellings))
     if is_archive(entry) and any(os.path.isfile(candidate) for candidate in tried):
         raise DatasetError(f"{where(key)}: {key}: {entry!r} is an archive; unpack it, and give its folder of images")
+    if len(tried) > 1 and all(map(os.path.exists, tried)):
+        raise DatasetError(f"{where(key)}: {key}: {entry!r} may be {' or '.join(tried)}, and both exist (Roboflow "
+                           "writes `../` for its own folder); give the absolute path of the one that is meant")
     for candidate in tried:
         if os.path.exists(candidate) or (glob.has_magic(candidate) and matching(candidate)):
             return candidate

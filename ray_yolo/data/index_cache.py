@@ -29,14 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:
-    """The name of a cache entry: a hash of its parameters and of every file's path, size and modification time."""
+    """The name of a cache entry: a hash of its parameters and of every file's path, size and times. The time of change
+    differs also if an archive or `cp -p` has given another file the time of modification of the old one."""
     @cache  # a COCO file has the labels of many images
     def status_of(file: str) -> str:
         try:
             status = os.stat(file)
         except OSError:
             return f"{file}\0-\n"
-        return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
 
     digest = hashlib.sha256(json.dumps(made_by).encode())
     for file in files:

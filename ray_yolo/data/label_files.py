@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
+from typing import Literal
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding, OtherFiles
 from ray_yolo.data import voc
+from ray_yolo.data.class_files import compare_class_files
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
@@ -76,11 +79,19 @@ class LabelSources:
             others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
+        label_folders = {os.path.dirname(label_path(path)) for path in with_own_labels}
+        self.findings += compare_class_files(description.names, description.file, description.root,
+                                             sorted(label_folders))
         self.other_files = find_other_files(with_own_labels, roots, unread)
         self._matched = dict(self.other_files.matched)
 
     def _add_coco(self, coco: CocoFile) -> None:
         """Add the images of an annotation file, and the findings about it."""
+        again = [path for path in coco.paths if path in self._coco]
+        if again:
+            other = self._coco[again[0]].file
+            raise DatasetError(f"{coco.file}: lists {counted(again, 'image')} that {other} lists as well; put all "
+                               "annotations of an image into one file")
         self._coco.update(dict.fromkeys(coco.paths, coco))
         self.findings += coco.findings
         if coco.respelled:
@@ -103,9 +114,9 @@ class LabelSources:
         return chosen
 
     def label_files(self, path: str) -> list[str]:
-        """The files that determine an image's labels, whether or not they exist."""
+        """The files that determine an image's labels and the remarks on them, whether or not they exist."""
         if path in self._coco:
-            return [str(self._coco[path].file)]
+            return [str(self._coco[path].file), *_own_files(path)]
         if path in self._matched:
             return [label_path(path), self._matched[path]]
         xml = voc.annotation_path(path)
@@ -141,19 +152,31 @@ class LabelSources:
             UnreadableLabelsError: if its labels cannot be read at all.
         """
         if path in self._coco:
-            return self._coco[path].read(path, size)
+            labels = self._coco[path].read(path, size)
+            return _with_unread(labels, "COCO", [file for file in _own_files(path) if os.path.isfile(file)])
         for file in self.label_files(path):
             content = _content(file)
             if content is None:
                 continue
+            annotations = [str(xml) for xml in voc.annotation_paths(path)]
             if suffix(file) == ".xml":
-                return voc.parse_voc(content, size, self._rules, file)
+                labels = voc.parse_voc(content, size, self._rules, file)
+                return _with_unread(labels, "XML", [xml for xml in annotations if xml != file])
             labels = parse_labels(content, size, self._rules, file)
-            unread = voc.annotation_path(path)
-            if unread is None:
-                return labels
-            return labels._replace(remarks=(*labels.remarks, Remark(Kind("two files"), str(unread))))
+            return _with_unread(labels, "text", annotations)
         return ImageLabels(has_file=False)
+
+
+def _own_files(path: str) -> list[str]:
+    """The label files that an image has, or would have, of its own."""
+    return [label_path(path), *(str(xml) for xml in voc.annotation_paths(path))]
+
+
+def _with_unread(labels: ImageLabels, read: Literal["COCO", "text", "XML"], unread: Sequence[str]) -> ImageLabels:
+    """The labels with a remark on each file that is not read, because the image has labels of another kind too."""
+    if not unread:
+        return labels
+    return labels._replace(remarks=(*labels.remarks, *(Remark(Kind("two files", read), file) for file in unread)))
 
 
 def _coco_files(source: Path, split: str) -> list[Path]:
@@ -162,7 +185,10 @@ def _coco_files(source: Path, split: str) -> list[Path]:
         return [source]
     if not os.path.isdir(source):
         return []
-    return sorted([*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")])
+    files = [*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")]
+    if split == "train":  # instances_trainval.json has the images of both splits
+        files = [file for file in files if not file.name.startswith("instances_trainval")]
+    return sorted(files)
 
 
 def _repeated_lines(counts: Counter[str], source: str, split: str) -> list[Finding]:
@@ -187,6 +213,8 @@ def _content(file: str) -> bytes | None:
             raise UnreadableLabelsError(file, f"is larger than {MAX_BYTES // 2**20} MiB: not a label file")
         return Path(file).read_bytes()
     except FileNotFoundError:
+        if os.path.islink(file):  # as of a set whose label files were not fetched
+            raise UnreadableLabelsError(file, "is a link to a file that does not exist") from None
         return None
     except OSError as error:
         raise UnreadableLabelsError(file, f"cannot be read: {error.strerror}") from None

@@ -26,10 +26,10 @@ from ray_yolo.data.yolo_txt import label_path
 _LABEL_SUFFIXES = (".txt", ".xml")
 _LABEL_FOLDERS = ("labels", "Labels", "LABELS", "annotations", "Annotations", "annots")
 _OWNERS = (("labels", "images"), ("Annotations", "JPEGImages"), *((name, "images") for name in voc.USUAL))
-# Text files that tools write beside labels.
+# Stems of text files that tools write beside labels. With a number at its end, as train_0001, a file is no companion.
 _COMPANIONS = re.compile(
-    r"_.*|(classes|labels?|label_?map|licen[cs]e|names|notes|obj|predefined_classes|readme|test|train|trainval|val|valid)"
-    r"([._-].*)?", re.IGNORECASE | re.DOTALL)
+    r"_.*|(classes|licen[cs]e|names|notes|readme)([._-].*)?|"
+    r"labels?|label_?map|obj|predefined_classes|test|train|trainval|val|valid", re.IGNORECASE | re.DOTALL)
 
 _UPLOAD = re.compile(r"^[0-9a-f]{8}-(?=.)")  # Label Studio's prefix of uploaded files
 
@@ -104,14 +104,15 @@ def find_other_files(paths: Sequence[str], roots: Iterable[str], unread: Sequenc
     found = _label_files(own, listing)
     for folder in folders.values():  # most files, so without a look at each
         found -= {f"{folder.texts}/{stem}.txt" for stem in stems[folder.path]}
-    orphans = {file for file in found if _is_unowned(file, stems, rules)}
+    unowned = {file for file in found if _is_unowned(file, stems, rules)}
+    orphans = {file for file in unowned if not _is_companion(file)}
     if not without:
         return OtherFiles(tuple(sorted(orphans)), tuple(sorted(unread)), shared=tuple(sorted(shared)))
     common: set[str] = set()  # folders that may hold label files of other images too
     for folder in folders.values():
         common.update(folder.common)
     fitting = {file for file in _label_files(common, listing) if _is_unowned(file, stems, rules)}
-    matched = _match(without, folders, orphans | fitting)
+    matched = _match(without, folders, unowned | fitting)  # a companion's name may be that of an image as well
     return OtherFiles(
         labels=tuple(sorted(orphans - set(matched.values()))),
         images=tuple(sorted(unread)),
@@ -173,8 +174,6 @@ def _is_unowned(file: str, stems: _Stems, rules: _Rules) -> bool:
     """Whether no image, also of another split, takes a label file by the layout's rule."""
     folder, name = os.path.split(file)
     stem, kind = os.path.splitext(name)
-    if _COMPANIONS.fullmatch(stem):
-        return False
     candidates = [folder]
     for labels, images in _OWNERS:
         head, found, tail = f"{folder}/".rpartition(f"/{labels}/")
@@ -187,6 +186,12 @@ def _is_unowned(file: str, stems: _Stems, rules: _Rules) -> bool:
         if (kind == ".txt" and folder == texts) or (kind == ".xml" and folder in xmls):  # not .TXT
             return False
     return True
+
+
+def _is_companion(file: str) -> bool:
+    """Whether a file may be one that tools write beside label files."""
+    stem = os.path.splitext(os.path.basename(file))[0]
+    return not stem[-1].isdigit() and _COMPANIONS.fullmatch(stem) is not None
 
 
 def _match(without: Sequence[str], folders: Mapping[str, _Folder], files: set[str]) -> dict[str, str]:

@@ -20,8 +20,8 @@ class Kind(NamedTuple):
     """What a remark is about."""
 
     what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
-                  "area", "bad outline", "other outline", "outline", "keypoints", "two files"]
-    detail: str = ""  # the format, or the number of columns
+                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd"]
+    detail: str = ""  # the format, the number of columns, or the kind of file that is read
 
 
 class Remark(NamedTuple):
@@ -117,8 +117,15 @@ _SINGLE: dict[Kind, str] = {
     Kind("file name", "VOC"):
         "is the first of {} annotations whose <filename> is another one; they are used for the image with the name of "
         "the XML file",
-    Kind("two files"):
+    Kind("two files", "text"):
         "is the first of {} XML files that are not read, because their image has a .txt file too",
+    Kind("two files", "XML"):
+        "is the first of {} XML files that are not read, because their image has another one that is",
+    Kind("two files", "COCO"):
+        "is the first of {} label files that are not read, because a COCO file lists their image",
+    Kind("crowd", "COCO"):
+        "is the first of {} annotations marked iscrowd; crowds are not trained on (some tools mark single objects so, "
+        "as CVAT does with masks: then set iscrowd to 0)",
     Kind("area", "COCO"):
         "is the first of {} annotations whose area is larger than their bbox; `val --coco` uses the area",
     Kind("bad outline", "COCO"):

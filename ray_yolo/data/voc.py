@@ -30,12 +30,20 @@ _MAX_DEPTH = 32  # an annotation has 4 levels
 
 def annotation_path(image_path: str) -> Path | None:
     """The XML file of an image, the first one in its `folders`; None if there is none."""
+    return next(iter(annotation_paths(image_path)), None)
+
+
+def annotation_paths(image_path: str) -> list[Path]:
+    """All XML files with the name of an image in its `folders`, each once. A link to a missing file is one of them."""
     name = f"{Path(image_path).stem}.xml"
+    paths: list[Path] = []
     for folder in folders(image_path):
         path = Path(folder, name)
-        if path.is_file():
-            return path
-    return None
+        if path.is_symlink() and not path.exists():
+            paths.append(path)
+        elif path.is_file() and not any(other.exists() and other.samefile(path) for other in paths):
+            paths.append(path)  # two folders may be one on a disk that ignores case
+    return paths
 
 
 def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import DatasetDescription, describe
 from ray_yolo.data.index import read_index
+from ray_yolo.data.yolo_txt import label_path
 from tests.support.pictures import write_dataset
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
@@ -72,7 +73,8 @@ def test_crowds_and_areas_affect_scoring_but_not_training(tmp_path: Path) -> Non
         assert index.crowds.tolist() == [[0, kind, 5, 6, 14, 15, 70]]
         assert index.areas is not None
         assert index.areas.tolist() == [40.5, 64]
-        assert [finding.where[-12:] for finding in index.findings] == ["annotation 3"]
+        assert [finding.where[-12:] for finding in index.findings] == ["annotation 1", "annotation 3"]
+        assert "is the first of 2 annotations marked iscrowd; crowds are not trained on" in index.findings[0].what
     assert read_index(write(tmp_path / "crowded", content(rows)), "train").digest == plain.digest
 
 
@@ -177,3 +179,31 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(read_index(description, "train").classes) == 1
     write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, {"bbox": [2, 2, 9, 9]}]))
     assert len(read_index(description, "train").classes) == 2
+
+
+def test_an_image_in_two_files_is_refused(tmp_path: Path) -> None:
+    """One of them would state that the image has none of the other's objects."""
+    write(tmp_path, content([{"bbox": [0, 0, 9, 9]}]))
+    write(tmp_path, content([{"bbox": [9, 9, 9, 9]}]), "annotations/instances_train_person.json")
+    description = describe({"train": "annotations", "val": "annotations", "names": ["cat", "dog"]}, tmp_path / "d.yaml")
+    with pytest.raises(DatasetError, match=r"train_person\.json: lists .* that .*instances_train\.json lists"):
+        read_index(description, "train")
+
+
+def test_a_file_of_both_splits_is_none_of_training(tmp_path: Path) -> None:
+    write(tmp_path, content([{"bbox": [0, 0, 9, 9]}]))
+    write(tmp_path, content([]), "annotations/instances_trainval.json")
+    description = describe({"train": "annotations", "val": "annotations", "names": ["cat", "dog"]}, tmp_path / "d.yaml")
+    assert len(read_index(description, "train").boxes) == 1
+
+
+@pytest.mark.parametrize("file", ["a.txt", "a.xml"])
+def test_other_labels_of_an_image_in_a_coco_file_are_reported(tmp_path: Path, file: str) -> None:
+    description = write(tmp_path, content([{"bbox": [0, 0, 9, 9]}]))
+    image = Path(read_index(description, "train").paths[0])
+    beside = Path(label_path(str(image))) if file.endswith(".txt") else image.with_suffix(".xml")
+    beside.parent.mkdir(exist_ok=True)
+    beside.write_text("")
+    [finding] = read_index(description, "train").findings
+    assert finding.where == str(beside)
+    assert finding.what == "is the first of 1 label files that are not read, because a COCO file lists their image"

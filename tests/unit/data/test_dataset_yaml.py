@@ -122,6 +122,9 @@ def test_the_file_may_be_named_relative_to_the_current_folder(root: Path, monkey
 def test_roboflows_leading_dots_are_tried_both_ways(root: Path) -> None:
     assert read(root, train="../train/images").train == (str(root / "train/images"),)
     (root.parent / "train" / "images").mkdir(parents=True)
+    with pytest.raises(DatasetError, match=r"train: '\.\./train/images' may be .* or .*, and both exist"):
+        read(root, train="../train/images")
+    (root / "train" / "images").rename(root / "elsewhere")
     assert read(root, train="../train/images").train == (str(root.parent / "train/images"),)
 
 

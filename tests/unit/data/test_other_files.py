@@ -338,3 +338,57 @@ def test_many_files_of_one_size_cost_one_look_each(tmp_path: Path) -> None:
         write_image(tmp_path / f"{number}.bmp", rng.integers(0, 256, (20, 20, 3), dtype=np.uint8))
         paths.append(str(tmp_path / f"{number}.bmp"))
     assert find_twins(paths[:200], paths[200:]) == ()
+
+
+@pytest.mark.parametrize(("image", "label"), [
+    ("images/Train_0001.png", "labels/train_0001.txt"),
+    ("images/train/val_0001.png", "labels/val_0001.txt"),
+    ("images/obj_3.png", "labels/OBJ_3.txt"),
+    ("images/Classes.png", "labels/classes.txt"),
+])
+def test_a_label_file_with_the_name_of_a_companion_is_matched(tmp_path: Path, image: str, label: str) -> None:
+    picture(tmp_path, image)
+    text(tmp_path, label)
+    index = scan(tmp_path)
+    assert boxes(index) == {Path(image).name: [BOX]}
+    assert [Path(file).name for _, file in index.other_files.matched] == [Path(label).name]
+
+
+def test_numbered_label_files_without_images_are_reported_and_companions_are_not(tmp_path: Path) -> None:
+    picture(tmp_path, "images/a.png")
+    text(tmp_path, "labels/a.txt", "labels/test_7.txt", "labels/obj_3.txt")
+    text(tmp_path, "labels/train.txt", "labels/labels.txt", "labels/README.dataset.txt", content="")
+    orphans = scan(tmp_path).other_files.labels
+    assert [Path(file).name for file in orphans] == ["obj_3.txt", "test_7.txt"]
+
+
+@pytest.mark.parametrize("label", ["labels/b.txt", "images/b.xml"])
+def test_a_label_file_that_is_a_broken_link_is_no_statement(tmp_path: Path, label: str) -> None:
+    """As of a set whose label files were not fetched from their store."""
+    picture(tmp_path, "images/a.png", "images/b.png")
+    text(tmp_path, "labels/a.txt")
+    (tmp_path / label).symlink_to(tmp_path / "annex" / "xx")
+    index = scan(tmp_path)
+    assert boxes(index) == {"a.png": [BOX]}
+    [finding] = [finding for finding in index.findings if finding.dropped]
+    assert finding.where == str(tmp_path / label)
+    assert finding.what.startswith("is a link to a file that does not exist")
+
+
+def test_of_two_xml_files_the_other_is_reported(tmp_path: Path) -> None:
+    picture(tmp_path, "images/a.png")
+    text(tmp_path, "images/a.xml", "Annotations/a.xml")
+    [finding] = scan(tmp_path).findings
+    assert (finding.where, finding.dropped) == (str(tmp_path / "Annotations" / "a.xml"), False)
+    assert "XML files that are not read, because their image has another one" in finding.what
+
+
+def test_a_label_file_that_replaces_another_with_its_time_is_read(tmp_path: Path) -> None:
+    picture(tmp_path, "images/a.png")
+    text(tmp_path, "labels/a.txt")
+    file = tmp_path / "labels" / "a.txt"
+    assert scan(tmp_path).classes.tolist() == [1]
+    status = file.stat()
+    file.write_text(f"0{ROW[1:]}")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert scan(tmp_path).classes.tolist() == [0]

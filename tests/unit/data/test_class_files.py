@@ -1,0 +1,68 @@
+"""Files of class names beside label files, which may contradict the description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.data.dataset_yaml import describe
+from ray_yolo.data.index import read_index
+from tests.support.pictures import write_dataset
+
+CONTENTS = {
+    "classes.txt": "{0}\n{1}\n",
+    "obj.names": "{0}\r\n{1}\r\n\r\n",
+    "notes.json": '{{"categories": [{{"id": 1, "name": "{1}"}}, {{"id": 0, "name": "{0}"}}]}}',
+}
+
+
+def findings(root: Path, file: str, first: str, second: str) -> list[tuple[str, str]]:
+    """What is found in a data set of cats and dogs with a file of these names."""
+    description = write_dataset(root, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (root / file).write_text(CONTENTS[Path(file).name].format(first, second))
+    return [(Path(finding.where).name, finding.what) for finding in read_index(description, "train").findings]
+
+
+@pytest.mark.parametrize("file", ["labels/classes.txt", "classes.txt", "obj.names", "notes.json"])
+def test_names_in_another_order_are_refused(tmp_path: Path, file: str) -> None:
+    with pytest.raises(DatasetError, match=rf"{file}: gives class 'cat' the number 1, but .*data\.yaml 0"):
+        findings(tmp_path, file, "Dog", "cat")
+
+
+@pytest.mark.parametrize("file", ["labels/classes.txt", "notes.json"])
+def test_equal_names_are_no_finding(tmp_path: Path, file: str) -> None:
+    assert findings(tmp_path, file, "Cat", "dog ") == []
+
+
+def test_other_names_are_a_finding(tmp_path: Path) -> None:
+    [(file, what)] = findings(tmp_path, "labels/classes.txt", "cat", "chien")
+    assert file == "classes.txt"
+    assert what.startswith("names class 1 'chien', but ")
+    assert what.endswith("data.yaml 'dog'; the latter is used")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"categories": 5}', '{"categories": [{"id": "x"}]}'])
+def test_a_file_without_names_states_nothing(tmp_path: Path, content: str) -> None:
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (tmp_path / "notes.json").write_text(content)
+    assert read_index(description, "train").findings == ()
+
+
+def test_a_file_above_the_data_set_is_that_of_others(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("dog\ncat\n")
+    assert read_index(write_dataset(tmp_path / "mine", {"a": "1 0.5 0.5 0.5 0.5\n"}), "train").findings == ()
+
+
+def test_the_description_of_a_part_that_has_another_order_is_a_finding(tmp_path: Path) -> None:
+    """As of two sets that are trained on together."""
+    for part in ("one", "two"):
+        write_dataset(tmp_path / part, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (tmp_path / "one" / "data.yaml").write_text("train: images\nval: images\nnames: [cat, dog]\n")
+    (tmp_path / "two" / "data.yaml").write_text("train: images\nval: images\nnames: {0: dog, 1: cat}\n")
+    both = describe({"train": ["one/images", "two/images"], "val": "one/images", "names": ["cat", "dog"]},
+                    tmp_path / "both.yaml")
+    [finding] = read_index(both, "train").findings
+    assert finding.where == str(tmp_path / "two" / "data.yaml")
+    assert finding.what.startswith("gives class 'cat' the number 1, but ")
