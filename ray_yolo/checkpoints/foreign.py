@@ -37,6 +37,7 @@ _EXPORTED = {
     ".cfg": "Darknet's description of a model", ".yaml": "a YAML file", ".yml": "a YAML file",
 }
 """Suffix of a file that programs give or take as a model -> what it is. None of them is read."""
+_ACTIVATIONS = ("SiLU", "Identity")
 _MOST_MODULES, _LONGEST_NAME = 20_000, 300
 _reading = Lock()  # torch's list of allowed names is global to the process
 
@@ -53,6 +54,7 @@ class StubClass:
     """Stands in for every class and function that a file names."""
 
     __slots__ = ("attributes",)
+    name = ""  # as the file has it, such as torch.nn.modules.activation.SiLU
     attributes: dict[Any, Any]
 
     def __new__(cls, *ignored: object, **also: object) -> StubClass:
@@ -67,6 +69,15 @@ class StubClass:
         """An attribute that is a dict; an empty dict if it is missing or another type."""
         value = self.attributes.get(name)
         return value if isinstance(value, dict) else {}
+
+
+def _stub(class_name: str) -> type[StubClass]:
+    """A class of its own for a name in a file."""
+    class Named(StubClass):
+        __slots__ = ()
+        name = class_name
+
+    return Named
 
 
 def read_weights(path: Path) -> Weights:
@@ -89,7 +100,7 @@ def read_weights(path: Path) -> Weights:
         return Weights(_checked(_read_safetensors(path), path))
     check_file(path)
     with _reading:  # also while the names are listed: torch leaves out those that it allows now
-        stubs: list[Any] = [(StubClass, name) for name in _names_in(path)]
+        stubs: list[Any] = [(_stub(name), name) for name in _names_in(path)]
         with torch.serialization.safe_globals(stubs):
             state = load_plain(path)
     if isinstance(state, dict) and isinstance(state.get("meta"), str) and isinstance(state.get("ema"), dict):
@@ -101,7 +112,9 @@ def read_weights(path: Path) -> Weights:
         tensors: object = model
         names: tuple[str, ...] = ()
         if isinstance(model, StubClass):
-            tensors, names = _tensors_of(model, path), _class_names(model)
+            modules = _modules_of(model, path)
+            _check_activations(modules, path)
+            tensors, names = _tensors_of(modules), _class_names(model)
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
             return Weights(_checked(tensors, path), names)
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
@@ -148,23 +161,42 @@ def _names_in(path: Path) -> list[str]:
     return names
 
 
-def _tensors_of(model: StubClass, path: Path) -> dict[str, Tensor]:
-    """Parameters and buffers of a pickled `nn.Module` and its submodules, named as in its state dict."""
-    tensors: dict[str, Tensor] = {}
-    waiting = [("", model)]  # modules to visit, each with the beginning of its tensors' names
+def _modules_of(model: StubClass, path: Path) -> dict[str, StubClass]:
+    """A pickled `nn.Module` and its submodules by their names, which end with a dot; its own name is empty."""
+    modules: dict[str, StubClass] = {}
+    waiting = [("", model)]
     num_visited = 0
     while waiting:
-        prefix, module = waiting.pop()
+        name, module = waiting.pop()
         num_visited += 1
-        if num_visited > _MOST_MODULES or len(prefix) > _LONGEST_NAME:  # a file may name a module as its own child
+        if num_visited > _MOST_MODULES or len(name) > _LONGEST_NAME:  # a file may name a module as its own child
             raise CheckpointError(f"{path}: its modules are nested without end")
+        modules[name] = module
+        for child_name, child in module.part("_modules").items():
+            if isinstance(child_name, str) and isinstance(child, StubClass):
+                waiting.append((f"{name}{child_name}.", child))
+    return modules
+
+
+def _tensors_of(modules: Mapping[str, StubClass]) -> dict[str, Tensor]:
+    """Parameters and buffers of modules, named as in a state dict."""
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in modules.items():
         for name, value in (*module.part("_parameters").items(), *module.part("_buffers").items()):
             if isinstance(name, str) and isinstance(value, Tensor):
                 tensors[prefix + name] = value
-        for name, child in module.part("_modules").items():
-            if isinstance(name, str) and isinstance(child, StubClass):
-                waiting.append((f"{prefix}{name}.", child))
     return tensors
+
+
+def _check_activations(modules: Mapping[str, StubClass], path: Path) -> None:
+    """Refuse a model whose layers have other activations than the same model here: its tensors would fit, and its
+    predictions would be others."""
+    for name, module in modules.items():
+        kind = module.name.rpartition(".")[2]
+        if name.endswith(".act.") and kind not in _ACTIVATIONS:
+            layer = name.removesuffix(".act.")
+            raise CheckpointError(f"{path}: its layer {layer} has the activation {kind}, but models here have SiLU; "
+                                  "give weights of a model with SiLU")
 
 
 def _class_names(model: StubClass) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ from pydantic import BaseModel
 from ray_yolo import __version__
 from ray_yolo.config.model_facts import MODELS, facts_of
 from ray_yolo.config.named_recipes import RECIPES, named_recipe
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import Recipe, family_defaults
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.config.settings import (
     DEFAULT,
     TRANSPARENT,
@@ -33,6 +35,8 @@ from ray_yolo.config.settings import (
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError, InputError
 
+_log = logging.getLogger(__name__)
+_OTHER_SCALE = 10.0  # a box gain that differs from the default by this factor is that of another loss
 Config = TypeVar("Config", bound=BaseModel)
 
 ALIASES = {
@@ -167,7 +171,21 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
             given = _named_settings(options.recipe, inherited | given) | given
     given = inherited | given
     config, origins = resolve_config(command.model, given)
+    if has_recipe(command.model):
+        _warn_of_gain(vars(config)["recipe"], given)
     return Parsed(config, origins, options.dry_run)
+
+
+def _warn_of_gain(recipe: Recipe, given: Mapping[str, SourcedValue]) -> None:
+    """Warn of a box gain of another loss: files of settings for models with anchors have 0.05, for others 7.5."""
+    if "loss.box" not in given:
+        return
+    default = family_defaults(recipe.model).get("loss.box", LossConfig().box)
+    if default / _OTHER_SCALE < recipe.loss.box < default * _OTHER_SCALE:
+        return
+    origin = given["loss.box"].origin
+    _log.warning("%s: loss.box %g is a gain for the loss of other models; the default of %s is %g. Leave the loss "
+                 "gains out of the file, or take --recipe", origin, recipe.loss.box, recipe.model, default)
 
 
 def _model_of_weights(given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:

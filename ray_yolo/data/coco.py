@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -147,10 +147,21 @@ class CocoFile:
         outline, outline_remarks = _outline(row, bbox, box, size)
         remarks = {*outline_remarks, *edge_remarks(bbox.corners, size, "COCO")}  # outline and area may say the same
         remarks |= set(_contradictions(bbox, number(row.get("area"))))
+        remarks |= set(_unused_marks(row))
         return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(sorted(remarks)))
 
     def _place(self, row: dict[str, Any]) -> str:
         return f"{self.file}: annotation {str(row.get('id'))[:80]}"
+
+
+def _unused_marks(row: Mapping[str, Any]) -> Iterator[Kind]:
+    """Remarks about what an annotation says and nothing here reads: that it is to be ignored, and a turned box."""
+    if truth(row.get("ignore")) or truth(row.get("difficult")):
+        yield Kind("difficult", "COCO")
+    attributes = row.get("attributes")
+    turn = number(attributes.get("rotation")) if isinstance(attributes, dict) else None
+    if turn is not None and turn % 360:
+        yield Kind("rotation", "COCO")
 
 
 class _Bbox(NamedTuple):

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import PixelValues
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels, values_of
+from ray_yolo.data.tiff import why_misread
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
@@ -178,6 +179,10 @@ def inspect_image(path: str | bytes) -> ImageFacts:
     if num_bytes == 0:
         raise UnreadableImageError("is empty (0 bytes)")
     header = _header(path)
+    if header is None or header.is_tiff:
+        problem = why_misread(_content(path))
+        if problem:
+            raise UnreadableImageError(problem)
     if header is None:  # Pillow does not know this type of TIFF or PFM
         return _facts(_read_values(path), frames=1)
     height, width = header.size
@@ -248,6 +253,7 @@ class _Header(NamedTuple):
     size: tuple[int, int]
     complete: bool  # known without decoding, and levels
     frames: int = 1
+    is_tiff: bool = False
 
 
 def _header(path: str | bytes) -> _Header | None:
@@ -279,4 +285,5 @@ def _header(path: str | bytes) -> _Header | None:
         if isinstance(error, UnidentifiedImageError):
             raise UnreadableImageError("is not an image that can be read (UnidentifiedImageError)") from None
         raise UnreadableImageError(f"is damaged or cut off ({error})") from None
-    return _Header((width, height) if turned else (height, width), complete=False, frames=frames)
+    size = (width, height) if turned else (height, width)
+    return _Header(size, complete=False, frames=frames, is_tiff=kind == "TIFF")

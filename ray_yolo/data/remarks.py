@@ -20,7 +20,7 @@ class Kind(NamedTuple):
     """What a remark is about."""
 
     what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
-                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd"]
+                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation"]
     detail: str = ""  # the format, the number of columns, or the kind of file that is read
 
 
@@ -126,6 +126,10 @@ _SINGLE: dict[Kind, str] = {
     Kind("crowd", "COCO"):
         "is the first of {} annotations marked iscrowd; crowds are not trained on (some tools mark single objects so, "
         "as CVAT does with masks: then set iscrowd to 0)",
+    Kind("difficult", "COCO"):
+        "is the first of {} annotations marked ignore or difficult; they are trained on like others",
+    Kind("rotation", "COCO"):
+        "is the first of {} boxes with a rotation, which is not used: the upright box of its bbox is read",
     Kind("area", "COCO"):
         "is the first of {} annotations whose area is larger than their bbox; `val --coco` uses the area",
     Kind("bad outline", "COCO"):

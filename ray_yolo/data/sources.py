@@ -27,7 +27,7 @@ from ray_yolo.data.images import (
     SUFFIXES,
     UNREAD_SUFFIXES,
     UnreadableImageError,
-    check_image,
+    inspect_image,
     read_image,
     values_of_picture,
 )
@@ -282,7 +282,8 @@ class Frame(NamedTuple):
             return self._replace(pixels=to_levels(self.pixels, pixel_range))
         file = self.media.path if self.content is None else self.content
         try:
-            check_image(file)
+            for note in inspect_image(file).notes:
+                _log.warning("%s: %s", self.media.path, note)
             return self._replace(pixels=read_image(file, pixel_range=pixel_range))
         except UnreadableImageError as error:
             return self._replace(error=str(error))

@@ -77,6 +77,23 @@ def test_our_own_checkpoints_have_their_meta(tmp_path: Path) -> None:
     assert weights.names == tuple(weights.meta["names"]) == ("dark", "bright")
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Hardswish, nn.SiLU, nn.Identity])
+def test_a_model_with_another_activation_is_refused(tmp_path: Path, activation: type[nn.Module]) -> None:
+    """Its tensors fit those of the model with SiLU, which would predict something else."""
+    model = build_model("yolov5n", 2)
+    layers = [layer for layer in model.modules() if type(layer).__name__ == "Conv"]
+    for layer in layers:
+        layer.act = activation()
+    assert layers
+    path = write_released(tmp_path / "x.pt", model, ["a", "b"])
+    if activation in (nn.SiLU, nn.Identity):
+        assert read_weights(path).names == ("a", "b")
+        return
+    message = rf"x\.pt: its layer model\.\d+\.[\w.]+ has the activation {activation.__name__}, but models here "
+    with pytest.raises(CheckpointError, match=message):
+        read_weights(path)
+
+
 def test_safetensors_are_read(detector: Detector, tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch")
     torch_files.save_file(detector.state_dict(), tmp_path / "x.safetensors")

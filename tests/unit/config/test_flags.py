@@ -342,6 +342,19 @@ def test_a_model_in_a_file_of_settings_is_given(tmp_path: Path) -> None:
     assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.recipe.model == "yolov5l"
 
 
+@pytest.mark.parametrize(("model", "gain", "default"), [
+    ("yolov8n", 0.05, 7.5), ("yolov5n", 7.5, 0.05), ("yolov8n", 3.0, None), ("yolov5n", 0.02, None)])
+def test_a_box_gain_of_another_loss_is_a_warning(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, model: str, gain: float, default: float | None) -> None:
+    """YOLOv5's hyp files have that of models with anchors."""
+    (tmp_path / "hyp.yaml").write_text(f"lr0: 0.01\nbox: {gain}\n")
+    recipe = parse_train(["--data", "d.yaml", "--model", model, "--hyp", str(tmp_path / "hyp.yaml")]).config.recipe
+    assert recipe.loss.box == gain
+    expected = [f"hyp.yaml:2: loss.box {gain:g} is a gain for the loss of other models; the default of {model} is "
+                f"{default}. Leave the loss gains out of the file, or take --recipe"] if default else []
+    assert [message.rpartition("/")[2] for message in caplog.messages] == expected
+
+
 def test_no_file_runs_code(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("epochs: 3\nproject: elsewhere\n")
     assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.placement.project == "elsewhere"

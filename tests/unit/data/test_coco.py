@@ -207,3 +207,20 @@ def test_other_labels_of_an_image_in_a_coco_file_are_reported(tmp_path: Path, fi
     [finding] = read_index(description, "train").findings
     assert finding.where == str(beside)
     assert finding.what == "is the first of 1 label files that are not read, because a COCO file lists their image"
+
+
+@pytest.mark.parametrize(("more", "what"), [
+    ({"ignore": 1}, "annotations marked ignore or difficult; they are trained on like others"),
+    ({"difficult": True}, "annotations marked ignore or difficult; they are trained on like others"),
+    ({"attributes": {"rotation": 45.0}}, "boxes with a rotation, which is not used"),
+    ({"ignore": 0, "attributes": {"rotation": 0.0, "occluded": False}}, ""),
+    ({"attributes": [45]}, ""),
+])
+def test_what_an_annotation_says_and_is_not_used_is_reported(
+        tmp_path: Path, more: dict[str, object], what: str) -> None:
+    """CVAT writes rotations, converters of VOC files `ignore` or `difficult`."""
+    index = read_index(write(tmp_path, content([{"bbox": [0, 0, 9, 9], **more}])), "train")
+    assert len(index.boxes) == 1
+    assert [finding.what for finding in index.findings if what and what in finding.what] == [
+        finding.what for finding in index.findings]
+    assert bool(index.findings) == bool(what)

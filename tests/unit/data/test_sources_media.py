@@ -12,10 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.data.images import UnreadableImageError
-from ray_yolo.data.sources import files_of, find_media, frames_per_second, matching, read_video, unique_stems
+from ray_yolo.data.sources import (
+    files_of,
+    find_media,
+    frames_per_second,
+    matching,
+    read_source,
+    read_video,
+    unique_stems,
+)
 from tests.support.videos import write_video
 
 
@@ -228,3 +237,13 @@ def test_pictures_of_a_source_that_are_not_read_are_named(tmp_path: Path, caplog
     (tmp_path / "a.jpg").touch()
     assert [media.name for media in find_media(str(tmp_path))] == ["a.jpg"]
     assert "b.heic) in formats that are not read" in caplog.text
+
+
+def test_further_frames_of_an_image_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "green", "blue")]
+    path = tmp_path / "a.gif"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    [frame] = read_source(str(path)).frames()
+    assert frame.read().pixels is not None
+    [message] = caplog.messages
+    assert message.startswith(f"{path}: has 3 frames")

@@ -1,0 +1,84 @@
+"""TIFF files whose pixels would be decoded as others."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ray_yolo.data.images import UnreadableImageError, check_image, read_image
+from ray_yolo.data.tiff import tags_of, why_misread
+
+HEIGHT, WIDTH = 40, 60
+COLOUR = (200, 100, 30)
+
+
+def tiff(bits: int, *, planar: bool, photometric: int = 2, samples: int = 3, extra: int = 0, order: str = "<") -> bytes:
+    """A file of one colour, made by hand: no library here writes separate planes."""
+    kind = np.dtype(np.uint8 if bits == 8 else np.uint16).newbyteorder(order)
+    scale = 1 if bits == 8 else 257
+    pixels = np.zeros((HEIGHT, WIDTH, samples), kind)
+    pixels[...] = [COLOUR[band % 3] * scale for band in range(samples)]
+    data = (pixels.transpose(2, 0, 1) if planar else pixels).tobytes()
+    strips = samples if planar else 1
+    size = len(data) // strips
+    tags = [(256, 4, [WIDTH]), (257, 4, [HEIGHT]), (258, 3, [bits] * samples), (259, 3, [1]), (262, 3, [photometric]),
+            (273, 4, [8 + size * strip for strip in range(strips)]), (277, 3, [samples]), (278, 4, [HEIGHT]),
+            (279, 4, [size] * strips), (284, 3, [2 if planar else 1])]
+    if extra:
+        tags.append((338, 3, [0] * extra))
+    begin = 8 + len(data)
+    beyond = begin + 2 + 12 * len(tags) + 4
+    entries, values = struct.pack(f"{order}H", len(tags)), b""
+    for tag, type_, numbers in tags:
+        packed = struct.pack(f"{order}{len(numbers)}{'H' if type_ == 3 else 'I'}", *numbers)
+        entries += struct.pack(f"{order}HHI", tag, type_, len(numbers))
+        if len(packed) <= 4:
+            entries += packed.ljust(4, b"\0")
+        else:
+            entries += struct.pack(f"{order}I", beyond + len(values))
+            values += packed
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    return magic + struct.pack(f"{order}I", begin) + data + entries + b"\0" * 4 + values
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_tags_are_read_in_both_byte_orders(order: str) -> None:
+    tags = tags_of(tiff(16, planar=True, order=order))
+    assert (tags[256], tags[258], tags[284]) == ((WIDTH,), (16, 16, 16), (2,))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_deep_pixels_in_separate_planes_are_refused(order: str) -> None:
+    with pytest.raises(UnreadableImageError, match="separate planes of more than 8 bits"):
+        check_image(tiff(16, planar=True, order=order))
+
+
+@pytest.mark.parametrize(("bits", "planar"), [(8, True), (8, False), (16, False)])
+def test_other_pixels_are_read(bits: int, planar: bool) -> None:
+    content = tiff(bits, planar=planar)
+    assert check_image(content) == (HEIGHT, WIDTH)
+    pixels = read_image(content, pixel_range={"integer": (0.0, 65535.0)})
+    assert np.abs(pixels.reshape(-1, 3).astype(int) - COLOUR).max() <= 1
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4])
+def test_bands_without_colours_are_refused(samples: int) -> None:
+    with pytest.raises(UnreadableImageError, match=f"has {samples} bands without colours"):
+        check_image(tiff(8, planar=False, photometric=1, samples=samples))
+
+
+def test_grey_with_another_channel_is_grey() -> None:
+    assert why_misread(tiff(8, planar=False, photometric=1, samples=2, extra=1)) == ""
+
+
+def test_what_is_no_tiff_or_is_damaged_states_nothing() -> None:
+    whole = tiff(16, planar=True)
+    for content in (b"", b"II", whole[:8], whole[:len(whole) - 60], b"II*\0" + b"\xff" * 40):
+        assert tags_of(content) == {}
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(buffer, "PNG")
+    assert why_misread(buffer.getvalue()) == ""
