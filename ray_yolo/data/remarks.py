@@ -142,11 +142,13 @@ _SINGLE: dict[Kind, str] = {
 
 def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
     """A finding about rows that may be a box and keypoints. Outlines differ in their number of points, keypoints do
-    not."""
+    not: most rows have the same length then."""
     lengths = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
-    if len(lengths) != 1:
+    if not lengths:
         return
-    rows = lengths[0]
+    rows = max(lengths, key=lambda remark: remark.times)
+    if rows.times * 2 <= sum(remark.times for remark in lengths):
+        return
     columns = int(rows.kind.detail)
     similar = by_kind.get(Kind("keypoints", str(columns)))
     if similar is None or similar.times * 2 < rows.times:

@@ -392,3 +392,14 @@ def test_a_label_file_that_replaces_another_with_its_time_is_read(tmp_path: Path
     file.write_text(f"0{ROW[1:]}")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert scan(tmp_path).classes.tolist() == [0]
+
+
+def test_a_stray_outline_does_not_hide_rows_with_keypoints(tmp_path: Path) -> None:
+    picture(tmp_path, "images/a.png")
+    poses = "1 .375 .375 .25 .25 .3 .3 .4 .42\n0 .5 .5 .25 .25 .45 .45 .5 .52\n"
+    triangle = "1 .1 .1 .3 .1 .2 .3\n"
+    text(tmp_path, "labels/a.txt", content=poses + triangle)
+    [finding] = scan(tmp_path).findings
+    assert finding.what.startswith("is the first of 2 rows of 9 columns that may be outlines, or boxes with keypoints")
+    text(tmp_path, "labels/a.txt", content=poses.splitlines(keepends=True)[0] + triangle)
+    assert scan(tmp_path).findings == ()
