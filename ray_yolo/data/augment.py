@@ -42,29 +42,39 @@ def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range |
         rows = range(len(image))
     grey = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]  # it has neither hue nor saturation
     image[:rows.start] = image[rows.stop:] = grey
+    factors, hue_table = _hsv_factors(gains)
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
     for top in rows[::num_rows]:
         band = image[top:min(top + num_rows, rows.stop)]
         cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band)
-        _scale_hsv(band, gains)
+        _scale_hsv(band, factors, hue_table)
         cv2.cvtColor(band, cv2.COLOR_HSV2RGB, dst=band)
 
 
-def _scale_hsv(image: np.ndarray, gains: tuple[float, float, float]) -> None:
-    """Multiply hue, saturation and value of an image (h, w, 3) uint8 HSV in place. A hue up to 255 may remain, which
-    OpenCV takes modulo 180 itself."""
+def _hsv_factors(gains: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray | None]:
+    """What `_scale_hsv` needs: (3, 4) for `cv2.transform`, and a table of hues if products exceed a byte.
+
+    Up to 255 OpenCV takes a hue modulo 180 itself.
+    """
     factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are truncated
-    if 179 * gains[0] > 255:  # exceeds a byte
-        hue_table = (np.arange(256) * gains[0] % 180).astype(np.uint8)
-        cv2.insertChannel(cv2.LUT(cv2.extractChannel(image, 0), hue_table), image, 0)
-        factors[0] = (1, 0, 0, 0)  # `transform` keeps the hues of the table
+    if 179 * gains[0] <= 255:
+        return factors, None
+    factors[0] = (1, 0, 0, 0)  # `transform` keeps the hues of the table
+    return factors, (np.arange(256) * gains[0] % 180).astype(np.uint8)
+
+
+def _scale_hsv(image: np.ndarray, factors: np.ndarray, hue_table: np.ndarray | None) -> None:
+    """Multiply hue, saturation and value of an image (h, w, 3) uint8 HSV in place."""
+    if hue_table is not None:
+        hues = cv2.LUT(cv2.extractChannel(image, 0), hue_table)
+        cv2.insertChannel(hues, image, 0)
     cv2.transform(image, factors, dst=image)
 
 
 def scaled_hsv(gains: tuple[float, float, float]) -> np.ndarray:
     """What `recolour` makes of each hue, saturation and value, (3, 256) uint8: for `ops.recolour`."""
     ramp = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3)
-    _scale_hsv(ramp, gains)
+    _scale_hsv(ramp, *_hsv_factors(gains))
     return ramp[0].T.copy()
 
 
