@@ -146,6 +146,10 @@ def _refuse_other_rows(words: Sequence[str], shares: Sequence[float], place: str
     """Refuse rows that have the length of an outline, but whose numbers say something else."""
     if not _is_box(shares):
         return
+    groups = [shares[first:first + 4] for first in range(0, len(shares), 5)]  # between them are the classes
+    if len(words) % 5 == 0 and all(word.isdecimal() for word in words[::5]) and all(map(_is_box, groups)):
+        raise UnreadableLabelsError(place, f"seems to be {len(groups)} boxes on one line, not an outline; give each a "
+                                           "line of its own")
     extra = shares[4:]
     if len(extra) % 3 == 0 and all(share in (0, 1, 2) for share in extra[2::3]):
         shape = f"[{len(extra) // 3}, 3]"

@@ -321,7 +321,7 @@ def recolours_on_device(recipe: Recipe, device: torch.device) -> bool:
 
 @cache
 def colour_tables_on(device: torch.device) -> ColourTables:
-    """The tables on a device, made once: it takes two seconds."""
+    """The tables on a device, made once: it takes half a second or more."""
     return colour_tables().to(device)
 
 

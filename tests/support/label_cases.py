@@ -231,6 +231,12 @@ def yolo_cases() -> Iterator[Case]:
         yaml={"kpt_shape": [2, 4]},
     )
     yield yolo(
+        "three boxes on one line",
+        f"{ROW}\n1 .5 .5 .2 .2 0 .3 .3 .1 .1 0 .6 .6 .1 .1",
+        (BOX,),
+        r"a\.txt:2: seems to be 3 boxes on one line, not an outline; give each a line of its own",
+    )
+    yield yolo(
         "keypoints without kpt_shape",
         "1 0.375 0.375 0.25 0.25 0.3 0.3 0.4 0.42",
         ((1, 24, 16, 38.4, 26.88),),
