@@ -670,7 +670,8 @@ def coco_cases() -> Iterator[Case]:
     for crowd in ("0", 0.0, None, False, ""):
         yield coco(f"no crowd: {crowd!r}", [annotation(iscrowd=crowd)])
     for crowd in ("1", 1.0, True):
-        yield coco(f"a crowd: {crowd!r}", [annotation(), annotation(id=2, iscrowd=crowd)])
+        marked = r"annotation 2: is the first of 1 annotations marked iscrowd; crowds are not trained on"
+        yield coco(f"a crowd: {crowd!r}", [annotation(), annotation(id=2, iscrowd=crowd)], (BOX,), marked)
     yield coco(
         "a crowd that is neither",
         [annotation(), annotation(id=2, iscrowd="maybe")],
