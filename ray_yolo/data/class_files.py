@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -94,13 +95,20 @@ def _read_names(file: str) -> Names:
 
 
 def _moved_name(own: Names, stated: Names) -> tuple[int, int] | None:
-    """The two numbers of the first name that has different ones in both; None if there is none."""
-    numbers = {folded(name): number for number, name in stated.items()}
-    for number, name in own.items():
-        other = numbers.get(folded(name), number)
+    """The two numbers of the first name that has one in each, and not the same; None if there is none."""
+    own_numbers = _unique_numbers(own)
+    stated_numbers = _unique_numbers(stated)
+    for name, number in own_numbers.items():
+        other = stated_numbers.get(name, number)
         if other != number:
             return number, other
     return None
+
+
+def _unique_numbers(names: Names) -> dict[str, int]:
+    """The number of each name that has only one."""
+    counts = Counter(folded(name) for name in names.values())
+    return {folded(name): number for number, name in names.items() if counts[folded(name)] == 1}
 
 
 def _renamed_number(own: Names, stated: Names) -> int | None:

@@ -133,10 +133,11 @@ def test_validation_tells_what_the_split_holds_and_what_was_left_out(
     assert messages[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
     assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in messages)
     (warning,) = [line for line in messages if line.startswith("WARNING: ")]
-    assert "found 2 things and left 0 out" in warning
+    assert "found 3 things and left 0 out" in warning
     findings = (result.folder / "findings.txt").read_text()
     assert "download: contains code, which is never run" in findings
     assert "'dark' is the name of 2 classes" in findings
+    assert "data/data.yaml: names class 1 'bright', but " in findings  # of the set itself
 
 
 def test_a_split_without_a_box_is_validated_only_where_that_is_meant(trained: Path, tmp_path: Path) -> None:
