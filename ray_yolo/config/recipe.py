@@ -110,7 +110,8 @@ class Recipe(ConfigModel):
     shapes8, shapes1k)."""
     model: str = "yolov5s"
     """Architecture: yolov5{n,s,m,l,x} with the optional suffix 6, u or 6u, yolov3, yolov3-spp, yolov3-tiny,
-    {yolov8,yolo11,yolo12,yolo26}{n,s,m,l,x}, or a YAML file in the format of YOLOv5 or Ultralytics."""
+    {yolov8,yolo11,yolo12,yolo26}{n,s,m,l,x}, or a YAML file in the format of YOLOv5 or Ultralytics. A command without
+    it takes the model that the file of `weights` is named after, as yolov5m.pt."""
     weights: str = ""
     """Initial weights: best.pt of a run, a file released by YOLOv5 or Ultralytics, .safetensors; '': from scratch."""
     epochs: int = Field(100, ge=1)

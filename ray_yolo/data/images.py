@@ -41,6 +41,7 @@ MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 # OpenCV's flags for a half, quarter and eighth; combined with RGB they do not mean grey.
 _REDUCED = {1: 0, 2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
             8: cv2.IMREAD_REDUCED_GRAYSCALE_8}
+_ORIENTATION = 0x0112  # tag of EXIF
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The formats that Pillow may detect, for any suffix. EPS would start a program.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", *_AVIF_FORMATS, *_JPEG2000_FORMATS)
@@ -256,6 +257,15 @@ class _Header(NamedTuple):
     is_tiff: bool = False
 
 
+def _orientation(picture: Image.Image) -> object:
+    """The orientation that the decoder follows. OpenCV's looks at EXIF alone, as browsers do, Pillow's also at XMP."""
+    if picture.format not in ("JPEG", "MPO", "WEBP"):
+        return picture.getexif().get(_ORIENTATION)
+    exif = Image.Exif()
+    exif.load(picture.info.get("exif", b""))
+    return exif.get(_ORIENTATION)
+
+
 def _header(path: str | bytes) -> _Header | None:
     """The facts in a file's header; None for a file that only OpenCV may decode."""
     try:
@@ -270,7 +280,7 @@ def _header(path: str | bytes) -> _Header | None:
                 complete = width * height <= MAX_PIXELS and not may_be_turned and not is_deep
                 file.verify()  # the checksums
                 return _Header((height, width), complete, frames)
-            turned = file.getexif().get(0x0112) in _TURNED
+            turned = _orientation(file) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except _DAMAGE as error:

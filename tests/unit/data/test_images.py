@@ -221,3 +221,15 @@ def test_a_grey_image_does_not_count_as_truncated(tmp_path: Path, progressive: b
     path = save(tmp_path / "a.jpg", Image.fromarray(picture), progressive=progressive)
     assert (read_image(str(path))[-1, -1] == 128).all()
     assert check_image(str(path)) == (96, 128)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "webp"])
+def test_an_orientation_in_xmp_alone_turns_nothing(tmp_path: Path, suffix: str) -> None:
+    """As in browsers, where the labels were drawn. The size and the pixels are those of the same picture."""
+    xmp = (b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+           b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>')
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(smooth_picture(24, 40)).save(path, xmp=xmp)
+    with Image.open(path) as file:
+        assert file.getexif().get(0x0112) == 6  # Pillow takes it for EXIF's
+    assert check_image(str(path)) == read_image(str(path)).shape[:2] == (24, 40)
