@@ -35,14 +35,19 @@ def annotation_path(image_path: str) -> Path | None:
 
 def annotation_paths(image_path: str) -> list[Path]:
     """All XML files with the name of an image in its `folders`, each once. A link to a missing file is one of them."""
-    name = f"{Path(image_path).stem}.xml"
+    stem = os.path.splitext(os.path.basename(image_path))[0]
     paths: list[Path] = []
     for folder in folders(image_path):
-        path = Path(folder, name)
-        if path.is_symlink() and not path.exists():
+        file = f"{folder}/{stem}.xml"
+        if not os.path.lexists(file):  # as for most images: one look at the disk
+            continue
+        path = Path(file)
+        if not path.exists():  # a broken link
             paths.append(path)
-        elif path.is_file() and not any(other.exists() and other.samefile(path) for other in paths):
-            paths.append(path)  # two folders may be one on a disk that ignores case
+            continue
+        is_known = any(other.exists() and other.samefile(path) for other in paths)  # on a disk that ignores case
+        if path.is_file() and not is_known:
+            paths.append(path)
     return paths
 
 
