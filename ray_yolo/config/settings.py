@@ -284,7 +284,7 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> st
 def describe(config: Config, origins: Mapping[str, str], decided: Config | None = None) -> str:
     """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. Required fields
     come first. The values are those of `decided`, which has all open settings resolved; None: none is open. Secrets are
-    masked, so a file of a configuration with one has others."""
+    masked; what is read back has the masks."""
     fields = config_fields(type(config))
     required = {path for path, field in fields.items() if field.info.is_required()}
     requested = config.model_dump(mode="json")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ray_yolo.config.yaml import load_yaml
+from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import Finding
 from ray_yolo.data.values import folded
@@ -62,18 +62,16 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
 
 def _files_above(folders: Iterable[str], root: Path) -> list[str]:
     """The files of class names in some folders and those above them, each once."""
-    found: dict[str, None] = {}
-    for folder in dict.fromkeys(folders):
+    places: dict[Path, None] = {}  # a set that keeps the order: many folders have the same ones above them
+    for folder in folders:
         place = Path(folder)
         for _ in range(1 + _FOLDERS_ABOVE):
-            for name in (*_TEXTS, _LABEL_STUDIO, *_DESCRIPTIONS):
-                file = place / name
-                if file.is_file():
-                    found[str(file)] = None
+            places[place] = None
             if place in (root, place.parent):
                 break
             place = place.parent
-    return list(found)
+    files = [place / name for place in places for name in (*_TEXTS, _LABEL_STUDIO, *_DESCRIPTIONS)]
+    return [str(file) for file in files if file.is_file()]
 
 
 def _read_names(file: str) -> Names:
@@ -83,11 +81,11 @@ def _read_names(file: str) -> Names:
             return {}
         if os.path.basename(file) in _TEXTS:
             lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-            return dict(enumerate(line.strip() for line in lines if line.strip()))
+            return {number: line.strip() for number, line in enumerate(lines) if line.strip()}
         if os.path.basename(file) == _LABEL_STUDIO:
             categories = json.loads(Path(file).read_text(encoding="utf-8-sig"))["categories"]
             return {int(category["id"]): str(category["name"]) for category in categories}
-        names = load_yaml(file).data["names"]
+        names = load_text_yaml(file).data["names"]  # as the description is read: 007 is no number
         pairs = names.items() if isinstance(names, dict) else enumerate(names)
         return {int(number): str(name) for number, name in pairs}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, InputError):

@@ -143,9 +143,9 @@ def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRec
     weights = read_weights(local_file(recipe.weights))
     transfer = _compare_with(recipe, names, weights)
     if transfer.is_sparse and "model" not in recipe.model_fields_set:
-        own = f" {weights.meta['recipe']['model']}" if weights.meta else ""  # of a checkpoint of ours
+        own = (weights.meta or {}).get("recipe", {}).get("model", "")  # of a checkpoint of ours
         raise CheckpointError(f"{recipe.weights}: has only {transfer.matched} of the {transfer.total} tensors of "
-                              f"{recipe.model}, the default model; give its own model with --model{own}")
+                              f"{recipe.model}, the default model; give its own model with --model {own}".rstrip())
     return transfer
 
 

@@ -129,6 +129,7 @@ class SweepRecords:
     def update(self, ended: bool) -> None:
         """Make each record that is due."""
         self._update_sweep("RUNNING")
+        self._elsewhere.clear()
         for folder in sorted((self._folder / "trials").glob("*")):
             self._update_trial(folder, ended)
         if ended and self._parent and set(self.pending) <= set(self.failing):  # their runs have their own ends now
@@ -140,7 +141,6 @@ class SweepRecords:
         name = folder.name
         trial = self._open.get(name)
         if trial is None:
-            self._elsewhere.discard(name)
             if not (folder / EVENTS_FILE).exists() or is_complete(folder, self._uri):
                 return
             trial = self._open_trial(folder)

@@ -66,3 +66,17 @@ def test_the_description_of_a_part_that_has_another_order_is_a_finding(tmp_path:
     [finding] = read_index(both, "train").findings
     assert finding.where == str(tmp_path / "two" / "data.yaml")
     assert finding.what.startswith("gives class 'cat' the number 1, but ")
+
+
+def test_numbers_are_those_of_the_lines(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (tmp_path / "classes.txt").write_text("\ncat\n")
+    with pytest.raises(DatasetError, match="gives class 'cat' the number 1"):
+        read_index(description, "train")
+
+
+def test_names_in_another_description_are_text(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (tmp_path / "set" / "data.yaml").write_text("train: images\nval: images\nnames: [007, true]\n")
+    ours = describe({"train": "set/images", "val": "set/images", "names": ["007", "true"]}, tmp_path / "mine.yaml")
+    assert read_index(ours, "train").findings == ()

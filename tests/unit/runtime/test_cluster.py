@@ -159,6 +159,18 @@ def test_each_error_of_ray_at_its_start_is_one_line(asked: list[str], monkeypatc
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_an_address_that_ray_cannot_read_is_bad_input(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ValueError("Invalid Ray address: 'x'. It looks\nlike")
+
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(InputError, match="Invalid Ray address") as refused:
+            cluster.connect(Placement(address=address, gpus_per_worker=0.0))
+    assert len(str(refused.value).splitlines()) == 1
+
+
 def test_a_local_start_that_fails_is_no_wrong_address(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray raises ValueError if it finds too little shared memory, for example."""
     def init(address: str, **_: Any) -> None:

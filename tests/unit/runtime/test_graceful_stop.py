@@ -168,13 +168,18 @@ def test_a_save_that_did_not_end_leaves_only_the_rest_of_the_time(monkeypatch: p
     monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.3)
     monkeypatch.setattr(graceful_stop, "FAILED_SECONDS", 4.0)
 
+    signalled: list[float] = []
+
     def work(stop_requested: StopRequested) -> None:
+        signalled.append(time.monotonic())
         tell_myself(signal.SIGTERM)
         time.sleep(5)
 
     with pytest.raises(TerminatedError):
         train(work)
-    assert 0 < deadline.seconds_left() < 3.8
+    elapsed = time.monotonic() - signalled[0]
+    assert elapsed >= 0.3
+    assert deadline.seconds_left() == pytest.approx(4.0 - elapsed, abs=0.1)
 
 
 def test_a_second_signal_stops_at_once() -> None:

@@ -20,5 +20,9 @@ def test_a_trial_whose_records_another_process_makes_is_pending(sweep: Path, mon
         records.update(ended=True)
         assert records.pending == ["trial1"]
         assert records.failing == []
+        (sweep / "trials" / "trial1").rename(sweep / "gone")
+        records.update(ended=True)
+        assert records.pending == []  # the trial was removed
+        (sweep / "gone").rename(sweep / "trials" / "trial1")
     records.update(ended=True)
     assert (records.pending, warnings) == ([], [])
