@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ray_yolo.core.formatting import align_columns
 from ray_yolo.plots.page import Section, render_page
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
@@ -22,17 +23,7 @@ def sweep_page(folder: Path) -> str:
     return render_page(folder.name, [
         Section("Sweep", [summary_line(trials)]),
         Section("Claim", [str(claim)] if claim else []),
-        Section("Best trials", _aligned(table) if has_results else []),
+        Section("Best trials", align_columns(table) if has_results else []),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
         Section("Failed trials", [result_line(trial) for trial in trials if trial.state == "failed"]),
     ])
-
-
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
-    """The rows of a table as lines, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for row in table:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells))
-    return lines
