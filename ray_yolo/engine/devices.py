@@ -1,8 +1,10 @@
-"""The device of a process, its name, and marks in its work."""
+"""The device of a process, its name, marks in its work, and a second stream of it."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Literal, cast
 
 import torch
@@ -34,6 +36,34 @@ def seconds_between(begin: Mark, end: Mark) -> float:
     if isinstance(begin, torch.cuda.Event):
         return begin.elapsed_time(cast(torch.cuda.Event, end)) / 1000
     return cast(float, end) - begin
+
+
+class SecondStream:
+    """A stream of kernels beside the one that computes. A CPU has none: it works in the order of the calls.
+
+    A tensor that kernels of both streams use must live until the first stream has waited for the second one. The
+    allocator gives its memory to the next kernels of the stream that it was allocated on, without regard to others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=-1)  # its short kernels go before long ones
+
+    @property
+    def exists(self) -> bool:
+        """Whether the device has streams."""
+        return self._stream is not None
+
+    @contextlib.contextmanager
+    def after_current(self) -> Iterator[None]:
+        """Context whose kernels run on this stream, after those that are on the current one so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
 
 
 def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:

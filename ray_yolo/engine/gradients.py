@@ -20,6 +20,8 @@ the all-to-all has two stages. In the first one, the workers of a machine exchan
 with place p then holds what the workers with place p on all machines need. The second stage is between these. Of G
 workers, one value instead of G leaves the machine.
 
+On a GPU, exchanges and folds are on a second stream. The backward pass waits for them at its end, in DDP.
+
 Annotations are not deferred in this file: DDP inspects those of a communication hook.
 """
 
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.devices import Mark, mark
+from ray_yolo.engine.devices import Mark, SecondStream, mark
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent, plan_folds
 
@@ -65,6 +67,8 @@ class GradientTree:
         self._next = 0  # this worker's next leaf
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
+        self._second = SecondStream(self._row.device)
+        self._exchanged: Mark = 0.0  # behind all kernels of the backward pass
         self.waits: list[tuple[Mark, Mark]] = []
         """The waits for other workers in the newest step: their begins and ends."""
         if isinstance(replica, DistributedDataParallel):
@@ -88,6 +92,8 @@ class GradientTree:
         if last and isinstance(replica, DistributedDataParallel):
             self._leaf = leaf
             yield
+            if self._second.exists:  # the device waits after DDP's last bucket until all are exchanged
+                self.waits.append((self._exchanged, mark(self._row.device)))
             return
         with replica.no_sync() if isinstance(replica, DistributedDataParallel) else contextlib.nullcontext():
             yield
@@ -111,7 +117,8 @@ class GradientTree:
             *gradients, row = tree_sum(dict(self._nodes), count)
             for p, gradient in zip(self._parameters, gradients, strict=True):
                 p.grad = gradient
-        self._nodes, self._exchanges = [], []  # they take several times the memory of the gradient
+        # They take several times the memory of the gradient. The stream that computes has waited for the second one.
+        self._nodes, self._exchanges = [], []
         return row
 
     def close(self) -> None:
@@ -128,16 +135,20 @@ class GradientTree:
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Sum a bucket over the tree; DDP's communication hook."""
-        self._advance()  # here, so that the order of exchanges is the same on every worker
-        device = bucket.buffer().device
+        rows = self._rows(bucket)
+        device = rows.device
         future = torch.futures.Future[Tensor](devices=[device] if device.type == "cuda" else None)
-        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._stages,
-                                         self._shards[-1].stop, future, self.waits))
+        with self._second.after_current():
+            self._advance()  # at each bucket, so that the order of exchanges is the same on every worker
+            self._exchanges.append(_Exchange(rows, bucket.buffer().numel(), self._stages, self._shards[-1].stop, future,
+                                             self.waits))
+            if bucket.is_last():
+                for _ in self._stages:
+                    self._advance()
+                for exchange in self._exchanges:
+                    exchange.finish()
         if bucket.is_last():
-            for _ in self._stages:
-                self._advance()
-            for exchange in self._exchanges:
-                exchange.finish()
+            self._exchanged = mark(device)
         return future
 
     def _advance(self) -> None:
@@ -206,7 +217,7 @@ def _plan_stages(shards: Sequence[range], collectives: Collectives) -> list[_Sta
 
 
 class _Exchange:
-    """The exchange of one bucket. It notes its waits for other workers in `waits`.
+    """The exchange of one bucket. On a CPU, it notes its waits for other workers in `waits`.
 
     Args:
         rows: this worker's subtrees, (nodes, length and padding); consumed.
@@ -221,6 +232,7 @@ class _Exchange:
         self.stages = list(stages)
         """Those that are not complete. The all-to-all of the first one has started."""
         self.sum = rows.new_empty(rows.shape[1])
+        self._held: list[Tensor] = []  # until the step's end: see `SecondStream`
         self._send(rows)
 
     def _send(self, rows: Tensor) -> None:
@@ -228,15 +240,19 @@ class _Exchange:
         stage = self.stages[0]
         num_rows, length = rows.shape  # a worker without a microbatch has no rows
         if stage.order:
-            rows = rows.view(num_rows, len(stage.order), length // len(stage.order))[:, stage.order]
+            by_chunk = rows.view(num_rows, len(stage.order), length // len(stage.order))
+            ordered = torch.stack([by_chunk[:, chunk] for chunk in stage.order], 1)  # a list as index would be copied
+        else:
+            ordered = rows
         members = len(stage.nodes)
         part = length // members  # the chunks of one member
-        chunks = rows.reshape(num_rows, members, part).transpose(0, 1).contiguous()
+        chunks = ordered.reshape(num_rows, members, part).transpose(0, 1).contiguous()
         sent_sizes = [num_rows * part] * members
         received_sizes = [len(nodes) * part for nodes in stage.nodes]
         self._received = rows.new_empty(sum(map(len, stage.nodes)), part)  # (nodes of all members, chunks of this one)
         self._work = _started(dist.all_to_all_single(
             self._received.view(-1), chunks.view(-1), received_sizes, sent_sizes, group=stage.group, async_op=True))
+        self._held += [rows, chunks, self._received]
 
     def fold(self) -> None:
         """Add what a stage has brought. Start the next stage, or the all-gather of the sums of all chunks."""
@@ -257,10 +273,12 @@ class _Exchange:
         self._future.set_result(self.sum[: self.length])
 
     def _wait(self) -> None:
-        device = self.sum.device
-        began = mark(device)
-        self._work.wait()  # on a GPU, its queue waits and not the host
-        self._waits.append((began, mark(device)))
+        if self.sum.is_cuda:
+            self._work.wait()  # the second stream waits, and not the host
+            return
+        began = mark(self.sum.device)
+        self._work.wait()
+        self._waits.append((began, mark(self.sum.device)))
 
 
 def fold_nodes(subtrees: dict[TreeNode, Value], count: int) -> dict[TreeNode, Value]:
