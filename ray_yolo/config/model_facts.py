@@ -98,10 +98,24 @@ def read_model_file(path: str | Path) -> dict[str, Any]:
     table = dict(load_yaml(path).data)
     scales = table.get("scales")
     if isinstance(scales, dict) and scales and "scale" not in table:
-        in_name = [letter for letter in _SCALE.findall(Path(path).stem) if letter in scales]
         first = next(iter(scales))
-        table["scale"] = in_name[0] if in_name else first
+        table["scale"] = _scale_in_name(path, scales) or first
     return table
+
+
+def assumed_scale(path: str | Path) -> str:
+    """The scale of a model YAML with several, if neither the file nor its name chooses it; '': it is chosen."""
+    table = load_yaml(path).data
+    scales = table.get("scales")
+    is_open = isinstance(scales, dict) and len(scales) > 1 and "scale" not in table
+    if not is_open or _scale_in_name(path, scales):
+        return ""
+    return str(next(iter(scales)))
+
+
+def _scale_in_name(path: str | Path, scales: Mapping[str, Any]) -> str | None:
+    in_name = [letter for letter in _SCALE.findall(Path(path).stem) if letter in scales]
+    return in_name[0] if in_name else None
 
 
 def family_of_table(table: Mapping[str, Any]) -> str:

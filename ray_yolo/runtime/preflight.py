@@ -6,6 +6,7 @@ later start reads them, so it trains the same recipe even with another placement
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shlex
@@ -27,7 +28,7 @@ from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import are_placeholders, common_classes, match_classes
 from ray_yolo.config.fine_tuning import fine_tuned
-from ray_yolo.config.model_facts import off_grid, plugin_of
+from ray_yolo.config.model_facts import assumed_scale, off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
@@ -58,6 +59,8 @@ from ray_yolo.runs.run_record import RunRecord, TransferRecord
 from ray_yolo.runtime.resources import workers_here, workers_on
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 from ray_yolo.sinks.mlflow_client import tracking_uri
+
+_log = logging.getLogger(__name__)
 
 
 def check_early(config: RunConfig) -> Hooks:
@@ -119,7 +122,7 @@ def check_model(recipe: Recipe) -> None:
 
 
 def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) -> None:
-    """Build the model once, so that an error names its place in the file."""
+    """Build the model once, so that an error names its place in the file. Warn of a scale that nothing chooses."""
     rows = read_architecture(architecture, load_yaml(path).where)
     try:
         grid = rows.build(1).grid
@@ -127,6 +130,9 @@ def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) ->
         raise ConfigError(f"{path}: {str(error).removeprefix('model: ')}") from error
     if reason := off_grid(imgsz, grid):
         raise ConfigError(f"imgsz: {imgsz} {reason} (the head of {path} has cells of {grid} px)")
+    if scale := assumed_scale(path):
+        _log.warning("%s: has several scales and chooses none: the first, %s, is used. Write a line scale: %s, or put "
+                     "the letter behind the number in the file's name, as in yolo11%s.yaml", path, scale, scale, scale)
 
 
 def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRecord | None:

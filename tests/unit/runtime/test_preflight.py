@@ -153,6 +153,23 @@ def test_a_model_file_that_makes_no_model_is_refused_before_any_cluster_work(
         check_early(make_config(tmp_path, 2, model=str(model)))
 
 
+@pytest.mark.parametrize(("file", "table", "assumed"), [
+    ("mine.yaml", {"scales": {"m": [0.67, 0.75, 768], "n": [0.33, 0.25, 1024]}}, "m"),
+    ("mine8z.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}}, "n"),
+    ("mine8m.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}}, ""),
+    ("mine.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}, "scale": "m"}, ""),
+    ("mine.yaml", {"scales": {"n": [0.33, 0.25, 1024]}}, ""),
+    ("mine.yaml", {}, ""),
+])
+def test_a_scale_that_nothing_chooses_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str,
+                                                  table: dict[str, Any], assumed: str) -> None:
+    model = tmp_path / file
+    model.write_text(yaml.safe_dump(TINY | table, sort_keys=False))
+    check_model(Recipe.model_validate({"model": str(model)}))
+    assert (f"the first, {assumed}, is used" in caplog.text) == bool(assumed)
+    assert bool(caplog.records) == bool(assumed)
+
+
 def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
