@@ -41,7 +41,7 @@ test: $(VENV)/.dev  ## the unit tests, and one real use of each mechanism
 	$(BIN)/python $(PYTEST) -m smoke tests/process
 
 test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) --hypothesis-profile thorough
 
 test-again: $(VENV)/.dev  ## the tests that failed in the last run, or all if it named none, one after the other
 	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures all

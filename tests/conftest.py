@@ -13,8 +13,10 @@ from hypothesis import settings
 
 from ray_yolo.core import deadline
 
-settings.register_profile("untimed", deadline=None)  # on a busy machine any example may take long
-settings.load_profile("untimed")
+# Examples of each property. On a busy machine any example may take long.
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("thorough", max_examples=100, deadline=None)  # `make test-all`
+settings.load_profile("quick")
 
 ROOT = Path(__file__).parents[1]
 RAY_SETTINGS = {

@@ -6,17 +6,26 @@ They are computed from the ledger and can be rewritten from it at any time.
 from __future__ import annotations
 
 import csv
+import logging
+import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import GENES, canonical, config_fields, read_config_file
+from ray_yolo.config.settings import (
+    GENES,
+    LEGACY_GENES,
+    canonical,
+    config_fields,
+    explain_unknown,
+    read_config_file,
+)
 from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.core.events import ANCHOR_TERMS
@@ -32,6 +41,7 @@ from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, repla
 
 RUNG = "rung"  # epochs trained
 _RECIPE = config_fields(Recipe)
+_log = logging.getLogger(__name__)
 
 
 def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
@@ -143,51 +153,97 @@ def _weights_of(run: Path) -> list[Path]:
     return files
 
 
-def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
+class _OldResult(NamedTuple):
+    """The genes of an old training."""
+
+    genes: Mapping[str, Any]  # by short name, as read
+    origin: str  # file and line, for messages
+
+
+def read_warm_start(path: str, space: Space, search: Search, recipe: Recipe) -> list[dict[str, GeneValue]]:
     """Starts from old results, with each gene clipped to the space. Missing genes are those of the space's first start.
 
     An evolve.csv gives its five best rows by this search's objective. A hyp file gives one start, a folder one start
-    per hyp file. The old fitness is not used, because it is from another data set or schedule.
+    per hyp file. The old fitness is not used, because it is from another data set or schedule. Values that a start
+    does not take over as they are, are warnings.
+
+    Args:
+        recipe: of all trials, except for their genes.
 
     Raises:
-        InputError: if the file is none of these, is a search space, or has no usable row.
+        InputError: if the file is none of these, is a search space, has no usable row, unknown settings, none of the
+            genes, or a value of a range that is not a number.
     """
-    rows = _read_csv(path, search) if path.endswith(".csv") else _read_hyps(path)
-    return [_start_of(row, space) for row in rows]
+    results = _read_csv(path, search) if path.endswith(".csv") else _read_hyps(path)
+    starts = []
+    unsearched: dict[str, Any] = {}  # settings of the first result that differ
+    for result in results:
+        starts.append(_start_of(result, space))
+        for name, value in _unsearched(result.genes, space, recipe):
+            unsearched.setdefault(name, value)
+    for name, value in unsearched.items():
+        _log.warning("%s: %s %s is not searched: all trials have %s (give it by --hyp or --set)", path, name, value,
+                     recipe_value(recipe, name))
+    return starts
 
 
-def _start_of(row: Mapping[str, Any], space: Space) -> dict[str, GeneValue]:
-    """The start that an old row gives."""
-    start = {}
-    for gene in space.genes:
-        if gene.name in row:
-            start[gene.name] = nearest(gene, row[gene.name])
-        else:
-            start[gene.name] = space.starts[0][gene.name]
+def _start_of(result: _OldResult, space: Space) -> dict[str, GeneValue]:
+    """The start that an old result gives."""
+    start = dict(space.starts[0])
+    found = [gene for gene in space.genes if gene.name in result.genes]
+    if not found:
+        names = ", ".join(gene.name for gene in space.genes)
+        raise InputError(f"{result.origin}: has none of the genes of this space ({names}); give another file, or leave "
+                         "--warm-start out")
+    for gene in found:
+        value = result.genes[gene.name]
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if gene.kind != "choice" and not is_number:
+            raise InputError(f"{result.origin}: {gene.name}: {value!r} is not a number; correct it, or remove it from "
+                             "the file")
+        start[gene.name] = nearest(gene, value)
+        if start[gene.name] != value:
+            _log.warning("%s: %s %s is not in the space: the start has %s", result.origin, gene.name, value,
+                         start[gene.name])
     return start
 
 
-def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
+def _unsearched(genes: Mapping[str, Any], space: Space, recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """The settings of an old result that are no genes of the space and differ from the recipe."""
+    searched = {gene.name for gene in space.genes}
+    for name, value in genes.items():
+        if name not in searched and canonical(name) in _RECIPE and value != recipe_value(recipe, name):
+            yield name, value
+
+
+def _read_csv(path: str, search: Search) -> list[_OldResult]:
     """The genes of the best rows of an evolve.csv, best first."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [[cell.strip() for cell in line] for line in csv.reader(file) if line]
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    header = lines[0] if lines else []
+    header = lines[0][1] if lines else []
     missing = [name for name in COLUMNS.values() if name not in header]
     if missing:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
-    rows = [dict(zip(header, map(_scalar, line), strict=False)) for line in lines[1:]]
+    results = []
     trials = []
-    for number, row in enumerate(rows):
-        epochs = int(row.get(RUNG, 0))
-        trials.append(TrialRow(number, row, _old_fitness(row, search), epochs))
+    for number, (line, cells) in enumerate(lines[1:]):
+        # YOLOv5 writes the header once. A gene that is added to its hyp file later moves the cells of new rows.
+        if len(cells) != len(header):
+            raise InputError(f"{path}:{line}: {len(cells)} cells, and the header has {len(header)}: it is not known "
+                             "which is which; remove the rows of another header")
+        row = dict(zip(header, map(_scalar, cells), strict=True))
+        genes = {short_name(name): value for name, value in row.items()}
+        results.append(_OldResult(genes, f"{path}:{line}"))
+        trials.append(TrialRow(number, row, _old_fitness(row, search), int(row.get(RUNG, 0))))
     ranked = best_rows(trials, NUM_PARENTS)
     if not ranked:
         raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")
-    return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]
+    return [results[row.trial] for row in ranked]
 
 
 def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
@@ -195,14 +251,14 @@ def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
         ours: value for ours, name in COLUMNS.items() if isinstance(value := row.get(name), (int, float))})
 
 
-def _read_hyps(path: str) -> list[dict[str, Any]]:
+def _read_hyps(path: str) -> list[_OldResult]:
     """The genes of a hyp file, or of each YAML file of a folder."""
     files = [path]
     if os.path.isdir(path):
         files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
     if not files:
         raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
-    return [_read_hyp(file) for file in files]
+    return [_OldResult(_read_hyp(file), file) for file in files]
 
 
 def _read_hyp(path: str) -> dict[str, Any]:
@@ -213,6 +269,8 @@ def _read_hyp(path: str) -> dict[str, Any]:
         if name.partition(".")[0] == SEARCH or canonical(name.rpartition(".")[0]) in _RECIPE or is_list:
             raise InputError(f"{item.origin}: {name}: a search space has no values to start from; give it as --space, "
                              "and to --warm-start an evolve.csv, a hyp file (lr0: 0.01), or a folder of hyp files")
+        if name not in _RECIPE and name not in LEGACY_GENES:
+            raise InputError(f"{item.origin}: {explain_unknown(name, _RECIPE)}")
     return {short_name(name): _scalar(item.value) for name, item in values.items()}
 
 

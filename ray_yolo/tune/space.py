@@ -6,6 +6,7 @@
     momentum: [0.6, 0.98]                             short for a range; [0.001, 0.1, log] for loguniform
     optimizer.name: {type: choice, values: [SGD, AdamW]}
     mosaic: {type: fixed, value: 1.0}
+    with_anchors: {obj: [0.2, 4.0]}                   genes for models with anchors only; `without_anchors` likewise
 
 A space is checked against the base recipe, so that no trial fails because of its values.
 """
@@ -24,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from ray_yolo.config.model_facts import facts_of
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import CHANGEABLE, Recipe
 from ray_yolo.config.sections import ConfigModel
@@ -62,6 +64,7 @@ MEASURES = {
 ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
              "sync_bn", "quad", "rect", "image_weights")
 """Fields that a recipe, or its share for each worker, checks against each other: their combinations are checked."""
+WITH_ANCHORS, WITHOUT_ANCHORS = "with_anchors", "without_anchors"
 _UNEVEN = ("imgsz", "batch_size", "microbatch")  # whole numbers between two valid ones may be invalid
 _MAX_CHECKED = 10_000  # combinations: about a second
 _MAX_WHOLE = 2.0**53  # above it, not every integer is a float, and limits are floats
@@ -149,17 +152,15 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     """
     search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
     genes: dict[str, Gene] = {}
-    for key in data:
-        if key == SEARCH:
-            continue
-        gene = _read_gene(str(key), data[key], partial(where, key))
+    for key, entry, where_entry in _entries(data, recipe, where):
+        gene = _read_gene(key, entry, where_entry)
         if gene.name in genes:
-            raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
+            raise ConfigError(f"{where_entry()}: {key}: {gene.name} is in this space already; remove one of the two")
         for value in _ends(gene):
-            _check_overlay(recipe, {gene.name: value}, where(key))
-        _check_between(recipe, gene, where(key))
+            _check_overlay(recipe, {gene.name: value}, where_entry())
+        _check_between(recipe, gene, where_entry())
         if search.scheduler.name == "pbt" and len(set(_ends(gene))) > 1 and canonical(key) not in CHANGEABLE:
-            raise ConfigError(f"{where(key)}: {key} cannot change during a training, as population based training "
+            raise ConfigError(f"{where_entry()}: {key} cannot change during a training, as population based training "
                               "requires; remove it, or use another scheduler")
         genes[gene.name] = gene
     if not genes:
@@ -172,8 +173,31 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     return TuneSpace(space, search)
 
 
-def warnings(space: Space, trials: int) -> Iterator[str]:
-    """What evolution of so many trials does not search."""
+def _entries(data: Mapping[Any, Any], recipe: Recipe, where: Where) -> Iterator[tuple[str, Any, Where]]:
+    """The name, the content and the place of each gene for the recipe's model."""
+    facts = facts_of(recipe.model)
+    section_of_model = WITH_ANCHORS if facts is None or facts.has_anchors else WITHOUT_ANCHORS
+    for key, entry in data.items():
+        if key == SEARCH:
+            continue
+        if key not in (WITH_ANCHORS, WITHOUT_ANCHORS):
+            yield str(key), entry, partial(where, key)
+            continue
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where(key)}: {key}: got {short(entry)}; write genes, as in {key}: {{box: [1, 20]}}")
+        if key == section_of_model:
+            for name, content in entry.items():
+                yield str(name), content, partial(where, key, name)
+
+
+def warnings(space: Space, recipe: Recipe, trials: int) -> Iterator[str]:
+    """Where trial 0 is not the recipe, and what evolution of so many trials does not search."""
+    for gene in space.genes:
+        ours, start = recipe_value(recipe, gene.name), space.starts[0][gene.name]
+        is_fixed = gene.kind == "choice" and len(gene.values) == 1
+        if start != ours and not is_fixed:
+            yield (f"{gene.name}: the recipe has {short(ours)}, which this space does not allow; trial 0 has "
+                   f"{short(start)}")
     zeros = [gene.name for gene in space.genes
              if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
     if space.algorithm == "evolve" and zeros:

@@ -214,7 +214,9 @@ def plan(config: TuneConfig) -> list[str]:
     begun = _begun(config, space, config.recipe, train, slots, {}, {})
     seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
                                      config.sweep.workers_per_trial)
-    return describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
+    lines = describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
+    lines += [f"warning: {text}" for text in warnings(begun.space, begun.recipe, config.sweep.most_trials)]
+    return lines
 
 
 def _has_more(folder: Path, config: TuneConfig) -> bool:
@@ -267,7 +269,7 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     decided = fine_tuned(config.recipe, len(train), len(train.names))
     space = load_space(settings.space, decided).space  # its first start has the learning rate that the default has
     _check_weights(config, space, train)
-    warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
+    warm = read_warm_start(settings.warm_start, space, loaded.search, decided) if settings.warm_start else []
     return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train, val
 
 
@@ -337,7 +339,7 @@ class _Execution:
         for network, time_per_image in sorted(ledger.begun.latencies.items(), key=lambda each: each[1]):
             is_slow = limit and time_per_image > limit.latency_ms
             say(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained" * bool(is_slow))
-        for warning in warnings(ledger.begun.space, self.sweep.most_trials):
+        for warning in warnings(ledger.begun.space, ledger.recipe, self.sweep.most_trials):
             say(f"warning: {warning}")
         write_options(self.folder, self.config)
         wait_seconds = min(waiting_limit(), PROMPT_SECONDS)

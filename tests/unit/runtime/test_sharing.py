@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_yolo.runtime.sharing import (
@@ -255,7 +255,6 @@ def test_another_one_leaves_if_a_third_program_has_taken_what_was_freed(lag: int
     assert world.extras() == {}
 
 
-@settings(max_examples=60, deadline=None)
 @given(cpus=st.integers(2, 8), lag=st.integers(0, 2),
        jobs=st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 6)), min_size=2, max_size=4),
        starts=st.lists(st.integers(0, 100), min_size=4, max_size=4), ends=st.sets(st.integers(0, 3), max_size=2))

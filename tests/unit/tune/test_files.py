@@ -29,6 +29,8 @@ BASE = Recipe(data="my data/coco.yaml", model="yolov5n", epochs=3, batch_size=16
 SPACE = read_space({"lr0": [0.001, 0.1], "mosaic": [0.0, 1.0], "augment.close_mosaic": [0, 5],
                     "optimizer.name": {"type": "choice", "values": ["SGD", "AdamW"]}}, BASE).space
 
+METRICS = "metrics/precision,metrics/recall,metrics/mAP_0.5,metrics/mAP_0.5:0.95"
+
 
 def trial(number, fitness, state="finished", **genes):
     genes = {"lr0": 0.01, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "SGD", **genes}
@@ -147,26 +149,35 @@ def test_a_trial_whose_weights_are_dropped_keeps_its_records(tmp_path):
 
 
 class TestWarmStart:
+    def test_what_a_start_does_not_take_over_is_said(self, tmp_path, caplog):
+        path = tmp_path / "hyp.yaml"
+        path.write_text("lr0: 0.5\nmosaic: 0.5\noptimizer: {name: Adam}\nmomentum: 0.9\nscale: 0.5\niou_t: 0.2\n")
+        read_warm_start(str(path), SPACE, Search(), BASE)
+        said = [record.getMessage().removeprefix(str(path)) for record in caplog.records]
+        assert said == [": lr0 0.5 is not in the space: the start has 0.1",
+                        ": optimizer.name Adam is not in the space: the start has SGD",
+                        ": momentum 0.9 is not searched: all trials have 0.937 (give it by --hyp or --set)"]
+
     def test_an_evolve_csv_gives_its_best_rows_best_first(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)
-        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search())
+        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(), BASE)
         assert starts == [TRIALS[1].genes, TRIALS[3].genes, TRIALS[0].genes]
 
     def test_it_ranks_by_this_searchs_objective(self, tmp_path):
         rows = [trial(0, 0.3), trial(1, 0.5)]
         rows[0].metrics["recall"] = 0.9
         write_sweep_files(tmp_path, BASE, rows)
-        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(objective={"recall": 1.0}))
+        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(objective={"recall": 1.0}), BASE)
         assert starts[0] == rows[0].genes
 
     def test_rows_that_were_stopped_come_after_those_that_were_not(self, tmp_path):
         write_sweep_files(tmp_path, BASE, [TRIALS[0], replace(TRIALS[1], state="paused", epochs=1)])
-        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search())
+        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(), BASE)
         assert starts == [TRIALS[0].genes, TRIALS[1].genes]
 
     def test_at_most_five_rows(self, tmp_path):
         write_sweep_files(tmp_path, BASE, [trial(n, 0.1 + n / 100, lr0=0.01 + n / 1000) for n in range(9)])
-        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search())
+        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(), BASE)
         assert [start["lr0"] for start in starts] == pytest.approx([0.018, 0.017, 0.016, 0.015, 0.014])
 
     def test_a_file_of_yolov5_is_read(self, tmp_path):
@@ -177,29 +188,29 @@ class TestWarmStart:
             " val/cls_loss,  lr0, iou_t, mosaic\n"
             "  0.5, 0.5, 0.5, 0.25, 0.1, 0.1, 0.1, 0.5, 0.2, 0.75\n"
             "  nan, nan, nan, nan, nan, nan, nan, 0.02, 0.2, 0.1\n")
-        (start,) = read_warm_start(str(path), SPACE, Search())
+        (start,) = read_warm_start(str(path), SPACE, Search(), BASE)
         assert start == {"lr0": 0.1, "mosaic": 0.75, "augment.close_mosaic": 0, "optimizer.name": "SGD"}
 
     def test_a_hyp_file_is_one_start(self, tmp_path):
         path = tmp_path / "hyp.yaml"
         path.write_text("lr0: 0.02\noptimizer: {name: AdamW}\nmomentum: 0.9\n")
-        assert read_warm_start(str(path), SPACE, Search()) == [
+        assert read_warm_start(str(path), SPACE, Search(), BASE) == [
             {"lr0": 0.02, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "AdamW"}]
 
     def test_a_hyp_file_with_changes_and_sizes_is_a_start(self, tmp_path):
         path = tmp_path / "hyp.yaml"
         path.write_text("lr0: 0.02\nfreeze: [0, 1]\nchanges: ['1: lr0=0.01']\nanchors: 3\n")
-        assert [start["lr0"] for start in read_warm_start(str(path), SPACE, Search())] == [0.02]
+        assert [start["lr0"] for start in read_warm_start(str(path), SPACE, Search(), BASE)] == [0.02]
 
     def test_a_folder_of_hyp_files_is_a_start_for_each(self, tmp_path):
         for name, lr0 in (("b.yaml", 0.03), ("a.yml", 0.02)):
             (tmp_path / name).write_text(f"lr0: {lr0}\n")
         (tmp_path / "notes.txt").write_text("lr0: 1\n")
-        assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search())] == [0.02, 0.03]
+        assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search(), BASE)] == [0.02, 0.03]
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(InputError, match="no hyp file"):
-            read_warm_start(str(tmp_path), SPACE, Search())
+            read_warm_start(str(tmp_path), SPACE, Search(), BASE)
 
     @pytest.mark.parametrize(("name", "text", "message"), [
         ("evolve.csv", None, "evolve.csv: cannot be read: .*No such file"),
@@ -213,10 +224,22 @@ class TestWarmStart:
         ("space.yaml", "optimizer: {lr0: [0.1, 0.2]}\n", "space.yaml:1: optimizer.lr0: a search space has no values"),
         ("space.yaml", "optimizer.name: {type: fixed, value: SGD}\n", "space.yaml:1: optimizer.name.type: a search"),
         ("hyp.yaml", "lr0: [\n", "hyp.yaml:.*not YAML"),
+        ("hyp.yaml", "lr0: 0.01\nlearning_rate: 0.1\n", "hyp.yaml:2: unknown setting 'learning_rate'; did you mean"),
+        ("hyp.yaml", "LR0: 0.1\n", "hyp.yaml:1: unknown setting 'LR0'"),
+        ("hyp.yaml", "lr0: 0,02\n", "hyp.yaml: lr0: '0,02' is not a number"),
+        ("hyp.yaml", "lr0:\n", "hyp.yaml: lr0: None is not a number"),
+        ("hyp.yaml", "mosaic: true\n", "hyp.yaml: mosaic: True is not a number"),
+        ("hyp.yaml", "momentum: 0.9\n", r"hyp.yaml: has none of the genes of this space \(lr0, mosaic, "),
+        ("hyp.yaml", "", "hyp.yaml: has none of the genes"),
+        ("evolve.csv", METRICS + ",lr0,mosaic\n1,1,1,1,0.01,1\n1,1,1,1,0.01,3.2,1\n",
+         "evolve.csv:3: 7 cells, and the header has 6: it is not known which is which"),
+        ("evolve.csv", METRICS + ",lr0,mosaic\n1,1,1,1,0.01\n", "evolve.csv:2: 5 cells, and the header has 6"),
+        ("evolve.csv", METRICS + ",lr0\n1,1,1,1,\n", "evolve.csv:2: lr0: '' is not a number"),
+        ("evolve.csv", METRICS + ",momentum\n1,1,1,1,0.9\n", "evolve.csv:2: has none of the genes"),
     ])
     def test_what_cannot_be_used_is_refused(self, tmp_path, name, text, message):
         path = tmp_path / name
         if text is not None:
             path.write_text(text)
         with pytest.raises(InputError, match=message):
-            read_warm_start(str(path), SPACE, Search())
+            read_warm_start(str(path), SPACE, Search(), BASE)

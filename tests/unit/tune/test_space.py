@@ -240,27 +240,61 @@ def test_a_mapping_without_a_file_says_space():
         read_space({"lr": [0, 1]}, Recipe())
 
 
+class TestModels:
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    @pytest.mark.parametrize("model", ["yolov5s", "yolov8n", "yolo26n"])
+    def test_trial_zero_of_a_shipped_space_is_the_recipe_of_any_model(self, path, model):
+        recipe = Recipe(model=model)
+        space = load_space(path, recipe).space
+        assert not [text for text in warnings(space, recipe, 300) if "trial 0" in text]
+        names = {gene.name for gene in space.genes}
+        assert names.isdisjoint({"obj", "cls_pw", "obj_pw", "anchor_t", "fl_gamma"}) or model == "yolov5s"
+        assert "box" not in names or ("loss.dfl" in names) == (model != "yolov5s")
+
+    def test_genes_of_a_section_are_those_of_the_model(self):
+        data = {"lr0": [0.01, 0.1], "with_anchors": {"obj": [0.2, 4]}, "without_anchors": {"loss.dfl": [1, 2]},
+                "mosaic": [0, 1]}
+        for model, second in (("yolov5n", "obj"), ("yolov8n", "loss.dfl")):
+            genes = read_space(data, Recipe(model=model)).space.genes
+            assert [gene.name for gene in genes] == ["lr0", second, "mosaic"]
+
+    def test_an_error_in_a_section_has_its_line(self, tmp_path):
+        path = tmp_path / "space.yaml"
+        path.write_text("lr0: [0.01, 0.1]\nwith_anchors:\n  obj: [4, 2]\nwithout_anchors: 5\n")
+        with pytest.raises(ConfigError, match=r"space.yaml:3: obj: low 4 is above high 2"):
+            load_space(path, Recipe(model="yolov5n"))
+        with pytest.raises(ConfigError, match=r"space.yaml:4: without_anchors: got 5; write genes"):
+            load_space(path, Recipe(model="yolov8n"))
+
+
 class TestWarnings:
+    def test_a_recipe_outside_of_the_space_is_said(self):
+        recipe = Recipe(model="yolov8n")
+        data = {"box": [0.02, 0.2], "mosaic": {"type": "fixed", "value": 0.5}, "optimizer.name": choice("Adam", "SGD"),
+                "schedule.cos_lr": choice(True)}
+        (warning,) = warnings(read_space(data, recipe).space, recipe, 300)
+        assert warning == "box: the recipe has 7.5, which this space does not allow; trial 0 has 0.2"
+
     def test_genes_that_cannot_evolve_are_named(self):
         space = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
                            Recipe()).space
-        (warning,) = warnings(space, 300)
+        (warning,) = warnings(space, Recipe(), 300)
         assert warning.startswith("evolve: degrees start at 0 and stay at 0")
 
     def test_random_search_moves_them(self):
         space = read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).space
-        assert not list(warnings(space, 300))
+        assert not list(warnings(space, Recipe(), 300))
 
     @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
     def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
         space = read_space({"search": {"random_first": 20}, "lr0": [0.001, 0.1]}, Recipe()).space
-        found = list(warnings(space, trials))
+        found = list(warnings(space, Recipe(), trials))
         assert len(found) == warned
         assert not found or f"all {trials} trials" in found[0]
 
     def test_other_algorithms_have_no_children(self):
         search = {"algorithm": "random", "random_first": 20}
-        assert not list(warnings(read_space({"search": search, "lr0": [0.001, 0.1]}, Recipe()).space, 5))
+        assert not list(warnings(read_space({"search": search, "lr0": [0.001, 0.1]}, Recipe()).space, Recipe(), 5))
 
 
 def test_every_gene_of_yolov5_can_be_searched():

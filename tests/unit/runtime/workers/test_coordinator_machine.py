@@ -241,4 +241,4 @@ class Training(RuleBasedStateMachine):
 
 
 TestTraining = Training.TestCase
-TestTraining.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTraining.settings = settings(stateful_step_count=30)
