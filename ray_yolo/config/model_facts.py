@@ -107,8 +107,9 @@ def assumed_scale(path: str | Path) -> str:
     """The scale of a model YAML with several, if neither the file nor its name chooses it; '': it is chosen."""
     table = load_yaml(path).data
     scales = table.get("scales")
-    is_open = isinstance(scales, dict) and len(scales) > 1 and "scale" not in table
-    if not is_open or _scale_in_name(path, scales):
+    if not isinstance(scales, dict) or len(scales) < 2:
+        return ""
+    if "scale" in table or _scale_in_name(path, scales):
         return ""
     return str(next(iter(scales)))
 

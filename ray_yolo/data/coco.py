@@ -32,7 +32,7 @@ from ray_yolo.data.labels import (
     read_rows,
 )
 from ray_yolo.data.other_files import resolve_names
-from ray_yolo.data.remarks import Kind, Remark, combine
+from ray_yolo.data.remarks import CLIPPED_PX, Kind, Remark, combine
 from ray_yolo.data.values import find_class, identity, number, size_conflict, truth
 
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
@@ -148,6 +148,8 @@ class CocoFile:
         remarks = {*outline_remarks, *edge_remarks(bbox.corners, size, "COCO")}  # outline and area may say the same
         remarks |= set(_contradictions(bbox, number(row.get("area"))))
         remarks |= set(_unused_marks(row))
+        if not bbox.fits_around_centre(size):
+            remarks.add(Kind("one reading", "COCO"))
         return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(sorted(remarks)))
 
     def _place(self, row: dict[str, Any]) -> str:
@@ -179,6 +181,13 @@ class _Bbox(NamedTuple):
     @property
     def area(self) -> float:
         return self.width * self.height
+
+    def fits_around_centre(self, size: tuple[int, int]) -> bool:
+        """Whether x and y could be the centre of a box in an image of this size."""
+        half_width, half_height = self.width / 2, self.height / 2
+        fits_across = half_width <= self.x + CLIPPED_PX and self.x + half_width <= size[1] + CLIPPED_PX
+        fits_down = half_height <= self.y + CLIPPED_PX and self.y + half_height <= size[0] + CLIPPED_PX
+        return fits_across and fits_down
 
     @property
     def has_corner_order(self) -> bool:

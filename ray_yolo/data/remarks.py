@@ -13,6 +13,7 @@ from ray_yolo.core.structures import Finding
 
 Format = Literal["YOLO", "VOC", "COCO"]
 SPECK_PX = 1.0  # a box with a shorter side is a speck
+FEW_CLIPPED = 0.05  # clipped boxes of a split up to which hand-drawn boxes explain them
 CLIPPED_PX = 1.0  # a box that reaches this far out of its image was clipped; less is rounding
 
 
@@ -20,7 +21,9 @@ class Kind(NamedTuple):
     """What a remark is about."""
 
     what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
-                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation"]
+                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation",
+                  "ignored", "one reading", "triangle"]
+    # one reading: the box fits into its image only as its format reads the first two numbers, centre or corner
     detail: str = ""  # the format, the number of columns, or the kind of file that is read
 
 
@@ -65,6 +68,7 @@ def _coordinates(by_kind: dict[Kind, Remark], name: Format) -> Iterator[Finding]
     specks = by_kind.get(Kind("speck", name))
     clipped = by_kind.get(Kind("clipped", name))
     corners = by_kind.get(Kind("corners", name))
+    all_fit_by_other_point = Kind("one reading", name) not in by_kind
     all_fit_as_corners = _count(by_kind, Kind("corner order", name)) == boxes
 
     def most(remark: Remark) -> bool:
@@ -78,6 +82,9 @@ def _coordinates(by_kind: dict[Kind, Remark], name: Format) -> Iterator[Finding]
     elif clipped and all_fit_as_corners and name in _CORNERS:  # one clipped box is enough if all fit
         yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image, and all boxes would fit as "
                               f"corners; {_CORNERS[name]}")
+    elif clipped and name in _OTHER_POINT and all_fit_by_other_point and clipped.times > FEW_CLIPPED * boxes:
+        yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image, and all boxes would fit if "
+                              f"{_OTHER_POINT[name]}")
     elif clipped and most(clipped):
         yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image; {_CLIPPED_CAUSES[name]}")
 
@@ -94,6 +101,9 @@ _CLIPPED_CAUSES: dict[Format, str] = {
     "YOLO": "a row is `class x y width height` with the box's centre, not its corner",
     "VOC": "the picture may have been resized or turned after it was labelled",
     "COCO": "the picture may have been resized after it was labelled, or bbox is not [x, y, width, height]"}
+_OTHER_POINT: dict[Format, str] = {
+    "YOLO": "x and y were the upper left corner; a row is `class x y width height` with the box's centre",
+    "COCO": "x and y were the centre; COCO's bbox is [x, y, width, height] with the upper left corner"}
 _CORNERS: dict[Format, str] = {
     "YOLO": "they may be `class x1 y1 x2 y2`, but a row is `class x y width height` with the box's centre",
     "COCO": "they may be [x1, y1, x2, y2], but COCO's bbox is [x, y, width, height]"}
@@ -130,6 +140,10 @@ _SINGLE: dict[Kind, str] = {
         "is the first of {} annotations marked ignore or difficult; they are trained on like others",
     Kind("rotation", "COCO"):
         "is the first of {} boxes with a rotation, which is not used: the upright box of its bbox is read",
+    Kind("rotation", "VOC"):
+        "is the first of {} objects with a rotation, which is not used: the upright box of their bndbox is read",
+    Kind("ignored", "VOC"):
+        "is the first of {} objects marked ignore or deleted; they are trained on like others",
     Kind("area", "COCO"):
         "is the first of {} annotations whose area is larger than their bbox; `val --coco` uses the area",
     Kind("bad outline", "COCO"):
@@ -141,8 +155,8 @@ _SINGLE: dict[Kind, str] = {
 
 
 def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
-    """A finding about rows that may be a box and keypoints. Outlines differ in their number of points, keypoints do
-    not: most rows have the same length then."""
+    """A finding about rows that may be a box and more numbers, such as keypoints. Outlines differ in their number of
+    points, keypoints do not: most rows have the same length then."""
     lengths = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
     if not lengths:
         return
@@ -150,16 +164,26 @@ def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
     if rows.times * 2 <= sum(remark.times for remark in lengths):
         return
     columns = int(rows.kind.detail)
-    similar = by_kind.get(Kind("keypoints", str(columns)))
-    if similar is None or similar.times * 2 < rows.times:
-        return
+    keypoints = by_kind.get(Kind("keypoints", str(columns)))
+    triangles = by_kind.get(Kind("triangle", str(columns)))
+    if keypoints and keypoints.times * 2 >= rows.times:
+        yield _may_be_keypoints(keypoints, columns)
+    elif triangles and triangles.times == rows.times > 1:
+        yield Finding(triangles.place, _MAY_BE_MORE.format(rows.times), dropped=False)
+
+
+def _may_be_keypoints(rows: Remark, columns: int) -> Finding:
     num_points = (columns - 1) // 2  # without the class
     numbers = columns - 5  # of the keypoints, without class and box
     shapes = [f"`kpt_shape: [{numbers // size}, {size}]`" for size in (2, 3) if numbers % size == 0]
-    what = (f"is the first of {similar.times} rows of {columns} columns that may be outlines, or boxes with keypoints; "
+    what = (f"is the first of {rows.times} rows of {columns} columns that may be outlines, or boxes with keypoints; "
             f"they are read as outlines of {num_points} points ({' or '.join(shapes)} in the YAML file reads them as "
             "boxes)")
-    yield Finding(similar.place, what, dropped=False)
+    return Finding(rows.place, what, dropped=False)
+
+
+_MAY_BE_MORE = ("is the first of {} rows of 7 columns that may be outlines of 3 points, or boxes and two more numbers, "
+                "such as an angle and a score; they are read as outlines (for boxes, remove the last two columns)")
 
 
 def _count(by_kind: dict[Kind, Remark], kind: Kind) -> int:

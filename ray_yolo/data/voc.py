@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from reprlib import repr as short
@@ -25,6 +25,8 @@ from ray_yolo.data.values import find_class, folded, number, size_conflict, trut
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
+_MARKS = (["ignore"], ["deleted"], ["angle"], ["bndbox", "angle"])  # tags in an object
+_ATTRIBUTE = ["attributes", "attribute"]
 _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
@@ -70,6 +72,8 @@ class _Object:
     place: str
     texts: dict[str, str] = field(default_factory=dict)
     repeated: set[str] = field(default_factory=set)
+    marks: dict[str, str] = field(default_factory=dict)  # texts of tags that are not read, only reported
+    attributes: list[dict[str, str]] = field(default_factory=list)  # with name and value, as CVAT writes them
 
     def open(self, tag: str) -> None:
         if tag in self.texts:
@@ -107,11 +111,24 @@ def parse_voc(content: bytes, size: tuple[int, int], rules: LabelRules, where: s
             remarks.append(Remark(Kind("difficult", "VOC"), item.place))
         else:
             kept.append(item)
+            remarks += [Remark(kind, item.place) for kind in _unused_marks(item)]
     if _names_other_file(annotation.header.get("filename", ""), where):
         remarks.append(Remark(Kind("file name", "VOC"), where))
     rows, findings = read_rows(kept, lambda item: _row(item, size, rules))
     labels = labels_of(rows, findings, "VOC")
     return labels._replace(remarks=combine([*labels.remarks, *remarks]))
+
+
+def _unused_marks(item: _Object) -> Iterator[Kind]:
+    """Remarks about what an object says and nothing here reads: that it is to be ignored, and a turned box."""
+    if truth(item.marks.get("ignore")) or truth(item.marks.get("deleted")):
+        yield Kind("ignored", "VOC")
+    turns = [number(item.marks.get("angle"))]
+    for attribute in item.attributes:
+        if attribute.get("name", "").strip() == "rotation":
+            turns.append(number(attribute.get("value")))
+    if any(turn is not None and turn % 360 for turn in turns):
+        yield Kind("rotation", "VOC")
 
 
 def _row(item: _Object, size: tuple[int, int], rules: LabelRules) -> LabelRow:
@@ -158,6 +175,12 @@ def _parse(content: bytes, where: str) -> _Annotation:
             return len(path) == 4 and path[3] in _SIDES
         return path[1:] in (["object", "name"], ["object", "difficult"])
 
+    def is_mark() -> bool:
+        return path[1:2] == ["object"] and path[2:] in _MARKS
+
+    def is_of_attribute() -> bool:
+        return path[1:2] == ["object"] and path[2:4] == _ATTRIBUTE and path[4:] in (["name"], ["value"])
+
     def is_of_header() -> bool:
         return path[1:] in (["filename"], ["size", "width"], ["size", "height"])
 
@@ -175,14 +198,23 @@ def _parse(content: bytes, where: str) -> _Annotation:
             objects.append(_Object(f"{where}: object {len(objects) + 1}"))
         elif path[1:] == ["size"]:
             annotation.size_line = parser.CurrentLineNumber
+        elif path[1:] == ["object", *_ATTRIBUTE]:
+            objects[-1].attributes.append({})
         elif is_of_object():
             objects[-1].open(tag)
 
     def text(data: str) -> None:
         if is_of_object():
             objects[-1].texts[path[-1]] += data
+        elif is_mark():
+            append(objects[-1].marks, data)
+        elif is_of_attribute():
+            append(objects[-1].attributes[-1], data)
         elif is_of_header():
-            annotation.header[path[-1]] = annotation.header.get(path[-1], "") + data
+            append(annotation.header, data)
+
+    def append(texts: dict[str, str], data: str) -> None:
+        texts[path[-1]] = texts.get(path[-1], "") + data
 
     def refuse(*_: object) -> None:
         raise UnreadableLabelsError(where, "declares a document type or entities, which no annotation needs")

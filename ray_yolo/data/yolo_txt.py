@@ -218,6 +218,8 @@ def _box_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: s
     remarks = edge_remarks(unclipped, size, "YOLO")
     if width > x and height > y:
         remarks += (Kind("corner order", "YOLO"),)
+    if x + width > 1 + _BOX_SLACK or y + height > 1 + _BOX_SLACK:  # x, y cannot be the upper left corner
+        remarks += (Kind("one reading", "YOLO"),)
     return LabelRow(place, (kind, *shares), kind, box, remarks=remarks)
 
 
@@ -227,6 +229,8 @@ def _outline_row(kind: int, shares: Sequence[float], size: tuple[int, int], plac
     remarks = [Kind("outline", columns)]
     if _may_have_keypoints(shares):
         remarks.append(Kind("keypoints", columns))
+    if len(shares) == 6 and _is_box(shares):  # a triangle, or a box and two numbers
+        remarks.append(Kind("triangle", columns))
     return LabelRow(place, (kind, *shares), kind, box_around(outline), outline, remarks=tuple(remarks))
 
 

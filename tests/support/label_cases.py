@@ -113,6 +113,30 @@ def yolo_cases() -> Iterator[Case]:
         r"a\.txt:1: is the first of 2 of 3 boxes that were clipped at the edge.*centre, not its corner",
     )
     yield yolo(
+        "the upper left corner for the centre, and one box of twelve is clipped",
+        "\n".join(["1 0.05 0.5 0.2 0.25", *(f"0 0.5 {0.2 + n / 20:.2f} 0.25 0.25" for n in range(11))]),
+        ((1, 0, 24, 14.4, 40), *((0, 36, 64 * (0.075 + n / 20), 60, 64 * (0.325 + n / 20)) for n in range(11))),
+        r"a\.txt:1: is the first of 1 of 12 boxes that were clipped .* would fit if x and y were the upper left corner",
+    )
+    yield yolo(
+        "the same, but one of the other boxes fits only around its centre",
+        "\n".join(["1 0.05 0.5 0.2 0.25", *(f"0 0.8 {0.2 + n / 20:.2f} 0.25 0.25" for n in range(11))]),
+        ((1, 0, 24, 14.4, 40), *((0, 64.8, 64 * (0.075 + n / 20), 88.8, 64 * (0.325 + n / 20)) for n in range(11))),
+    )
+    yield yolo(
+        "a box, an angle and a score",
+        "1 0.375 0.375 0.25 0.25 0.5 0.75\n1 0.5 0.5 0.25 0.25 0.125 0.25",
+        ((1, 24, 16, 48, 48), (1, 12, 16, 48, 32)),
+        r"a\.txt:1: is the first of 2 rows of 7 columns that may be outlines of 3 points, or boxes and two more n",
+        outlined=2,
+    )
+    yield yolo(
+        "two triangles, of which one could be a box and two numbers",
+        "1 0.375 0.375 0.25 0.25 0.5 0.75\n1 0 0 0.5 0 0.5 0.5",
+        ((1, 24, 16, 48, 48), (1, 0, 0, 48, 32)),
+        outlined=2,
+    )
+    yield yolo(
         "fractions divided by the size twice",
         "1 0.0039 0.0058 0.0026 0.0039",
         ((1, 0.2496, 0.2464, 0.4992, 0.496),),
@@ -390,6 +414,28 @@ def voc_cases() -> Iterator[Case]:
     )
     yield voc("a number for the name", xml(item(), item("1")), (BOX,), r"object 2: has the class '1'")
 
+    # what nothing reads
+    turn = "<attributes><attribute><name>rotation</name><value>{}</value></attribute></attributes>"
+    yield voc(
+        "a turned box of CVAT, and one that is not turned",
+        xml(item(more=turn.format("30.0")), item("circle", (1, 1, 8, 8), turn.format("0.0"))),
+        (BOX, other),
+        r"a\.xml: object 1: is the first of 1 objects with a rotation",
+    )
+    yield voc(
+        "an angle",
+        xml(item(more="<angle>0.5</angle>")),
+        (BOX,),
+        r"a\.xml: object 1: is the first of 1 objects with a rotation",
+    )
+    yield voc(
+        "marked to be ignored, or as deleted",
+        xml(item(more="<ignore>1</ignore>"), item("circle", (1, 1, 8, 8), "<deleted>1</deleted>")),
+        (BOX, other),
+        r"a\.xml: object 1: is the first of 2 objects marked ignore or deleted",
+    )
+    yield voc("marked not to be ignored", xml(item(more="<ignore>0</ignore><deleted>0</deleted>")))
+
     # difficult
     yield voc(
         "a difficult object",
@@ -624,6 +670,17 @@ def coco_cases() -> Iterator[Case]:
         [annotation(bbox=[70, 16, 60, 16]), annotation(id=2, bbox=[60, 40, 50, 40])],
         ((1, 70, 16, 96, 32), (1, 60, 40, 96, 64)),
         r"2 of 2 boxes that were clipped at the edge.*resized",
+    )
+    yield coco(
+        "the centre for the upper left corner, and one box of eight is clipped",
+        [annotation(bbox=[86, 16, 18, 16]), *(annotation(id=2 + n, bbox=[20 + n, 30, 16, 16]) for n in range(7))],
+        ((1, 86, 16, 96, 32), *((1, 20 + n, 30, 36 + n, 46) for n in range(7))),
+        r"annotation 1: is the first of 1 of 8 boxes that were clipped .* would fit if x and y were the centre",
+    )
+    yield coco(
+        "the same, but one of the other boxes fits only from its corner",
+        [annotation(bbox=[86, 16, 18, 16]), *(annotation(id=2 + n, bbox=[n, 30, 16, 16]) for n in range(7))],
+        ((1, 86, 16, 96, 32), *((1, n, 30, 16 + n, 46) for n in range(7))),
     )
     yield coco(
         "a box without width",
