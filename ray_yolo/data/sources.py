@@ -34,7 +34,9 @@ from ray_yolo.data.images import (
 from ray_yolo.data.notes import counted
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels
 
-VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
+VIDEO_SUFFIXES = frozenset({".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
+                            ".mts", ".ts", ".webm", ".wmv"})
+_MISSING = 0.05  # share of the frames: a header without their number states the length, from which OpenCV estimates it
 _ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same byte
 USUAL_RATE = 30.0  # frames per second of a video without a rate
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
@@ -240,6 +242,8 @@ def _plain_path(path: str) -> Iterator[str]:
 def read_video(path: str) -> Iterator[np.ndarray]:
     """The frames of a video, a stream or a camera, (height, width, 3) uint8 RGB, upright.
 
+    A file with fewer frames than its header states is a warning: it is damaged or cut short.
+
     Raises:
         UnreadableImageError: if there is none.
     """
@@ -249,9 +253,15 @@ def read_video(path: str) -> Iterator[np.ndarray]:
             ok, frame = video.read()
             if not ok:
                 raise UnreadableImageError("is not a video that can be read")
+            stated = video.get(cv2.CAP_PROP_FRAME_COUNT) if os.path.isfile(path) else 0
+            count = 0
             while ok:
+                count += 1
                 yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
                 ok, frame = video.read()
+            if stated - count > max(1, _MISSING * stated):
+                _log.warning("%s: only %d of the %d frames that its header states can be read; it may be damaged or "
+                             "cut short", path, count, stated)
         finally:
             video.release()
 

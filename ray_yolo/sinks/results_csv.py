@@ -12,7 +12,7 @@ import yaml
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import GENES
+from ray_yolo.config.settings import GENES, leaves
 from ray_yolo.core.events import EpochEvent, Event, StartEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import epoch_rows, plain, surviving
@@ -52,6 +52,31 @@ def format_results(events: Sequence[Event]) -> str:
             cells.append(math.nan if number is None else number)
         lines.append(",".join(f"{cell:20.5g}" for cell in cells))
     return "\n".join(lines) + "\n"
+
+
+def edited_options(recipe: Recipe, folder: str | os.PathLike[str]) -> list[str]:
+    """The settings that someone has changed in a run's hyp.yaml and opt.yaml, such as `optimizer.lr0: 0.2`.
+
+    A run keeps its recipe, and the files are only written. In YOLOv5, a resumed training reads them.
+    """
+    ours = {".".join(keys): value for keys, value in leaves(plain(recipe.model_dump(mode="json")))}
+    edited = []
+    for name in ("hyp.yaml", "opt.yaml"):
+        try:
+            content = yaml.safe_load((Path(folder) / name).read_bytes())
+        except (OSError, yaml.YAMLError, UnicodeDecodeError):
+            continue  # the first start, or a damaged file
+        stated = content
+        if name == "opt.yaml" and isinstance(content, dict):
+            stated = content.get("recipe")
+        if not isinstance(stated, dict):
+            continue
+        for keys, value in leaves(stated):
+            path = GENES.get(keys[0], ".".join(map(str, keys)))
+            text = f"{path}: {value}"
+            if path in ours and path != "data" and value != ours[path] and text not in edited:
+                edited.append(text)
+    return edited
 
 
 def write_options(recipe: Recipe, placement: Placement, folder: str | os.PathLike[str]) -> None:

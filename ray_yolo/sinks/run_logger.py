@@ -42,7 +42,7 @@ from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import requested_tracking
 from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, RecordSink, waiting_limit
 from ray_yolo.sinks.report import fine_tuning_line, placement_line, transfer_line
-from ray_yolo.sinks.results_csv import ResultsCsv, write_options
+from ray_yolo.sinks.results_csv import ResultsCsv, edited_options, write_options
 from ray_yolo.sinks.upload import LogUpload
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class RunLogger:
         self.emit = self.recorder.emit
         uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
         resolved = placement.model_copy(update={"mlflow_uri": uri or "off"})
+        edited = edited_options(spec.recipe, run.folder)
         write_options(spec.recipe, resolved, run.folder)  # before the record process reads it
         past = [event for event in read_events(log) if isinstance(event, RunEvent)]
         is_first_start = not past
@@ -91,6 +92,9 @@ class RunLogger:
         splits = {"train": spec.train, "val": spec.val}  # emitted after the console has started
         self.emit(DatasetEvent(names=spec.names, splits={name: survey(index)
                                                         for name, index in splits.items()}))
+        if edited and not is_first_start and not writer:  # population based training changes its trials' recipes
+            self.warn(f"hyp.yaml or opt.yaml was edited ({', '.join(edited)}). A run keeps the recipe of its start, so "
+                      "both are written again; for another recipe, start a new run with --from")
         if is_first_start and (message := write_findings(splits, run.folder)):
             self.warn(message)
         transfer = run.training.transfer

@@ -149,6 +149,18 @@ def test_a_video_gives_its_frames_in_rgb_and_its_rate(tmp_path: Path) -> None:
     assert frames_per_second(path) == 12.0
 
 
+def test_a_video_that_was_cut_short_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    frames = [np.random.default_rng(number).integers(0, 256, (48, 64, 3), np.uint8) for number in range(20)]
+    path = write_video(tmp_path / "a.avi", frames)
+    assert len(list(read_video(str(path)))) == 20
+    assert not caplog.records
+    cut = tmp_path / "cut.avi"
+    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    count = len(list(read_video(str(cut))))
+    assert 5 < count < 15
+    assert f"cut.avi: only {count} of the 20 frames that its header states can be read" in caplog.text
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.avi").write_bytes(b"no video")
     with pytest.raises(UnreadableImageError, match="is not a video"):

@@ -6,7 +6,7 @@ import yaml
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES
-from ray_yolo.sinks.results_csv import ResultsCsv, format_results, write_options
+from ray_yolo.sinks.results_csv import ResultsCsv, edited_options, format_results, write_options
 from tests.support import run_log
 
 HEADER = (
@@ -59,6 +59,22 @@ class TestOptions:
         options = yaml.safe_load((tmp_path / "opt.yaml").read_text())
         assert Recipe.model_validate(options["recipe"]) == recipe
         assert Placement.model_validate(options["placement"]) == placement
+
+    def test_edited_files_are_noticed(self, tmp_path):
+        recipe = Recipe(data="/data/a.yaml", epochs=7, freeze=[1, 2], weights="https://ann:s3cr3t@host/a.pt")
+        assert edited_options(recipe, tmp_path) == []
+        write_options(recipe, Placement(), tmp_path)
+        assert edited_options(recipe, tmp_path) == []
+        assert edited_options(recipe.model_copy(update={"data": "/moved/a.yaml"}), tmp_path) == []
+        for name, old, new in (("hyp.yaml", "lr0: 0.01", "lr0: 0.2"), ("opt.yaml", "epochs: 7", "epochs: 300"),
+                               ("opt.yaml", "lr0: 0.01", "lr0: 0.2")):
+            path = tmp_path / name
+            assert old in path.read_text()
+            path.write_text(path.read_text().replace(old, new))
+        assert edited_options(recipe, tmp_path) == ["optimizer.lr0: 0.2", "epochs: 300"]
+        (tmp_path / "hyp.yaml").write_text("lr0: [")
+        (tmp_path / "opt.yaml").write_text("- 1")
+        assert edited_options(recipe, tmp_path) == []
 
     def test_options_hold_no_secrets(self, tmp_path):
         write_options(Recipe(), Placement(mlflow_uri="https://ann:s3cr3t@host"), tmp_path)
