@@ -1,13 +1,14 @@
 """Files of class names that tools write beside label files, compared with the names of the description.
 
-A label file has numbers alone. LabelImg, Label Studio, Darknet and CVAT write what the numbers mean into a file of
-their own, so that there are two statements on one thing. Another data.yaml in the data set is a third.
+A label file has numbers alone. LabelImg, Label Studio, Darknet, CVAT and Roboflow write what the numbers mean into a
+file of their own, so that there are two statements on one thing. Another data.yaml in the data set is a third.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,14 @@ from pathlib import Path
 from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.values import folded
+from ray_yolo.data import values
+from ray_yolo.data.values import decode_text, folded
 
-_TEXTS = ("classes.txt", "obj.names")
+_OF_TOOLS = ("classes.txt", "_darknet.labels")  # written beside the label files that they belong to; also *.names
+_OTHER_TEXTS = ("class.txt", "_classes.txt", "class_names.txt", "labels.txt", "predefined_classes.txt")
 _LABEL_STUDIO = "notes.json"
 _DESCRIPTIONS = ("data.yaml", "data.yml", "dataset.yaml")
+_NUMBERED = re.compile(r"(\d+)\s*[:\s]\s*(.*\S)")  # 0: cat
 _FOLDERS_ABOVE = 2
 _MAX_BYTES = 2**20
 
@@ -33,24 +37,28 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
         names: of the classes, by number, in the description.
         description: its file.
         root: of the data set; files above it belong to others.
-        folders: of label files.
+        folders: of label files and images.
 
     Raises:
-        DatasetError: if a file beside the label files has a name of the description at another number.
+        DatasetError: if a file of the tool that wrote the labels has a name of the description at another number.
     """
     findings = []
     own = dict(enumerate(names))
     for file in _files_above(folders, root):
-        is_description = os.path.basename(file) in _DESCRIPTIONS
-        if is_description and os.path.realpath(file) == os.path.realpath(description):
+        if os.path.realpath(file) == os.path.realpath(description):
             continue
-        stated = _read_names(file)
+        try:
+            stated = _read_names(file)
+        except UnicodeDecodeError:
+            what = f"is not text in UTF-8, so its class names are not compared with those of {description}"
+            findings.append(Finding(file, what, dropped=False))
+            continue
         moved = _moved_name(own, stated)
         renamed = _renamed_number(own, stated)
         if moved is not None:
             number, other = moved
             what = f"gives class {own[number]!r} the number {other}, but {description} {number}"
-            if not is_description:
+            if _is_of_tool(os.path.basename(file)):
                 raise DatasetError(f"{file}: {what}, and labels have numbers alone; correct the one that is wrong, or "
                                    "remove this file if it is out of date")
             findings.append(Finding(file, f"{what}; the latter is used", dropped=False))
@@ -70,26 +78,70 @@ def _files_above(folders: Iterable[str], root: Path) -> list[str]:
             if place in (root, place.parent):
                 break
             place = place.parent
-    files = [place / name for place in places for name in (*_TEXTS, _LABEL_STUDIO, *_DESCRIPTIONS)]
-    return [str(file) for file in files if file.is_file()]
+    files: list[str] = []
+    for place in places:
+        files += [os.path.join(place, name) for name in _listed(place) if _may_have_names(name)]
+    return files
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _is_of_tool(name: str) -> bool:
+    """Whether a file is named as those that tools write beside their labels."""
+    lower = name.lower()
+    return lower in (*_OF_TOOLS, _LABEL_STUDIO) or lower.endswith(".names")
+
+
+def _may_have_names(name: str) -> bool:
+    """Whether a file is named like one of class names."""
+    return _is_of_tool(name) or name.lower() in (*_OTHER_TEXTS, *_DESCRIPTIONS)
 
 
 def _read_names(file: str) -> Names:
-    """The names in a file by their numbers; empty if it has none, or is no such file."""
+    """The names in a file by their numbers; empty if it has none, or is no such file.
+
+    Raises:
+        UnicodeDecodeError: for a text in an unknown encoding.
+    """
+    name = os.path.basename(file).lower()
     try:
-        if os.path.getsize(file) > _MAX_BYTES:
+        if not os.path.isfile(file) or os.path.getsize(file) > _MAX_BYTES:
             return {}
-        if os.path.basename(file) in _TEXTS:
-            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-            return {number: line.strip() for number, line in enumerate(lines) if line.strip()}
-        if os.path.basename(file) == _LABEL_STUDIO:
-            categories = json.loads(Path(file).read_text(encoding="utf-8-sig"))["categories"]
+        text = decode_text(Path(file).read_bytes())
+        if name == _LABEL_STUDIO:
+            categories = json.loads(text)["categories"]
             return {int(category["id"]): str(category["name"]) for category in categories}
-        names = load_text_yaml(file).data["names"]  # as the description is read: 007 is no number
-        pairs = names.items() if isinstance(names, dict) else enumerate(names)
-        return {int(number): str(name) for number, name in pairs}
+        if name in _DESCRIPTIONS:
+            names = load_text_yaml(file).data["names"]  # as the description is read: 007 is no number
+            pairs = names.items() if isinstance(names, dict) else enumerate(names)
+            return {int(number): str(name) for number, name in pairs}
+        return _names_of_lines(text)
+    except UnicodeDecodeError:
+        raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, InputError):
         return {}
+
+
+def _names_of_lines(text: str) -> Names:
+    """The names in a text with one on each line, which may begin with its number."""
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines()) if line.strip()}
+    if any(_is_row(line) for line in lines.values()):  # the labels of a picture that is called classes.jpg
+        return {}
+    numbered = [match for line in lines.values() if (match := _NUMBERED.fullmatch(line))]
+    if [int(match[1]) for match in numbered] != list(range(len(lines))):  # such as the names `2 euro` and `1 euro`
+        return lines
+    return {int(match[1]): match[2] for match in numbered}
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line is one of a YOLO label file."""
+    words = line.split()
+    return len(words) >= 5 and all(values.number(word) is not None for word in words)
 
 
 def _moved_name(own: Names, stated: Names) -> tuple[int, int] | None:

@@ -79,9 +79,9 @@ class LabelSources:
             others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
-        label_folders = {os.path.dirname(label_path(path)) for path in with_own_labels}
-        self.findings += compare_class_files(description.names, description.file, description.root,
-                                             sorted(label_folders))
+        folders = {os.path.dirname(label_path(path)) for path in with_own_labels}
+        folders |= {os.path.dirname(path) for path in with_own_labels}
+        self.findings += compare_class_files(description.names, description.file, description.root, sorted(folders))
         self.other_files = find_other_files(with_own_labels, roots, unread)
         self._matched = dict(self.other_files.matched)
 

@@ -4,6 +4,7 @@ null, 0 or -1.
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 import unicodedata
@@ -15,6 +16,16 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"([+-]?\d+)(\.0*)?", re.ASCII)
 _YES, _NO = ("true", "yes", "y"), ("", "false", "no", "n")
 _MAX_DIGITS = 400  # of a number; Python refuses to convert thousands
+
+
+def decode_text(content: bytes) -> str:
+    """The text in the bytes of a file: UTF-8 with or without BOM, or UTF-16 with BOM.
+
+    Raises:
+        UnicodeDecodeError: for another encoding.
+    """
+    has_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if has_utf16 else "utf-8-sig")
 
 
 def number(value: object) -> float | None:

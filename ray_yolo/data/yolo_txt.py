@@ -6,7 +6,6 @@ Ambiguous or invalid rows are left out and reported with their line.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ray_yolo.data.labels import (
     read_rows,
 )
 from ray_yolo.data.remarks import Kind
+from ray_yolo.data.values import decode_text
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding errors of exporters and are clipped
 _BOX_SLACK = 0.01  # a box may reach this far out of its image
@@ -53,20 +53,16 @@ def parse_labels(content: bytes, size: tuple[int, int], rules: LabelRules, where
     Raises:
         UnreadableLabelsError: for a file that is not text.
     """
+    try:
+        content_text = decode_text(content)
+    except UnicodeDecodeError:
+        raise UnreadableLabelsError(where, "is not a text file") from None
     lines = []
-    for number, text in enumerate(_text(content, where).splitlines(), 1):
+    for number, text in enumerate(content_text.splitlines(), 1):
         if text.strip():
             lines.append((text, f"{where}:{number}"))
     rows, findings = read_rows(lines, lambda line: _row(line[0], size, rules, place=line[1]))
     return labels_of(rows, findings, "YOLO")
-
-
-def _text(content: bytes, where: str) -> str:
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    try:
-        return content.decode("utf-16" if marked else "utf-8-sig")
-    except UnicodeDecodeError:
-        raise UnreadableLabelsError(where, "is not a text file") from None
 
 
 def _row(line: str, size: tuple[int, int], rules: LabelRules, place: str) -> LabelRow:

@@ -11,8 +11,8 @@ from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from tests.support.pictures import write_dataset
 
+LINES = "{0}\n{1}\n"
 CONTENTS = {
-    "classes.txt": "{0}\n{1}\n",
     "obj.names": "{0}\r\n{1}\r\n\r\n",
     "notes.json": '{{"categories": [{{"id": 1, "name": "{1}"}}, {{"id": 0, "name": "{0}"}}]}}',
 }
@@ -21,11 +21,12 @@ CONTENTS = {
 def findings(root: Path, file: str, first: str, second: str) -> list[tuple[str, str]]:
     """What is found in a data set of cats and dogs with a file of these names."""
     description = write_dataset(root, {"a": "1 0.5 0.5 0.5 0.5\n"})
-    (root / file).write_text(CONTENTS[Path(file).name].format(first, second))
+    (root / file).write_text(CONTENTS.get(Path(file).name, LINES).format(first, second))
     return [(Path(finding.where).name, finding.what) for finding in read_index(description, "train").findings]
 
 
-@pytest.mark.parametrize("file", ["labels/classes.txt", "classes.txt", "obj.names", "notes.json"])
+@pytest.mark.parametrize("file", ["labels/classes.txt", "classes.txt", "obj.names", "notes.json", "images/classes.txt",
+                                  "labels/_darknet.labels", "labels/Classes.txt", "coco.names"])
 def test_names_in_another_order_are_refused(tmp_path: Path, file: str) -> None:
     with pytest.raises(DatasetError, match=rf"{file}: gives class 'cat' the number 1, but .*data\.yaml 0"):
         findings(tmp_path, file, "Dog", "cat")
@@ -41,6 +42,39 @@ def test_other_names_are_a_finding(tmp_path: Path) -> None:
     assert file == "classes.txt"
     assert what.startswith("names class 1 'chien', but ")
     assert what.endswith("data.yaml 'dog'; the latter is used")
+
+
+@pytest.mark.parametrize("file", ["labels/predefined_classes.txt", "labels.txt", "class_names.txt"])
+def test_a_list_that_may_be_of_another_set_is_a_finding(tmp_path: Path, file: str) -> None:
+    [(_, what)] = findings(tmp_path, file, "dog", "cat")
+    assert what.startswith("gives class 'cat' the number 1, but ")
+
+
+@pytest.mark.parametrize("content", ["0: dog\n1: cat\n", "0 dog\n1 cat\n", "dog\ncat\n"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lines_may_have_numbers_and_windows_encodings(tmp_path: Path, content: str, encoding: str) -> None:
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (tmp_path / "classes.txt").write_bytes(content.encode(encoding))
+    with pytest.raises(DatasetError, match="gives class 'cat' the number 1"):
+        read_index(description, "train")
+
+
+def test_a_list_in_another_encoding_is_reported(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    (tmp_path / "classes.txt").write_bytes("Löwe\nKatze\n".encode("latin-1"))
+    [finding] = read_index(description, "train").findings
+    assert finding.what.startswith("is not text in UTF-8, so its class names are not compared with ")
+
+
+def test_numbers_that_do_not_count_lines_are_part_of_the_names(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n"}, names=("2 euro", "1 euro"))
+    (tmp_path / "classes.txt").write_text("2 euro\n1 euro\n")
+    assert read_index(description, "train").findings == ()
+
+
+def test_the_labels_of_a_picture_called_classes_are_no_names(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n", "classes": "1 0.5 0.5 0.5 0.5\n"})
+    assert read_index(description, "train").findings == ()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"categories": 5}', '{"categories": [{"id": "x"}]}'])
