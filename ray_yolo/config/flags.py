@@ -173,6 +173,7 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     config, origins = resolve_config(command.model, given)
     if has_recipe(command.model):
         _warn_of_gain(vars(config)["recipe"], given)
+        _warn_of_freeze(given)
     return Parsed(config, origins, options.dry_run)
 
 
@@ -186,6 +187,16 @@ def _warn_of_gain(recipe: Recipe, given: Mapping[str, SourcedValue]) -> None:
     origin = given["loss.box"].origin
     _log.warning("%s: loss.box %g is a gain for the loss of other models; the default of %s is %g. Leave the loss "
                  "gains out of the file, or take --recipe", origin, recipe.loss.box, recipe.model, default)
+
+
+def _warn_of_freeze(given: Mapping[str, SourcedValue]) -> None:
+    """Warn of a list with one layer: YOLOv5's opt.yaml has [10] for the first ten layers, and [0] for none."""
+    freeze = given.get("freeze")
+    if freeze is None or not isinstance(freeze.value, list) or len(freeze.value) != 1:
+        return
+    [layer] = freeze.value
+    _log.warning("%s: freeze: [%s] freezes layer %s alone. In YOLOv5's opt.yaml it means the first %s layers: for "
+                 "these, write freeze: %s", freeze.origin, layer, layer, layer, layer)
 
 
 def _model_of_weights(given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:

@@ -114,6 +114,16 @@ def assumed_scale(path: str | Path) -> str:
     return str(next(iter(scales)))
 
 
+def file_of_scales(path: Path) -> tuple[Path, str] | None:
+    """The file with several scales that Ultralytics reads where there is no file at `path`, and the scale: yolov8.yaml
+    and n of yolov8n.yaml. None if the name has no letter of a scale."""
+    match = _SCALE.search(path.stem)
+    if match is None:
+        return None
+    stem = path.stem[: match.start(1)] + path.stem[match.end(1) :]
+    return path.with_name(stem + path.suffix), match[1]
+
+
 def _scale_in_name(path: str | Path, scales: Mapping[str, Any]) -> str | None:
     in_name = [letter for letter in _SCALE.findall(Path(path).stem) if letter in scales]
     return in_name[0] if in_name else None

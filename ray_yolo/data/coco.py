@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -199,7 +199,7 @@ def _read(file: Path) -> dict[str, Any]:
     if not os.path.isfile(file):  # reading a pipe or a device may block forever
         raise DatasetError(f"{file}: is not a file; expected COCO's annotations")
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes(), object_pairs_hook=_mapping)
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
     if tool := tool_of(content):
@@ -209,6 +209,15 @@ def _read(file: Path) -> dict[str, Any]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DatasetError(f"{file}: has no list of {key}; expected COCO's images, annotations and categories")
     return content
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. A repeated key is refused: of merged files, only the last `annotations` would be read."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        [(key, _), *_] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {short(key)} is repeated in an object")
+    return mapping
 
 
 def _id(row: dict[str, Any], file: Path) -> _Id:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,21 @@ def other_spelling(content: Mapping[str, Any], key: str) -> str | None:
     """The key of a description that was probably meant as `key`, which is missing: `valid` for `val`."""
     if content.get(key) not in (None, ""):
         return None
+    return next(_spellings(content, key), None)
+
+
+def further_spellings(content: Mapping[str, Any], key: str) -> list[str]:
+    """Other spellings of `key` beside itself: `valid` and `val`."""
+    return list(_spellings(content, key)) if content.get(key) not in (None, "") else []
+
+
+def _spellings(content: Mapping[str, Any], key: str) -> Iterator[str]:
     for given, value in content.items():
         if key == "names" and not isinstance(value, (list, dict)):  # `labels: FOLDER`
             continue
         plain = str(given).strip().casefold().replace("-", "_")
-        if given != key and (plain == key or _OTHER_SPELLINGS.get(plain) == key):
-            return str(given)
-    return None
+        if given != key and value not in (None, "") and (plain == key or _OTHER_SPELLINGS.get(plain) == key):
+            yield str(given)
 
 
 def path_hint(entry: str, exists: Callable[[str], bool] = lambda path: False) -> str:

@@ -25,7 +25,14 @@ from ray_yolo.config.addresses import corrected_store
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import DatasetSnapshot, Finding
-from ray_yolo.data.dataset_hints import KEYS, explain_file, is_archive, other_spelling, path_hint
+from ray_yolo.data.dataset_hints import (
+    KEYS,
+    explain_file,
+    further_spellings,
+    is_archive,
+    other_spelling,
+    path_hint,
+)
 from ray_yolo.data.remote import address_parts, snapshot
 from ray_yolo.data.sources import matching
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
@@ -136,10 +143,14 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
-    findings = (*_download_code(content, where), *_duplicates(names, where("names")))
+    findings = (*_download_code(content, where), *_duplicates(names, where("names")), *_unread(content, where))
     keypoints = _keypoints(content, where("kpt_shape"))
     return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders, snapshot=None,
                               keypoints=keypoints, **splits)
+
+
+COUNTS = ("nc", "num_classes", "number_of_classes")
+"""The keys for the number of classes. Others than the first need `names`, too."""
 
 
 def _refuse_other_spellings(content: Mapping[str, Any], where: Where) -> None:
@@ -155,6 +166,19 @@ def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding
     download = content.get("download")
     if download and not (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
         yield Finding(where("download"), "download: contains code, which is never run; the data exist already", False)
+
+
+def _unread(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
+    """Report keys that say something else than those that are read, and channels that are not read."""
+    for key in KEYS:
+        for given in further_spellings(content, key):
+            if content[given] != content[key]:
+                what = f"{given}: is not read, and says something else than `{key}`, which is"
+                yield Finding(where(given), what, dropped=False)
+    channels = content.get("channels", 3)
+    if _number(channels) != 3:
+        what = f"channels: {short(channels)} is not used; every image is read as RGB, also a grey one"
+        yield Finding(where("channels"), what, dropped=False)
 
 
 def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
@@ -183,9 +207,11 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
             raise DatasetError(f"{where('names')}: names: {short(name)} is not a class name; put it in quotes")
         if _CONTROL.search(str(name).strip()):
             raise DatasetError(f"{where('names')}: names: {short(name)} contains line ends or control characters")
-    if count is not None and count != len(value):
-        raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
-                           "make them agree or drop nc")
+    for key in COUNTS:
+        count = _count(content.get(key), where(key))
+        if count is not None and count != len(value):
+            raise DatasetError(f"{where(key)}: {key} is {count}, but names has {len(value)} entries; make them agree "
+                               f"or drop {key}")
     return tuple(str(name).strip() for name in value)
 
 

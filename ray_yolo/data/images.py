@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,8 @@ _UNREAD = {  # place and bytes that identify files of other formats
     (0, b"\xff\x0a"): "JPEG XL", (0, b"\0\0\0\x0cJXL "): "JPEG XL", (0, b"\0\0\0\x0cjP"): "JPEG 2000",
     (0, b"%PDF"): "PDF", (0, b"<svg"): "SVG", (0, b"<?xml"): "XML", (0, b"<!DOCTYPE"): "HTML",
     (0, b"version https://git-lfs"): "of a pointer of Git LFS (run `git lfs pull`)"}
+_PNM = re.compile(rb"P[56](?:\s+|#[^\n]*\n)+\d+(?:\s+|#[^\n]*\n)+\d+(?:\s+|#[^\n]*\n)+(\d+)")  # width, height, white
+_PNM_BYTES = 1024  # of a header, with its comments
 _JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
 _PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that identify a format
 _OPENCV_ONLY = (b"II*\0", b"MM\0*", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
@@ -111,11 +114,19 @@ def _decode(content: np.ndarray, reduction: int) -> np.ndarray | None:
         return _imdecode(content, cv2.IMREAD_COLOR_RGB | _REDUCED[reduction])
     if content[4:10].tobytes() == _AVIF:  # OpenCV would not turn it
         return None
+    if _is_dark_pnm(content[:_PNM_BYTES].tobytes()):  # OpenCV would not scale it
+        return None
     image = _imdecode(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH)
     if image is None or image.dtype == np.uint8:
         return image
     # Decoded again: OpenCV 5.0 swaps the channels of 16-bit TIFFs wrongly.
     return _channels_reversed(_imdecode(content, cv2.IMREAD_COLOR_BGR | cv2.IMREAD_ANYDEPTH))
+
+
+def _is_dark_pnm(header: bytes) -> bool:
+    """Whether a binary PGM or PPM file has a white below 255."""
+    match = _PNM.match(header)
+    return match is not None and int(match[1]) < 255
 
 
 def _imdecode(content: np.ndarray, flags: int) -> np.ndarray | None:

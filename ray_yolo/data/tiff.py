@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-BITS, PHOTOMETRIC, SAMPLES, PLANES, EXTRA_SAMPLES = 258, 262, 277, 284, 338
+SUBFILE_TYPE, BITS, PHOTOMETRIC, SAMPLES, PLANES, EXTRA_SAMPLES = 254, 258, 262, 277, 284, 338
+REDUCED = 1  # bit of the subfile's type: a smaller copy of another picture in the file
 _ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _LETTERS = {1: "B", 3: "H", 4: "I"}  # of `struct`, by type of a value: bytes, 16-bit and 32-bit integers
 _ENTRY_BYTES = 12
@@ -46,6 +47,8 @@ def why_misread(content: bytes) -> str:
     have no colours.
     """
     tags = tags_of(content)
+    if tags.get(SUBFILE_TYPE, (0,))[0] & REDUCED:  # as in a camera's DNG
+        return "begins with a preview of its picture, and only the first one is read; export it as JPEG, PNG or TIFF"
     is_deep = max(tags.get(BITS, (1,)), default=1) > 8
     if tags.get(PLANES) == (SEPARATE,) and tags.get(SAMPLES, (1,)) != (1,) and is_deep:
         return "has separate planes of more than 8 bits, which are not read; save it with its channels interleaved"

@@ -28,7 +28,7 @@ from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import are_placeholders, common_classes, match_classes
 from ray_yolo.config.fine_tuning import fine_tuned
-from ray_yolo.config.model_facts import assumed_scale, off_grid, plugin_of
+from ray_yolo.config.model_facts import MODELS, assumed_scale, file_of_scales, off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
@@ -101,6 +101,7 @@ def check_model(recipe: Recipe) -> None:
 
     A ConfigError names the line of the file or the layers; a CheckpointError names the weights.
     """
+    _check_missing_model_file(recipe.model)
     name, architecture = read_model(recipe.model)
     if recipe.weights:
         read_weights(local_file(recipe.weights))
@@ -119,6 +120,20 @@ def check_model(recipe: Recipe) -> None:
     trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
     if not any(list(layer.parameters()) for layer in trained):
         raise ConfigError(f"freeze: no layer would be trained; {range_text}")
+
+
+def _check_missing_model_file(model: str) -> None:
+    """Refuse or warn where a missing file means a built-in model, and the user may mean a file of theirs."""
+    path = Path(model)
+    if path.suffix not in (".yaml", ".yml") or path.exists() or path.stem not in MODELS:
+        return
+    found = file_of_scales(path)
+    if found and found[0].exists():
+        file, scale = found
+        raise ConfigError(f"model: {model}: no such file, but {file} exists; to use it, add the line `scale: {scale}` "
+                          f"to it and give its path, or copy it to {path.name}; the built-in model is {path.stem}")
+    if path.parent != Path():
+        _log.warning("model: %s: no such file; the built-in %s is used", model, path.stem)
 
 
 def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) -> None:

@@ -355,6 +355,18 @@ def test_a_box_gain_of_another_loss_is_a_warning(
     assert [message.rpartition("/")[2] for message in caplog.messages] == expected
 
 
+@pytest.mark.parametrize(("text", "layers", "is_warned_of"), [
+    ("freeze: [10]", (10,), True), ("freeze: [0]", (0,), True), ("freeze: 10", tuple(range(10)), False),
+    ("freeze: [0, 1]", (0, 1), False), ("freeze: []", (), False)])
+def test_a_list_of_one_frozen_layer_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str,
+                                                 layers: tuple[int, ...], is_warned_of: bool) -> None:
+    """YOLOv5's opt.yaml has [10] for the first ten layers, and [0] for none."""
+    (tmp_path / "opt.yaml").write_text(text)
+    recipe = parse_train(["--data", "d.yaml", "--config", str(tmp_path / "opt.yaml")]).config.recipe
+    assert recipe.freeze == layers
+    assert [f"opt.yaml:1: {text} freezes layer" in message for message in caplog.messages] == [True] * is_warned_of
+
+
 def test_no_file_runs_code(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("epochs: 3\nproject: elsewhere\n")
     assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.placement.project == "elsewhere"

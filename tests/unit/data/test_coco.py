@@ -40,6 +40,16 @@ def test_the_same_boxes_as_text_files_and_as_json_are_the_same_annotations(tmp_p
     assert np.allclose(read.polygons[0][2], expected.polygons[0][2])
 
 
+@pytest.mark.parametrize(("key", "text"), [
+    ("annotations", '"annotations": [], "images"'), ("bbox", '"bbox": [0, 0, 9, 9], "bbox"')])
+def test_a_repeated_key_is_refused(tmp_path: Path, key: str, text: str) -> None:
+    """As of two files that were merged by hand; only the last value would be read."""
+    whole = json.dumps(content([{"bbox": [16, 12, 32, 24]}]))
+    first = text.rpartition(", ")[2]
+    with pytest.raises(DatasetError, match=f"the key '{key}' is repeated in an object"):
+        read_index(write(tmp_path, whole.replace(first, text, 1)), "train")
+
+
 def test_a_folder_of_annotations_is_recognised(tmp_path: Path) -> None:
     write(tmp_path, content([{"bbox": [16, 12, 32, 24]}]))
     description = describe({"train": "annotations", "names": ["cat", "dog"]}, tmp_path / "data.yaml")

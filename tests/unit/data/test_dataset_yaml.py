@@ -107,6 +107,28 @@ def test_names_shared_by_several_classes_are_reported(root: Path) -> None:
         ("names: 'dog' is the name of 2 classes (1, 4)", False)]
 
 
+@pytest.mark.parametrize(("key", "value", "says"), [
+    ("valid", "images/other", "valid: is not read, and says something else than `val`, which is"),
+    ("Train", "images/other", "Train: is not read, and says something else than `train`, which is"),
+    ("classes", ["dog", "cat"], "classes: is not read, and says something else than `names`, which is"),
+    ("channels", 1, "channels: 1 is not used; every image is read as RGB"),
+    ("channels", "4", "channels: '4' is not used"),
+    ("valid", "images/val", ""), ("classes", 2, ""), ("channels", 3, ""), ("num_classes", 2, ""), ("valid", None, ""),
+])
+def test_a_second_statement_is_reported_if_it_differs(root: Path, key: str, value: object, says: str) -> None:
+    content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], key: value}
+    found = [finding.what for finding in describe(content, root / "data.yaml").findings]
+    assert len(found) == bool(says)
+    assert not says or found[0].startswith(says)
+
+
+@pytest.mark.parametrize("key", ["nc", "num_classes", "number_of_classes"])
+def test_another_number_of_classes_is_refused(root: Path, key: str) -> None:
+    content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], key: 5}
+    with pytest.raises(DatasetError, match=f"{key} is 5, but names has 2 entries"):
+        describe(content, root / "data.yaml")
+
+
 def test_path_starts_from_the_file_and_may_be_absolute(root: Path, tmp_path: Path) -> None:
     (root / "sub").mkdir()
     content = {"train": "train", "names": ["cat"]}

@@ -85,6 +85,21 @@ def test_grey_alpha_palette_and_print_colours_become_rgb(tmp_path: Path) -> None
         assert check_image(str(path)) == (24, 40), (mode, suffix)
 
 
+@pytest.mark.parametrize("comment", [b"", b"# by hand\n#\n"])
+@pytest.mark.parametrize("white", [1, 15, 100, 255])
+def test_the_white_of_a_binary_pnm_is_the_one_of_its_header(tmp_path: Path, white: int, comment: bytes) -> None:
+    """The same picture as text, which Pillow scales, is the oracle."""
+    levels = [number * white // (12 * 16 - 1) for number in range(12 * 16)]
+    header = b"\n" + comment + b"16 " + comment + b"12\n%d\n" % white
+    binary, text = tmp_path / "binary.pgm", tmp_path / "text.pgm"
+    binary.write_bytes(b"P5" + header + bytes(levels))
+    text.write_bytes(b"P2" + header + " ".join(map(str, levels)).encode())
+    expected = np.array(Image.open(text).convert("L"))
+    assert np.array_equal(read_image(str(binary))[..., 0], expected)
+    assert expected.max() == 255
+    assert check_image(str(binary)) == (12, 16)
+
+
 def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path) -> None:
     deep = PICTURE.astype(np.uint16) * 257
     for suffix, channels in product(("png", "tiff"), (1, 3)):

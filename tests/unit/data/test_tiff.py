@@ -75,6 +75,15 @@ def test_grey_with_another_channel_is_grey() -> None:
     assert why_misread(tiff(8, planar=False, photometric=1, samples=2, extra=1)) == ""
 
 
+def test_a_file_that_begins_with_a_preview_is_refused() -> None:
+    """As a camera's DNG, whose picture comes after a smaller copy."""
+    for kind, refused in ((0, False), (1, True), (2, False)):  # a picture, a smaller copy, a page
+        file = io.BytesIO()
+        Image.new("RGB", (WIDTH, HEIGHT), COLOUR).save(file, "TIFF", tiffinfo={254: kind})
+        assert tags_of(file.getvalue())[254] == (kind,)
+        assert why_misread(file.getvalue()).startswith("begins with a preview") == refused
+
+
 def test_what_is_no_tiff_or_is_damaged_states_nothing() -> None:
     whole = tiff(16, planar=True)
     for content in (b"", b"II", whole[:8], whole[:len(whole) - 60], b"II*\0" + b"\xff" * 40):

@@ -170,6 +170,20 @@ def test_a_scale_that_nothing_chooses_is_reported(tmp_path: Path, caplog: pytest
     assert bool(caplog.records) == bool(assumed)
 
 
+def test_a_missing_model_file_beside_one_of_all_scales_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture
+                                                                  ) -> None:
+    """Ultralytics reads yolov8.yaml at scale n for yolov8n.yaml."""
+    missing = Recipe(model=str(tmp_path / "yolov8n.yaml"))
+    check_model(missing)
+    assert "yolov8n.yaml: no such file; the built-in yolov8n is used" in caplog.text
+    (tmp_path / "yolov8.yaml").write_text("nc: 2\n")
+    with pytest.raises(ConfigError, match=r"yolov8\.yaml exists; to use it, add the line `scale: n`"):
+        check_model(missing)
+    caplog.clear()
+    check_model(Recipe(model="yolov8n.yaml"))
+    assert not caplog.records
+
+
 def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
