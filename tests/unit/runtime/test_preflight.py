@@ -170,6 +170,15 @@ def test_a_scale_that_nothing_chooses_is_reported(tmp_path: Path, caplog: pytest
     assert bool(caplog.records) == bool(assumed)
 
 
+def test_a_multiple_beside_scales_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tmp_path / "mine8n.yaml"
+    model.write_text(yaml.safe_dump(TINY | {"scales": {"n": [0.33, 0.25, 1024]}, "depth_multiple": 1,
+                                            "width_multiple": 0.5}))
+    check_model(Recipe(model=str(model)))
+    [said] = caplog.messages
+    assert said.endswith("mine8n.yaml: width_multiple: 0.5 is not used, because the file has scales")
+
+
 def test_a_missing_model_file_beside_one_of_all_scales_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture
                                                                   ) -> None:
     """Ultralytics reads yolov8.yaml at scale n for yolov8n.yaml."""
