@@ -129,8 +129,8 @@ class DatasetEvent(Event):
 
 
 class PlacementEvent(Event):
-    """The driver has requested placement group `group` from Ray. If it replaces a group on a lost node, `instead_of` is
-    the id of that group."""
+    """The driver has requested placement group `group` from Ray. If it replaces a group on a lost node, or one that was
+    given away, `instead_of` is the id of that group."""
 
     type: Literal["placement"] = "placement"
     group: str

@@ -10,13 +10,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
@@ -41,6 +42,7 @@ from ray_yolo.core.structures import Progress
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.balance import Balance
 from ray_yolo.engine.build import (
+    Batches,
     TrainSpec,
     WorkerContext,
     build,
@@ -117,6 +119,7 @@ class Session:
         self._losses = 0  # of peers since the last step
         self._lost_at = -math.inf  # time of the newest loss that was counted
         self._resumed = -1  # step of the checkpoint that training continued from
+        self._stop_requested: Callable[[], bool] = lambda: False
         self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
         self._save_requested = -math.inf  # time of the last request to save in this generation
         self._saved = time.monotonic()  # start of the last save
@@ -143,6 +146,8 @@ class Session:
         Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
         checkpoint is on storage, the others form another generation in `join`, and its first worker saves.
         """
+        self._stop_requested = stop_requested
+
         def poll_controls() -> ControlFlags:
             return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._must_save())
 
@@ -262,12 +267,13 @@ class Session:
 
     def close(self) -> None:
         """Wait until everything is on storage, and release all resources, also those that DDP keeps in memory."""
-        with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
-            self._await_saver()
-        self._await_detections()
-        for store in self.components.stores:
-            store.close()
-        release_process_group(self.components)  # DDP's native hook would keep the model until this process ends
+        with contextlib.ExitStack() as all_of_these:  # from the last one to the first, also if one of them raises
+            all_of_these.callback(release_process_group, self.components)  # DDP's native hook would keep the model
+            for store in self.components.stores:
+                all_of_these.callback(store.close)
+            all_of_these.callback(self._await_detections)
+            with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
+                self._await_saver()
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Log a step, and save if a save inside the epoch is due. `after_epoch` saves the epoch's last step."""
@@ -306,6 +312,7 @@ class Session:
         recipe, state, plan = self.spec.recipe, self.state, self.components.plan
         self.timer.trained = time.perf_counter()
         self.compare_weights()
+        self._agreed = state.progress.step
         evaluation = self.validate() if epoch + 1 == recipe.epochs or not recipe.noval else None
         self._await_saver()  # the log has an epoch's checkpoint before the next epoch
         self._emit(self.timer.shard_event(state.progress, self.context.collectives.worker))
@@ -342,8 +349,19 @@ class Session:
         """Validate the moving average over all workers. Collective."""
         components, recipe = self.components, self.spec.recipe
         self.context.activity.enter("validating")
-        return evaluate(components.ema.model, components.family, components.loss, components.val_batches, self.spec.val,
+        batches = self._saving_on_stop(components.val_batches)
+        return evaluate(components.ema.model, components.family, components.loss, batches, self.spec.val,
                         recipe.evaluate, recipe.precision, self.context.collectives, self.context.device)
+
+    def _saving_on_stop(self, batches: Batches) -> Iterator[Mapping[str, Tensor]]:
+        """The batches of a validation. If a stop is requested meanwhile, the epoch's last step is saved at once: the
+        validation may take longer than the command waits for it."""
+        for batch in batches:
+            has_unsaved = self.is_writer and self.state.progress.step > self.saver.step
+            if has_unsaved and not self.placement.nosave and self._stop_requested():
+                self._save()
+                self.context.activity.enter("validating")
+            yield batch
 
     def compare_weights(self) -> None:
         """Check that all workers have equal weights. A worker that differs has computed wrongly. Collective.

@@ -6,6 +6,7 @@ until the end of a step, or for longer where nothing reports the driver's end to
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,9 @@ def await_former_workers(folder: Path, notify: Callable[[str], None], wait_secon
 
 def _processes_in(path: Path) -> str:
     """The processes that a lock file lists, without those that are known to have ended."""
-    lines = [line.split("\t") for line in path.read_text().splitlines()]
-    processes = [Process(node, space, int(pid)) for node, space, pid in lines]
+    processes = []
+    for line in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):  # two clients of a network file system may have mixed their lines
+            node, space, pid = line.split("\t")
+            processes.append(Process(node, space, int(pid)))
     return ", ".join(f"process {each.pid} on {each.node}" for each in processes if not each.has_ended)

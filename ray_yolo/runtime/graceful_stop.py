@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_yolo.core import deadline
-from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, PlacementEvent, ResourcesEvent, StartEvent
+from ray_yolo.core.events import CheckpointEvent, EndEvent, PlacementEvent, ResourcesEvent, StartEvent
 from ray_yolo.core.signals import STOPS, exit_on_hangup, exit_status_of, leave_terminal
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, follow, read_events
@@ -172,22 +172,26 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
 
     A training that begins meanwhile stops after its first step.
     """
-    logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
-    phases = {folder: _phase(next(log), _Phase.NONE) for folder, log in logs.items()}
-    if _Phase.TRAINING not in phases.values():
+    logs = {folder: _FollowedLog(folder / EVENTS_FILE) for folder in run_dirs}
+
+    def is_any_training() -> bool:
+        return any(log.phase is _Phase.TRAINING for log in logs.values())
+
+    if not is_any_training():
         return
     notify(MESSAGE)
     until = time.monotonic() + SAVE_SECONDS
     asked = set()
     with contextlib.suppress(OSError):  # failing storage must not prevent the usual exit
         try:
-            while _Phase.TRAINING in phases.values() and time.monotonic() < until and not ended():
-                for folder, phase in phases.items():
-                    if phase in (_Phase.STARTING, _Phase.TRAINING):
+            while is_any_training() and time.monotonic() < until and not ended():
+                for folder, log in logs.items():
+                    if log.phase in (_Phase.STARTING, _Phase.TRAINING):
                         asked.add(folder)
                         (folder / STOP_REQUEST).touch()  # again: a recorder that starts removes an earlier request
                 time.sleep(_POLL_SECONDS / 2)
-                phases = {folder: _phase(next(logs[folder]), phase) for folder, phase in phases.items()}
+                for log in logs.values():
+                    log.read_on()
         finally:
             for folder in asked:
                 (folder / STOP_REQUEST).unlink(missing_ok=True)
@@ -203,17 +207,27 @@ class _Phase(Enum):
     ENDED = auto()
 
 
-def _phase(events: Iterable[Event], before: _Phase) -> _Phase:
-    """The phase of a training after more events of its log."""
-    phase = before
-    for event in events:
-        if isinstance(event, PlacementEvent):
-            if not event.instead_of:  # else other workers train meanwhile
-                phase = _Phase.STARTING
-        elif isinstance(event, ResourcesEvent):  # the first event of each start of a driver or of a trial
-            phase = _Phase.STARTING
-        elif isinstance(event, StartEvent):
-            phase = _Phase.TRAINING
-        elif isinstance(event, EndEvent):
-            phase = _Phase.ENDED
-    return phase
+class _FollowedLog:
+    """The phase of a training, after the events that its log has so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.phase = _Phase.NONE
+        self._batches = follow(path)
+        self._groups: set[str] = set()  # placement groups, by id
+        self.read_on()
+
+    def read_on(self) -> None:
+        """Read the events since the last call."""
+        for event in next(self._batches):
+            if isinstance(event, PlacementEvent):
+                # A new group instead of another one, and a group that gets a lost worker again: others train meanwhile.
+                is_start = not event.instead_of and event.group not in self._groups
+                self._groups.add(event.group)
+                if is_start:
+                    self.phase = _Phase.STARTING
+            elif isinstance(event, ResourcesEvent):  # the first event of each start of a driver or of a trial
+                self.phase = _Phase.STARTING
+            elif isinstance(event, StartEvent):
+                self.phase = _Phase.TRAINING
+            elif isinstance(event, EndEvent):
+                self.phase = _Phase.ENDED

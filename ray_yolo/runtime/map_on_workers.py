@@ -5,6 +5,8 @@ The workers form no process group: each part is one Ray task, and the caller com
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
@@ -19,6 +21,8 @@ from ray_yolo.core.errors import LostWorkersError, RayYoloError, ResourcesError,
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.failures import error_line
 
+_POLL_SECONDS = 0.5
+_REPORT_SECONDS = 5.0
 Shared = TypeVar("Shared")
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -78,11 +82,31 @@ def _reserve(placement: Placement, gpus: float, num_workers: int) -> PlacementGr
     if placement.accelerator_type:
         bundle[f"accelerator_type:{placement.accelerator_type}"] = 0.001
     group = placement_group([bundle] * num_workers, strategy=placement.placement_strategy)
-    if not group.wait(placement.timeout_seconds):
+    try:
+        _wait_for(group, placement, gpus, num_workers)
+    except BaseException:  # otherwise the group would take the resources later
         remove_placement_group(group)
-        raise ResourcesError(f"{num_workers} workers were not free at once for {placement.timeout_seconds:g} seconds; "
-                             "use fewer --num-workers, or wait")
+        raise
     return group
+
+
+def _wait_for(group: PlacementGroup, placement: Placement, gpus: float, num_workers: int) -> None:
+    """Wait until the resources of a group are free. A wait of some seconds is reported on the standard error output.
+
+    Raises:
+        ResourcesError: if they are not free within the placement's `timeout_seconds`.
+    """
+    began = time.monotonic()
+    is_reported = False
+    while not group.wait(min(_POLL_SECONDS, placement.timeout_seconds)):  # signals have no effect while Ray waits
+        waited = time.monotonic() - began
+        if waited >= placement.timeout_seconds:
+            raise ResourcesError(f"{num_workers} workers were not free at once for {placement.timeout_seconds:g} "
+                                 "seconds; use fewer --num-workers, or wait")
+        if waited >= _REPORT_SECONDS and not is_reported:
+            is_reported = True
+            print(cluster.describe_wait(placement, gpus) or f"waiting for {num_workers} workers", file=sys.stderr,
+                  flush=True)
 
 
 def _options(placement: Placement, gpus: float, group: PlacementGroup, worker: int, retries: int) -> dict[str, Any]:

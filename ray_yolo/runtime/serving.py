@@ -48,7 +48,7 @@ from starlette.responses import JSONResponse, Response
 from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.commands import ServeConfig
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
@@ -107,6 +107,9 @@ def run(config: ServeConfig) -> None:
     """
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
     connect(Placement(), logs=True)
+    if NAME in serve.status().applications:
+        raise InputError(f"this cluster has a server {NAME} already, which this one would replace; end it first "
+                         "(Ctrl-C in its command, or `serve shutdown`)")
     try:
         serve.start(http_options={"host": config.host, "port": config.port})
         serve.run(application(config), name=NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -113,7 +114,8 @@ class StartupStatus:
                 self._over.set()
                 self._erase()
                 if self.run_dir:
-                    (self.run_dir / STARTUP_FILE).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # of a storage that fails: the error of the start counts
+                        (self.run_dir / STARTUP_FILE).unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self._over.wait(_TICK_SECONDS):

@@ -117,9 +117,11 @@ def fit(config: RunConfig, *, quiet: bool = False,
             result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,
                             trained=trained, has_own_records=has_own_records)
     finally:
-        if run:
-            deadline.wait_for(run.release, "release")
-        deadline.clear()
+        try:
+            if run:
+                deadline.wait_for(run.release, "release")
+        finally:  # also after another Ctrl-C: in a notebook, the next training has no deadline
+            deadline.clear()
     return result
 
 

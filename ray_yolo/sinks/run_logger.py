@@ -66,14 +66,17 @@ class RunLogger:
                  in_other_sessions: bool = False) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
-        self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
-        self.emit = self.recorder.emit
         uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
         resolved = placement.model_copy(update={"mlflow_uri": uri or "off"})
         edited = edited_options(spec.recipe, run.folder)
         write_options(spec.recipe, resolved, run.folder)  # before the record process reads it
         past = [event for event in read_events(log) if isinstance(event, RunEvent)]
         is_first_start = not past
+        splits = {"train": spec.train, "val": spec.val}
+        findings = write_findings(splits, run.folder) if is_first_start else ""
+        # What may fail on a full disk comes before: from here on there are threads, which `__exit__` ends.
+        self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
+        self.emit = self.recorder.emit
         if is_first_start or past[-1].command != run.training.command:  # a forked trial continues its parent's log
             self.emit(_run_event(run, spec, placement, run_id=uuid.uuid4().hex if is_first_start else past[0].run_id))
         stream = io.StringIO() if quiet else sys.stdout
@@ -89,14 +92,13 @@ class RunLogger:
             Console(run.folder, stream, notes=self._notes, plots=not placement.noplots, uri=uri),
             *([LogUpload(run.remote)] if run.remote else []),
         ], self.warn)
-        splits = {"train": spec.train, "val": spec.val}  # emitted after the console has started
-        self.emit(DatasetEvent(names=spec.names, splits={name: survey(index)
-                                                        for name, index in splits.items()}))
+        surveys = {name: survey(index) for name, index in splits.items()}
+        self.emit(DatasetEvent(names=spec.names, splits=surveys))  # after the console has started
         if edited and not is_first_start and not writer:  # population based training changes its trials' recipes
             self.warn(f"hyp.yaml or opt.yaml was edited ({', '.join(edited)}). A run keeps the recipe of its start, so "
                       "both are written again; for another recipe, start a new run with --from")
-        if is_first_start and (message := write_findings(splits, run.folder)):
-            self.warn(message)
+        if findings:
+            self.warn(findings)
         transfer = run.training.transfer
         if is_first_start and transfer and transfer.is_sparse:
             self.warn(transfer_line(transfer, spec.recipe.weights))
@@ -116,16 +118,23 @@ class RunLogger:
         elif error is not None:
             text = str(error).strip() or type(error).__name__
             self.emit(_end_event(log, "failed", text.splitlines()[-1]))
-        self.recorder.flush()
-        best, saved = best_epochs(self._run_dir) if error is None else (None, None)
+        self._is_interrupted = is_interruption  # before the sinks finish: one of them asks for it
+        try:
+            self.recorder.flush()
+            if error is None:
+                with suppress(OSError, ValueError):  # weights that cannot be read are no failure of the training
+                    self._warn_of_older_best()
+            with suppress(OSError):  # the record process may be at work still, but the caller reads the table
+                ResultsCsv(self._run_dir).update(read_events(log), ended=True)
+            self._sinks.finish(self.recorder.flush)
+        finally:
+            self.recorder.close()
+
+    def _warn_of_older_best(self) -> None:
+        best, saved = best_epochs(self._run_dir)
         if best and saved and saved.epoch < best.epoch:
             self.warn(f"weights/best.pt is of epoch {saved.epoch + 1}: the best weights, of epoch {best.epoch + 1}, "
                       "could not be written")
-        with suppress(OSError):  # the record process may be at work still, but the caller reads the table
-            ResultsCsv(self._run_dir).update(read_events(log), ended=True)
-        self._is_interrupted = is_interruption  # before the sinks finish: one of them asks for it
-        self._sinks.finish(self.recorder.flush)
-        self.recorder.close()
 
     def _waiting_limit(self) -> float:
         return min(waiting_limit(), PROMPT_SECONDS) if self._is_interrupted else waiting_limit()

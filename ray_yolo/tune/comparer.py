@@ -154,9 +154,11 @@ def compare(config: CompareConfig, sides: Recipes, given: tuple[Mapping[str, Sou
                 run.folder, checked.packages, settings, config.placement, execution.each_step)
         return execution.run_to_end()
     finally:
-        if run:
-            deadline.wait_for(run.release, "release")
-        deadline.clear()
+        try:
+            if run:
+                deadline.wait_for(run.release, "release")
+        finally:  # also after another Ctrl-C: in a notebook, the next training has no deadline
+            deadline.clear()
 
 
 def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
@@ -368,6 +370,7 @@ class _ComparisonExecution:
             self.say("interrupted; the same command continues")
             raise
         finally:
+            self.ledger.close()
             self.note_time()
             self.finish_records(wait_seconds)
 
@@ -380,10 +383,14 @@ class _ComparisonExecution:
             self.say(rest)
 
     def note_time(self) -> None:
-        """Note in the record how long the comparison has run."""
+        """Note in the record how long the comparison has run. An error is a warning: nothing depends on the last note.
+        """
         if isinstance(self.run.record, SweepRecord):
             self.run.record = self.run.record.model_copy(update={"seconds": self.seconds})
-            write_record(self.folder, self.run.record)
+            try:
+                write_record(self.folder, self.run.record)
+            except OSError as error:
+                self.say(f"warning: the time of the comparison cannot be written: {error}")
 
     def each_step(self) -> None:
         """Every few seconds, note the time, and see after the record process."""
@@ -422,13 +429,13 @@ class _ComparisonExecution:
                 self.say, lambda name, reason: self.dispatcher.finish(name, Outcome(reason=reason)),
                 stop=scheduler.close, each_step=self.each_step)
             trainable = ray.tune.with_parameters(train_task, payload=self.payload(), queue=queue)
-            try:
-                run_trials(trainable, callback, self.folder, self.config.placement.max_failures,
-                           search_alg=TaskSearcher(self.dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
-            except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
-                request_stop(list(self.trials.iterdir()), self.say)
-                wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
-                raise
+            run_trials(trainable, callback, self.folder, self.config.placement.max_failures, self.save_steps,
+                       search_alg=TaskSearcher(self.dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
+
+    def save_steps(self) -> None:
+        """Stop the trainings, whose workers save the step in progress."""
+        request_stop(list(self.trials.iterdir()), self.say)
+        wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
 
     def payload(self) -> dict[str, Any]:
         """The settings that all trainings share, as plain JSON; see `task_config`."""

@@ -108,6 +108,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], begun: SweepEvent, stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
         self._lock = threading.RLock()
+        self._is_closed = False
         lines = read_ledger(self.path)
         if lines:
             _check_identity(self.path, begun_of(lines), _as_written(begun))
@@ -136,6 +137,8 @@ class Ledger:
             TrainingError: if the line is not on disk; the sweep must not act on it.
         """
         with self._lock:
+            if self._is_closed:  # a thread of Ray Tune outlives an interrupted command in a notebook
+                raise TrainingError(f"{self.path}: this command has ended the sweep")
             written = self._write(line)
             self.lines.append(written)
             _fold(self._trials, written, self.begun)
@@ -148,8 +151,10 @@ class Ledger:
             return self._trials[number]
 
     def close(self) -> None:
-        """Close the file."""
-        self._log.close()
+        """Close the file. Nothing can be appended any more."""
+        with self._lock:
+            self._is_closed = True
+            self._log.close()
 
     def _write(self, line: LedgerEvent) -> LedgerEvent:
         fields = line.model_dump(mode="json")

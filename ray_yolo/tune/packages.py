@@ -6,6 +6,7 @@ its side, as a file for --hyp. All other settings have the defaults of its versi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -164,13 +165,14 @@ class CommandTraining:
             try:
                 while process.poll() is None:
                     self._wait()
-            except (KeyboardInterrupt, SystemExit):
-                process.terminate()  # after Ctrl-C it has the signal already, and saves once
-                try:
-                    process.wait(deadline.seconds_left(_SAVE_SECONDS))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                raise
+            finally:
+                if process.poll() is None:  # this command is interrupted, or fails
+                    process.terminate()  # after Ctrl-C it has the signal already, and saves once
+                    try:
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.wait(deadline.seconds_left(_SAVE_SECONDS))
+                    finally:  # after the time, or a second Ctrl-C
+                        process.kill()  # does nothing if it has ended
         return process.returncode
 
     def _wait(self) -> None:

@@ -9,7 +9,8 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
+from ray_yolo.core import deadline
 from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held
 from ray_yolo.runtime.graceful_stop import run_in_background
@@ -38,6 +40,7 @@ from ray_yolo.tune.trials import Trial, best_trials
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
 
+_END_SECONDS = 3.0  # for Tune to end after an interruption
 FINALISTS = 3  # fully trained trials that may still win, besides the default
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands in for a report that was not made
 
@@ -47,13 +50,14 @@ def _no_state(self: object) -> dict[str, Any]:
     return {}
 
 
-def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failures: int, *,
+def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failures: int, save: Callable[[], None], *,
                param_space: Mapping[str, Any] | None = None, on_this_node: bool = False, **settings: Any) -> None:
     """Run trials with Ray Tune until its scheduler or searcher ends.
 
     Args:
         folder: of the sweep or comparison.
         max_failures: restarts of a trial whose recipe did not cause its failure.
+        save: called when this command is interrupted, while the workers still exist.
         on_this_node: keep the processes of the trials on this node; their workers may be anywhere.
         settings: of Tune's `TuneConfig`.
     """
@@ -69,8 +73,18 @@ def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failur
         run_config=ray.tune.RunConfig(
             name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0,
             callbacks=[callback], failure_config=ray.tune.FailureConfig(max_failures=max_failures)))
+
+    def before_end(outcome: Future[Any]) -> None:
+        try:
+            save()
+        finally:
+            # Otherwise Tune would go on in its thread, if this process continues, as a notebook does.
+            callback.end()
+            with suppress(TimeoutError):
+                outcome.exception(deadline.seconds_left(_END_SECONDS))
+
     expect_no_result_files()
-    run_in_background(tune.fit)
+    run_in_background(tune.fit, before_end)
     callback.check_room()
 
 
@@ -171,6 +185,7 @@ class TrialCallback(Callback):
     def __init__(self, say: Callable[[str], None], fail: Callable[[str, str], None],
                  stop: Callable[[], None] = lambda: None, each_step: Callable[[], None] = lambda: None) -> None:
         self._say, self._fail, self._stop, self._each_step = say, fail, stop, each_step
+        self._is_ended = False
         self._lacking = ""  # why the cluster has no capacity for any trial
         self._lost: dict[str, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
 
@@ -182,19 +197,33 @@ class TrialCallback(Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """Print why Tune starts a trial again: the recipe did not cause the failure."""
+        if self._is_ended:  # by this command
+            return
         self._say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """Record a trial that failed too often. If the cluster has no capacity, trials end and it stays queued."""
         report = self._lost.pop(str(trial), _DIED)
+        if self._is_ended:  # by this command
+            return
         if report["lacking"]:
             self._lacking = report["lost"]
             self._stop()
         else:
             self._fail(str(trial), report["lost"])
 
+    def end(self) -> None:
+        """Let Tune end at its next step, without its trials."""
+        self._is_ended = True
+
     def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
-        """Call `each_step`; Tune calls this many times a second."""
+        """Call `each_step`; Tune calls this many times a second.
+
+        Raises:
+            TrainingError: after `end`.
+        """
+        if self._is_ended:
+            raise TrainingError("interrupted")
         self._each_step()
 
     def check_room(self) -> None:
@@ -256,7 +285,10 @@ class SweepCallback(TrialCallback):
         if len(self._ledger.lines) != self._seen:
             self._seen = len(self._ledger.lines)
             rows = self._ledger.trials
-            write_sweep_files(self._ledger.path.parent, self._ledger.recipe, rows, self._ledger.claim)
+            try:
+                write_sweep_files(self._ledger.path.parent, self._ledger.recipe, rows, self._ledger.claim)
+            except OSError as error:  # the end of the sweep writes them again
+                self._say(f"warning: {self._ledger.path.parent}: its tables cannot be written: {error}")
             self._display.update(rows)
             if self._drops:
                 self._drop(rows)

@@ -167,9 +167,11 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
-        if run:
-            deadline.wait_for(run.release, "release")
-        deadline.clear()
+        try:
+            if run:
+                deadline.wait_for(run.release, "release")
+        finally:  # also after another Ctrl-C: in a notebook, the next training has no deadline
+            deadline.clear()
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
@@ -353,6 +355,7 @@ class _Execution:
             say("interrupted; the same command continues")
             raise
         finally:
+            self.ledger.close()
             self.note_time()
             self.finish_records(wait_seconds)
 
@@ -365,10 +368,13 @@ class _Execution:
             self.display.say(rest)
 
     def note_time(self) -> None:
-        """Note in the sweep's record how long it has run."""
+        """Note in the sweep's record how long it has run. An error is a warning: nothing depends on the last note."""
         if isinstance(self.run.record, SweepRecord):
             self.run.record = self.run.record.model_copy(update={"seconds": self.budget.seconds})
-            write_record(self.folder, self.run.record)
+            try:
+                write_record(self.folder, self.run.record)
+            except OSError as error:
+                self.display.say(f"warning: the time of the sweep cannot be written: {error}")
 
     def each_step(self) -> None:
         """Every few seconds, note the time, and see after the record process."""
@@ -394,12 +400,12 @@ class _Execution:
         workers = config.placement.model_copy(update={"num_workers": pool_range(config.sweep, self.slots)})
         grows = config.sweep.max_concurrent == "auto"
         with standing_pool(workers, self.gpus, self.note_workers, grows=grows) as queue:
-            try:
-                (self.run_population if self.is_population else self.run_ladder)(payload, queue)
-            except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
-                request_stop(list(self.trials.iterdir()), self.display.say)
-                wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
-                raise
+            (self.run_population if self.is_population else self.run_ladder)(payload, queue)
+
+    def save_steps(self) -> None:
+        """Stop the trials, whose workers save the step in progress."""
+        request_stop(list(self.trials.iterdir()), self.display.say)
+        wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""
@@ -437,7 +443,8 @@ class _Execution:
                        max_concurrent_trials=self.slots)
 
     def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
-        run_trials(trainable, callback, self.folder, self.config.placement.max_failures, param_space=param_space,
+        run_trials(trainable, callback, self.folder, self.config.placement.max_failures, self.save_steps,
+                   param_space=param_space,
                    on_this_node=self.ledger.stored is not None,  # the folder of the sweep is on this node
                    **settings)
 

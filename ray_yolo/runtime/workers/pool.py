@@ -56,6 +56,7 @@ class WorkerPool:
         self._placement = placement
         self.groups: list[PlacementGroup] = []
         shared = self._request(0, placement.min_workers, placement.placement_strategy)
+        self._given_groups: dict[int, str] = {}  # id of the former group of each bundle that is given away
         # None: it is given away
         self._bundles: list[tuple[PlacementGroup, int] | None] = [(shared, index)
                                                                   for index in range(placement.min_workers)]
@@ -99,13 +100,14 @@ class WorkerPool:
             return
         group, _ = bundle
         self._bundles[number] = None
+        self._given_groups[number] = group.id.hex()
         self._running = {task: other for task, other in self._running.items() if other != number}
         self.groups.remove(group)
         remove_placement_group(group)
 
     def take_back(self, number: int) -> None:
         """Request a bundle again that was given away, and start a worker in it."""
-        self._bundles[number] = (self._request(number), 0)
+        self._bundles[number] = (self._request(number, instead_of=self._given_groups.pop(number)), 0)
         self.launch(number)
 
     def replace_lost_groups(self) -> list[int]:

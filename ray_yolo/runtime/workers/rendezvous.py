@@ -147,8 +147,9 @@ class RendezvousClient(Rendezvous):
                 reply = self._coordinator.heartbeat(self._uid, self._now())
                 self._is_recalled |= reply.must_leave
                 is_over = reply.unknown and not self._introduce()
-                self._must_regroup = (is_over or reply.must_regroup) and self._can_join()
-                self._all_draining = reply.all_draining
+                if group == self._groups:  # else it is for another group, and a second regrouping would be for nothing
+                    self._must_regroup = (is_over or reply.must_regroup) and self._can_join()
+                    self._all_draining = reply.all_draining
                 if stack_dump_requests not in (None, reply.stack_dump_requests):
                     self._notify(stacks())
                 stack_dump_requests = reply.stack_dump_requests

@@ -65,6 +65,7 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
     over = threading.Event()
 
     def watch(coordinator: JobClient) -> None:
+        to_kill: list[Process] = []  # the coordinator names each once
         while not over.wait(_WATCH_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 write_members(run_dir, coordinator.worker_statuses())
@@ -74,7 +75,11 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
                 hung = coordinator.find_hung_worker()
                 if hung:
                     notify(f"{hung.text}: it is killed, and the others continue")
-                    kill(hung.process)
+                    to_kill.append(hung.process)
+            for process in tuple(to_kill):
+                with contextlib.suppress(ray.exceptions.RayError):  # its node may be too busy to answer: once more
+                    kill(process)
+                    to_kill.remove(process)
         with contextlib.suppress(OSError):
             (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 

@@ -85,7 +85,7 @@ def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_a
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
 
     def stop_requested() -> bool:
-        asked = collectives.worker == asked_worker % collectives.num_workers
+        asked = collectives.worker == asked_worker % collectives.num_workers and context.activity.phase != "validating"
         return asked and len(calls.append(None) or calls) == stop_at
 
     calls: list[None] = []
@@ -123,6 +123,32 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
     return [pair for name, value in sorted(tree.items())
             for pair in (flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)])]
+
+
+def test_a_stop_in_a_validation_saves_the_last_step_at_once(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, Any]) -> None:
+    """The command ends the process if the validation takes longer than it waits."""
+    spec = make_spec(tmp_path, **EXACT)
+    evaluate = session.evaluate
+    validations: list[int] = []
+
+    def killed_in_the_second(*arguments: Any) -> Any:
+        validations.append(1)
+        if len(validations) < 2:
+            return evaluate(*arguments)
+        next(iter(arguments[3]))
+        raise Killed
+
+    monkeypatch.setattr(session, "evaluate", killed_in_the_second)
+    context = WorkerContext(collectives=Collectives())
+    with pytest.raises(Killed):
+        run_session(spec, context, BY_EPOCH, lambda event: None, stop_requested=lambda: len(validations) == 2)
+    monkeypatch.undo()
+    progress = Progress(*json.loads(last_state(spec)["meta"])["progress"])
+    assert (progress.epoch, progress.step) == (1, 4)  # the second epoch is not closed
+    result = train(Collectives(), spec, BY_EPOCH)
+    assert steps(result)[0] == 5
+    assert_same(result["state"], uninterrupted["state"])
 
 
 @pytest.fixture(scope="module")
@@ -246,9 +272,15 @@ class Scripted(Rendezvous):
 
 def train_with_a_newcomer(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
     rendezvous, events, reported = Scripted(collectives), [], []
+
+    def note_step() -> bool:
+        if context.activity.phase != "validating":
+            reported.append(context.activity.step)
+        return False
+
     context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     run_session(spec, context, Placement(save_steps=1), events.append, rendezvous,
-                lambda: bool(reported.append(context.activity.step)))
+                note_step)
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events],
             "joins": rendezvous.joins, "reported": reported}
 

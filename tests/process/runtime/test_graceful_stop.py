@@ -36,8 +36,10 @@ def stop_when_asked(folder: Path, log: EventLog) -> None:
 
 @pytest.mark.parametrize(("events", "stops", "asked", "seconds"), [
     ((), True, False, 0.0), ((PLACED,), True, False, 0.0),  # workers that have not begun have nothing to save
-    ((PLACED, STARTED, PLACED), True, False, 0.0), ((PLACED, STARTED, run_log.end(5)), True, False, 0.0),
+    ((PLACED, STARTED, PlacementEvent(group="h")), True, False, 0.0),  # a restart
+    ((PLACED, STARTED, run_log.end(5)), True, False, 0.0),
     ((PLACED, STARTED, AGAIN), True, True, 0.5),  # others train meanwhile
+    ((PLACED, STARTED, PLACED), True, True, 0.5),  # so they do while the first worker is replaced in its place
     ((PLACED, STARTED), True, True, 0.5), ((PLACED, STARTED, run_log.checkpoint(5)), False, True, 2.0),
 ])
 def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import sys
@@ -119,6 +120,22 @@ def test_a_command_that_fails_ends_the_comparison(tmp_path: Path, exit_code: int
     trainings = CommandTraining(tmp_path, packages, ({}, {}), Placement(), lambda: None)
     with pytest.raises(error, match=r"pair1-b: ConfigError: b.yaml:1: unknown \(all output: .*/output/pair1-b.txt\)"):
         trainings.train("pair1-b", 1, 3, 2)
+
+
+def test_a_comparison_that_fails_ends_its_command(tmp_path: Path) -> None:
+    """Otherwise the training would hold its run and its GPU."""
+    python = executable(tmp_path / "python", f"echo $$ > {tmp_path}/pid; exec sleep 300")
+
+    def full_disk() -> None:
+        if (tmp_path / "pid").exists():
+            raise OSError("no space left")
+
+    trainings = CommandTraining(tmp_path, (stand_in(python), stand_in("")), ({}, {}), Placement(), full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        trainings.train("pair1-a", 0, 3, 2)
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_training_that_diverges_has_a_reason(tmp_path: Path) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -242,6 +246,43 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
     result = search(config, quiet=True)
     assert len(result.trials) == 1
     expect_states(tmp_path, FINISHED=1)
+
+
+def endless_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
+    """A task that notes its start and does not end."""
+    import time
+
+    with (Path(payload["placement"]["project"]).parent / "tasks").open("a") as file:
+        file.write(f"{config['trial']} {config['until']}\n")
+    time.sleep(300)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_after_an_interruption_ray_tune_ends_in_a_process_that_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a notebook. Otherwise the thread of Tune would start the trials again, and write to the ledger."""
+    config = make_sweep(tmp_path, trials=2)
+    folder = tmp_path / "runs" / "evolve" / "exp"
+
+    def interrupt() -> None:
+        until = time.monotonic() + 60
+        while not (folder / "tasks").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stand_in(monkeypatch, endless_task)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        search(config)
+    lines = (folder / "ledger.jsonl").read_text()
+    until = time.monotonic() + 20
+    while any(thread.name == "ray_yolo background" for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert "ray_yolo background" not in [thread.name for thread in threading.enumerate()]
+    assert (folder / "ledger.jsonl").read_text() == lines
+    assert "queued again" not in capsys.readouterr().out
+    assert_cpus_return()
 
 
 @pytest.mark.ray

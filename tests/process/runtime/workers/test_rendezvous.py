@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
-from ray_yolo.core.system import own_process
+from ray_yolo.core.system import Process, own_process
 from ray_yolo.runtime.workers import watchdog
+from ray_yolo.runtime.workers.coordinator import HungWorker
 
 
 def test_a_process_that_is_frozen_can_be_ended() -> None:
@@ -20,6 +25,29 @@ def test_a_process_that_is_frozen_can_be_ended() -> None:
     watchdog.kill(own_process()._replace(pid=process.pid))
     assert process.wait(10) == -signal.SIGKILL
     watchdog.kill(own_process()._replace(pid=process.pid))  # one that has ended already
+
+
+def test_a_process_whose_node_does_not_answer_is_killed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator names a hung worker once."""
+    hung = HungWorker(own_process(), "worker 1 hangs")
+    names = iter([hung])
+    coordinator = SimpleNamespace(worker_statuses=list, describe_stall=str, find_hung_worker=lambda: next(names, None))
+    attempts: list[Process] = []
+    has_answered = threading.Event()
+
+    def kill(process: Process) -> None:
+        attempts.append(process)
+        if len(attempts) < 3:
+            raise ray.exceptions.GetTimeoutError
+        has_answered.set()
+
+    monkeypatch.setattr(watchdog, "kill", kill)
+    notices: list[str] = []
+    with watchdog.watchdog(coordinator, tmp_path, notices.append):
+        assert has_answered.wait(20)
+        time.sleep(1.5)
+    assert attempts == [hung.process] * 3
+    assert notices == ["worker 1 hangs: it is killed, and the others continue"]
 
 
 def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
