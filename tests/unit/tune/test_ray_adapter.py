@@ -125,7 +125,8 @@ class Tune:
             if running := self.running():
                 self.finish(self.draw.choice(running))
                 tasks -= 1
-        self.ledger.close()
+        if self.is_finished:
+            self.ledger.close()
 
 
 @pytest.mark.parametrize(("slots", "order"), [(1, 0), (2, 1), (3, 2)])
