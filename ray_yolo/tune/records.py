@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -131,7 +131,11 @@ class SweepRecords:
         self._update_sweep("RUNNING")
         self._elsewhere.clear()
         for folder in sorted((self._folder / "trials").glob("*")):
-            self._update_trial(folder, ended)
+            try:
+                self._update_trial(folder, ended)
+            except OSError:
+                if folder.exists():  # else someone has removed the trial meanwhile
+                    raise
         if ended and self._parent and set(self.pending) <= set(self.failing):  # their runs have their own ends now
             self._update_sweep(self._parent.last_status())
         for record in self._own:
@@ -157,14 +161,15 @@ class SweepRecords:
 
     def _open_trial(self, folder: Path) -> _OpenTrial | None:
         """Lock a trial's records; None if another process makes them, such as ray_yolo.sync."""
-        lock = (folder / LOCK_FILE).open("a+")
-        if not lock_file(lock):
-            lock.close()
-            return None
-        lock.truncate(0)
-        settings = read_settings(folder, self._uri, self._start)
-        records = RunRecords(folder, build_records(folder, settings, self._warn), self._warn)
-        records.read()
+        with ExitStack() as unless_open:
+            lock = unless_open.enter_context((folder / LOCK_FILE).open("a+"))
+            if not lock_file(lock):
+                return None
+            lock.truncate(0)
+            settings = read_settings(folder, self._uri, self._start)
+            records = RunRecords(folder, build_records(folder, settings, self._warn), self._warn)
+            records.read()
+            unless_open.pop_all()  # the lock stays
         trial = self._open[folder.name] = _OpenTrial(records, lock)
         return trial
 
