@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Literal, cast
 
 import torch
+from torch import Tensor
 
 from ray_yolo.core.errors import ResourcesError
 from ray_yolo.core.system import processor_name
@@ -39,7 +41,7 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 
 class SecondStream:
-    """A stream of kernels beside the one that computes. A CPU has none: it works in the order of the calls.
+    """A stream of kernels and copies beside the one that computes. A CPU has none: it works in the order of the calls.
 
     A tensor that kernels of both streams use must live until the first stream has waited for the second one. The
     allocator gives its memory to the next kernels of the stream that it was allocated on, without regard to others.
@@ -55,6 +57,17 @@ class SecondStream:
         """Whether the device has streams."""
         return self._stream is not None
 
+    def copied(self, device: torch.device, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Copies of tensors on the device, which begin at once. The current stream waits for them."""
+        assert self._stream is not None, "a CPU needs no copies"
+        current = torch.cuda.current_stream(device)
+        with torch.cuda.stream(self._stream):
+            copies = [tensor.to(device, non_blocking=True) for tensor in tensors]
+        current.wait_stream(self._stream)
+        for copy in copies:
+            copy.record_stream(current)  # its memory is free when this stream has used it
+        return copies
+
     @contextlib.contextmanager
     def after_current(self) -> Iterator[None]:
         """Context whose kernels run on this stream, after those that are on the current one so far."""
@@ -64,6 +77,20 @@ class SecondStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             yield
+
+
+@cache
+def copy_stream(device: torch.device) -> SecondStream:
+    """The stream of this process's copies to a device."""
+    return SecondStream(device)
+
+
+def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+    """The tensors on a device. From pinned memory they are copied to a GPU beside the kernels that it has still to run,
+    on a stream of their own; the next kernels come after them."""
+    if device.type != "cuda":
+        return [tensor.to(device, non_blocking=True) for tensor in tensors]
+    return copy_stream(device).copied(device, tensors)
 
 
 def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:

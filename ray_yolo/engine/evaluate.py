@@ -21,7 +21,7 @@ from ray_yolo.core.events import ClassResult
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.labels import box_areas
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.devices import Mark, mark, seconds_between, wait_for
+from ray_yolo.engine.devices import Mark, mark, seconds_between, to_device, wait_for
 from ray_yolo.models.criterion import Criterion, image_numerators
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import Family
@@ -218,14 +218,14 @@ class _Evaluator:
     def queue(self, batch: Mapping[str, Tensor]) -> _Queued:
         """Queue the device's part of a batch, up to the copies to the host."""
         start = mark(self.device)
-        images = unit_range(batch["images"].to(self.device, non_blocking=True))
+        pixels, targets = to_device(self.device, batch["images"], batch["targets"])
+        images = unit_range(pixels)
         prepared = mark(self.device)
         with autocast(self.device, self.precision):
             levels = self.model(images)
         boxes, scores = self.family.decode(self.model.head, levels)
         predicted = mark(self.device)
 
-        targets = batch["targets"].to(self.device, non_blocking=True)
         image_size = images.shape[2], images.shape[3]
         measured = self.loss.measure(levels, targets, image_size)
         sums = torch.stack([measured.numerators, measured.counts])

@@ -67,11 +67,12 @@ class GradientTree:
         self._next = 0  # this worker's next leaf
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
-        self._second = SecondStream(self._row.device)
+        self._second = SecondStream(torch.device("cpu"))  # none
         self._exchanged: Mark = 0.0  # behind all kernels of the backward pass
         self.waits: list[tuple[Mark, Mark]] = []
         """The waits for other workers in the newest step: their begins and ends."""
         if isinstance(replica, DistributedDataParallel):
+            self._second = SecondStream(self._row.device)
             replica.register_comm_hook(self, GradientTree.exchange)
 
     def start(self, counts: Sequence[int]) -> None:

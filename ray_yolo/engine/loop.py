@@ -21,7 +21,7 @@ from ray_yolo.core.errors import NOT_FINITE, PeerLostError, TrainingError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.build import TrainComponents, draw_weights
-from ray_yolo.engine.devices import mark
+from ray_yolo.engine.devices import mark, to_device
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
@@ -387,10 +387,10 @@ def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: in
     With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side. If
     the loaders have left the colours to the device, it changes them first, by `colours`.
     """
-    pixels = batch["images"].to(device, non_blocking=True)
+    pixels, targets = to_device(device, batch["images"], batch["targets"])
     if colours is not None and "colours" in batch:  # a blank batch has none
-        pixels = recolour(pixels, batch["colours"].to(device, non_blocking=True), colours)
-    targets = batch["targets"].to(device, non_blocking=True)
+        [scaled] = to_device(device, batch["colours"])
+        pixels = recolour(pixels, scaled, colours)
     height, width = pixels.shape[2:]
     if size is None or not len(pixels) or size == max(height, width):
         images = unit_range(pixels)

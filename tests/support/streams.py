@@ -37,6 +37,7 @@ class Block:
 
     stream: str
     storage: StorageWeakRef
+    recorded: set[str] = field(default_factory=set)  # further streams, whose kernels the allocator waits for
     accesses: list[Access] = field(default_factory=list)
 
 
@@ -93,13 +94,15 @@ class Streams(TorchDispatchMode):
         return Work(self, self.reached(stream))
 
     @contextlib.contextmanager
-    def after_current(self) -> Iterator[None]:
-        """The second stream's context."""
-        before = self.current
-        self.wait(self.reached(), SECOND)
-        self.current = SECOND
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        """`torch.cuda.stream`: the context of a stream."""
+        before, self.current = self.current, stream.name
         yield
         self.current = before
+
+    def record(self, tensor: Tensor, stream: FakeStream) -> None:
+        """`Tensor.record_stream`."""
+        self._block(tensor).recorded.add(stream.name)
 
     def complete(self) -> None:
         """A future is complete when the current stream comes here. DDP's stream waits for it at the end of backward."""
@@ -137,11 +140,24 @@ class Streams(TorchDispatchMode):
                 continue
             del self._blocks[place]
             for access in block.accesses:
-                if access.number > self._clock(block.stream).get(access.stream, 0):
+                is_over = access.number <= self._clock(block.stream).get(access.stream, 0)
+                if not is_over and access.stream not in block.recorded:
                     self.faults.append(f"memory of {block.stream} is free before {access.name} on {access.stream}")
 
     def _clock(self, stream: str) -> Clock:
         return self._clocks.setdefault(stream, {})
+
+
+@dataclass(frozen=True)
+class FakeStream:
+    """A stream as torch.cuda has it."""
+
+    streams: Streams
+    name: str
+    device: str = "cuda"
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.streams.wait(self.streams.reached(other.name), self.name)
 
 
 @dataclass(frozen=True)
@@ -160,9 +176,13 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def model_streams(patch: pytest.MonkeyPatch, second_stream: type) -> Streams:
-    """Streams that collectives, futures and a class like `SecondStream` use from here on."""
+def model_streams(patch: pytest.MonkeyPatch) -> Streams:
+    """Streams that torch.cuda, collectives and futures use from here on."""
     streams = Streams()
+    patch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream(streams, SECOND))
+    patch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(streams, streams.current))
+    patch.setattr(torch.cuda, "stream", streams.on)
+    patch.setattr(Tensor, "record_stream", lambda tensor, stream: streams.record(tensor, stream))
     patch.setattr(dist, "all_to_all_single", streams.collective)
     patch.setattr(dist, "all_gather_into_tensor", streams.collective)
     original: Callable[..., None] = torch.futures.Future.set_result
@@ -172,5 +192,4 @@ def model_streams(patch: pytest.MonkeyPatch, second_stream: type) -> Streams:
         original(future, value)
 
     patch.setattr(torch.futures.Future, "set_result", set_result)
-    patch.setattr(second_stream, "after_current", lambda _: streams.after_current())
     return streams

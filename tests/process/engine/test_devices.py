@@ -26,6 +26,7 @@ from ray_yolo.config.sections import EvaluateConfig, LossConfig
 from ray_yolo.core.structures import AnnotationIndex, Progress
 from ray_yolo.engine import evaluate, loop
 from ray_yolo.engine.build import TrainComponents, WorkerContext, build, colour_tables_on
+from ray_yolo.engine.devices import copy_stream
 from ray_yolo.models.families import build_model, find_family
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops import nms
@@ -84,12 +85,22 @@ def fake_backward(loss: Tensor, components: TrainComponents) -> None:
             parameter.grad = torch.empty_like(parameter)
 
 
+def replace_streams(patch: pytest.MonkeyPatch) -> None:
+    """Streams of a device that does not exist."""
+    stream = SimpleNamespace(device="cuda", wait_stream=lambda other: None, synchronize=lambda: None)
+    patch.setattr(torch.cuda, "Stream", lambda device, priority: stream)
+    patch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    patch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+
+
 @pytest.fixture(params=["meta", "cuda"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A device without values, and replacements for what it lacks."""
     monkeypatch.setattr(torch, "_fused_sgd_", fused_step)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
+    replace_streams(monkeypatch)
     if request.param == "meta":
         clip = nn.utils.clip_grad_norm_
         monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, limit, foreach: clip(parameters, limit))
@@ -101,6 +112,7 @@ def surroundings() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
     colour_tables_on.cache_clear()  # they are fake, and of this test's mode alone
+    copy_stream.cache_clear()
 
 
 Plant = Callable[[TrainComponents, Tensor], Tensor]
@@ -235,7 +247,7 @@ def evaluate_three_batches(patch: pytest.MonkeyPatch, name: str = "yolov8n", num
         return [SimpleNamespace(numpy=lambda: None)] * len(candidates)
 
     patch.setattr(torch.cuda, "synchronize", synchronize)
-    patch.setattr(torch.cuda, "current_stream", lambda device: None)
+    replace_streams(patch)
     patch.setattr(torch.cuda, "Event", FakeEvent)
     patch.setattr(FakeEvent, "synchronize", lambda event: actions.append("wait"))
     patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())

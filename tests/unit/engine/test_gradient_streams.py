@@ -19,7 +19,7 @@ from ray_yolo.engine import gradients
 from ray_yolo.engine.collectives import Collectives, ddp_options, form_node_groups
 from ray_yolo.engine.devices import SecondStream
 from ray_yolo.engine.gradients import GradientTree
-from tests.support.streams import FIRST, SECOND, Streams, model_streams
+from tests.support.streams import FIRST, SECOND, FakeStream, Streams, model_streams
 
 WORKERS = 4
 MACHINES: dict[str, list[str] | None] = {"one stage": None, "two stages": list("aabb")}
@@ -27,8 +27,10 @@ SHARDS = {"aligned": [2, 2, 2, 2], "not aligned": [1, 3, 3, 2], "empty": [0, 3, 
 
 
 @pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of four workers, of which this process is the first; the others do nothing."""
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of four workers with GPUs, of which this process is the first; the others do nothing."""
+    monkeypatch.setattr(gradients, "SecondStream", lambda device: SecondStream(torch.device("cuda")))
+    monkeypatch.setattr(gradients, "mark", lambda device: 0.0)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORKERS)
     yield
     dist.destroy_process_group()
@@ -63,7 +65,7 @@ def train(streams: Streams, counts: list[int], machines: list[str] | None) -> No
 @pytest.mark.parametrize("machines", MACHINES.values(), ids=MACHINES)
 def test_all_accesses_are_in_order(monkeypatch: pytest.MonkeyPatch, counts: list[int], machines: list[str] | None
                                    ) -> None:
-    streams = model_streams(monkeypatch, SecondStream)
+    streams = model_streams(monkeypatch)
     train(streams, counts, machines)
     assert not streams.faults
     assert min(streams.kernels[name] for name in (FIRST, SECOND)) > 10
@@ -99,11 +101,39 @@ def no_end(streams: Streams) -> Any:
     return streams, "_wait_for_futures", lambda: None
 
 
+def copy_and_use(streams: Streams, patch: pytest.MonkeyPatch) -> None:
+    """Three batches that are copied and used, each in the memory of the one before."""
+    second, to = SecondStream(torch.device("cuda")), Tensor.to
+    patch.setattr(Tensor, "to", lambda tensor, device, non_blocking: to(tensor, torch.double))  # a copy
+    pinned = torch.zeros(4)
+    with streams:
+        for _ in range(3):
+            [copy] = second.copied(torch.device("cuda"), [pinned])
+            copy.add_(1.0)
+            del copy
+
+
+def test_copies_are_beside_the_kernels_and_before_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = model_streams(monkeypatch)
+    copy_and_use(streams, monkeypatch)
+    assert not streams.faults
+    assert streams.kernels == {SECOND: 3, FIRST: 3}
+    assert not streams.reached(SECOND).get(FIRST)  # no copy waits for a kernel
+
+
+@pytest.mark.parametrize(("owner", "forgotten"), [(Tensor, "record_stream"), (FakeStream, "wait_stream")])
+def test_copies_without_order_are_found(monkeypatch: pytest.MonkeyPatch, owner: type, forgotten: str) -> None:
+    streams = model_streams(monkeypatch)
+    monkeypatch.setattr(owner, forgotten, lambda *_: None)
+    copy_and_use(streams, monkeypatch)
+    assert streams.faults
+
+
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("plant", [no_order, no_wait, nothing_held, no_end])
 @pytest.mark.parametrize("machines", MACHINES.values(), ids=MACHINES)
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Any, machines: list[str] | None) -> None:
-    streams = model_streams(monkeypatch, SecondStream)
+    streams = model_streams(monkeypatch)
     monkeypatch.setattr(*plant(streams))
     train(streams, SHARDS["not aligned"], machines)
     assert streams.faults
