@@ -44,7 +44,7 @@ test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python $(PYTEST) --hypothesis-profile thorough
 
 test-again: $(VENV)/.dev  ## the tests that failed in the last run, or all if it named none, one after the other
-	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures all
+	$(BIN)/python -m pytest -q --hypothesis-profile thorough --last-failed --last-failed-no-failures all
 
 SINCE ?= HEAD~1
 

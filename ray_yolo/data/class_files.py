@@ -19,7 +19,7 @@ from ray_yolo.core.structures import Finding
 from ray_yolo.data import values
 from ray_yolo.data.values import decode_text, folded
 
-_OF_TOOLS = ("classes.txt", "_darknet.labels")  # written beside the label files that they belong to; also *.names
+_OF_TOOLS = ("classes.txt", "obj.names", "_darknet.labels")  # written beside the label files that they belong to
 _OTHER_TEXTS = ("class.txt", "_classes.txt", "class_names.txt", "labels.txt", "predefined_classes.txt")
 _LABEL_STUDIO = "notes.json"
 _DESCRIPTIONS = ("data.yaml", "data.yml", "dataset.yaml")
@@ -55,6 +55,8 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
             continue
         moved = _moved_name(own, stated)
         renamed = _renamed_number(own, stated)
+        if not _is_of_tool(os.path.basename(file)) and not _share_a_name(own, stated):
+            continue  # a list of something else, or the names of another set, as Darknet's coco.names
         if moved is not None:
             number, other = moved
             what = f"gives class {own[number]!r} the number {other}, but {description} {number}"
@@ -93,13 +95,13 @@ def _listed(folder: Path) -> list[str]:
 
 def _is_of_tool(name: str) -> bool:
     """Whether a file is named as those that tools write beside their labels."""
-    lower = name.lower()
-    return lower in (*_OF_TOOLS, _LABEL_STUDIO) or lower.endswith(".names")
+    return name.lower() in (*_OF_TOOLS, _LABEL_STUDIO)
 
 
 def _may_have_names(name: str) -> bool:
     """Whether a file is named like one of class names."""
-    return _is_of_tool(name) or name.lower() in (*_OTHER_TEXTS, *_DESCRIPTIONS)
+    lower = name.lower()
+    return _is_of_tool(name) or lower in (*_OTHER_TEXTS, *_DESCRIPTIONS) or lower.endswith(".names")
 
 
 def _read_names(file: str) -> Names:
@@ -142,6 +144,10 @@ def _is_row(line: str) -> bool:
     """Whether a line is one of a YOLO label file."""
     words = line.split()
     return len(words) >= 5 and all(values.number(word) is not None for word in words)
+
+
+def _share_a_name(own: Names, stated: Names) -> bool:
+    return not {folded(name) for name in own.values()}.isdisjoint(folded(name) for name in stated.values())
 
 
 def _moved_name(own: Names, stated: Names) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -200,6 +200,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise DatasetError(f"{file}: is not a file; expected COCO's annotations")
     try:
         content = json.loads(file.read_bytes(), object_pairs_hook=_mapping)
+    except DatasetError as error:
+        raise DatasetError(f"{file}: {error}") from None
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
     if tool := tool_of(content):
@@ -212,11 +214,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. A repeated key is refused: of merged files, only the last `annotations` would be read."""
+    """A JSON object. A key with two values is refused: of merged files, only the last `annotations` would be read."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        [(key, _), *_] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {short(key)} is repeated in an object")
+        for key, value in pairs:
+            if mapping[key] != value:
+                raise DatasetError(f"the key {short(key)} has two values in an object, and only the last one would be "
+                                   "read; merge them")
     return mapping
 
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, cast
 
 from ray_yolo.config.addresses import corrected_store
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import DatasetSnapshot, Finding
+from ray_yolo.data import values
 from ray_yolo.data.dataset_hints import (
     KEYS,
     explain_file,
@@ -41,6 +42,7 @@ from ray_yolo.storage.store import is_address
 Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break the tables of results
+_COUNTS = ("nc", "num_classes", "number_of_classes")  # of the classes; the latter two are compared only
 MAX_CLASSES = 2**15  # limit of a model's head; the largest public data sets have some 20,000
 
 
@@ -143,14 +145,11 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
-    findings = (*_download_code(content, where), *_duplicates(names, where("names")), *_unread(content, where))
+    findings = (*_download_code(content, where), *_duplicates(names, where("names")),
+                *_report_unread(content, names, where))
     keypoints = _keypoints(content, where("kpt_shape"))
     return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders, snapshot=None,
                               keypoints=keypoints, **splits)
-
-
-COUNTS = ("nc", "num_classes", "number_of_classes")
-"""The keys for the number of classes. Others than the first need `names`, too."""
 
 
 def _refuse_other_spellings(content: Mapping[str, Any], where: Where) -> None:
@@ -168,17 +167,28 @@ def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding
         yield Finding(where("download"), "download: contains code, which is never run; the data exist already", False)
 
 
-def _unread(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
+def _report_unread(content: Mapping[str, Any], names: tuple[str, ...], where: Where) -> Iterator[Finding]:
     """Report keys that say something else than those that are read, and channels that are not read."""
     for key in KEYS:
         for given in further_spellings(content, key):
-            if content[given] != content[key]:
+            if not _says_the_same(content[given], content[key], names if key == "names" else None):
                 what = f"{given}: is not read, and says something else than `{key}`, which is"
                 yield Finding(where(given), what, dropped=False)
-    channels = content.get("channels", 3)
-    if _number(channels) != 3:
+    channels = content.get("channels")
+    if channels is not None and values.number(channels) != 3:
         what = f"channels: {short(channels)} is not used; every image is read as RGB, also a grey one"
         yield Finding(where("channels"), what, dropped=False)
+
+
+def _says_the_same(one: object, other: object, names: tuple[str, ...] | None) -> bool:
+    """Whether two values of a key are equal, as paths or, where `names` are those that are read, as class names."""
+    if names is not None:
+        listed = list(one.values()) if isinstance(one, Mapping) else one
+        are_texts = isinstance(listed, list) and all(isinstance(name, (str, int, float)) for name in listed)
+        return not are_texts or [str(name).strip() for name in cast(list[object], listed)] == list(names)
+    if isinstance(one, str) and isinstance(other, str):
+        return os.path.normpath(one) == os.path.normpath(other)
+    return one == other
 
 
 def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
@@ -193,7 +203,7 @@ def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
 
 def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
     value = content.get("names")
-    count = _count(content.get("nc"), where("nc"))
+    count = _count(content.get("nc"), where("nc"), "nc")
     if value is None and count is not None:
         return tuple(f"class{number}" for number in range(count))
     if isinstance(value, Mapping):
@@ -207,8 +217,8 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
             raise DatasetError(f"{where('names')}: names: {short(name)} is not a class name; put it in quotes")
         if _CONTROL.search(str(name).strip()):
             raise DatasetError(f"{where('names')}: names: {short(name)} contains line ends or control characters")
-    for key in COUNTS:
-        count = _count(content.get(key), where(key))
+    for key in _COUNTS:
+        count = _count(content.get(key), where(key), key)
         if count is not None and count != len(value):
             raise DatasetError(f"{where(key)}: {key} is {count}, but names has {len(value)} entries; make them agree "
                                f"or drop {key}")
@@ -234,12 +244,12 @@ def _keypoints(content: Mapping[str, Any], where: str) -> tuple[int, int] | None
     return numbers[0], numbers[1]
 
 
-def _count(value: object, where: str) -> int | None:
+def _count(value: object, where: str, key: str) -> int | None:
     if value is None:
         return None
     count = _number(value)
     if not 1 <= count <= MAX_CLASSES:
-        raise DatasetError(f"{where}: nc: must be a number of classes from 1 to {MAX_CLASSES}, not {short(value)}")
+        raise DatasetError(f"{where}: {key}: must be a number of classes from 1 to {MAX_CLASSES}, not {short(value)}")
     return count
 
 

@@ -52,7 +52,7 @@ _UNREAD = {  # place and bytes that identify files of other formats
     (0, b"\xff\x0a"): "JPEG XL", (0, b"\0\0\0\x0cJXL "): "JPEG XL", (0, b"\0\0\0\x0cjP"): "JPEG 2000",
     (0, b"%PDF"): "PDF", (0, b"<svg"): "SVG", (0, b"<?xml"): "XML", (0, b"<!DOCTYPE"): "HTML",
     (0, b"version https://git-lfs"): "of a pointer of Git LFS (run `git lfs pull`)"}
-_PNM = re.compile(rb"P[56](?:\s+|#[^\n]*\n)+\d+(?:\s+|#[^\n]*\n)+\d+(?:\s+|#[^\n]*\n)+(\d+)")  # width, height, white
+_PNM = re.compile(rb"P[56](?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+(\d+)")  # width, height, white
 _PNM_BYTES = 1024  # of a header, with its comments
 _JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
 _PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that identify a format

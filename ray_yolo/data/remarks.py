@@ -13,7 +13,8 @@ from ray_yolo.core.structures import Finding
 
 Format = Literal["YOLO", "VOC", "COCO"]
 SPECK_PX = 1.0  # a box with a shorter side is a speck
-FEW_CLIPPED = 0.05  # clipped boxes of a split up to which hand-drawn boxes explain them
+MANY_TRIANGLES = 10  # fewer could be boxes by chance
+FEW_CLIPPED, FEW_CLIPPED_SHARE = 2, 0.05  # clipped boxes of a split that are explained by a careless hand
 CLIPPED_PX = 1.0  # a box that reaches this far out of its image was clipped; less is rounding
 
 
@@ -82,7 +83,8 @@ def _coordinates(by_kind: dict[Kind, Remark], name: Format) -> Iterator[Finding]
     elif clipped and all_fit_as_corners and name in _CORNERS:  # one clipped box is enough if all fit
         yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image, and all boxes would fit as "
                               f"corners; {_CORNERS[name]}")
-    elif clipped and name in _OTHER_POINT and all_fit_by_other_point and clipped.times > FEW_CLIPPED * boxes:
+    elif clipped and all_fit_by_other_point and name in _OTHER_POINT and (
+            clipped.times > max(FEW_CLIPPED, FEW_CLIPPED_SHARE * boxes)):
         yield _first(clipped, f"{boxes} boxes that were clipped at the edge of their image, and all boxes would fit if "
                               f"{_OTHER_POINT[name]}")
     elif clipped and most(clipped):
@@ -168,7 +170,7 @@ def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
     triangles = by_kind.get(Kind("triangle", str(columns)))
     if keypoints and keypoints.times * 2 >= rows.times:
         yield _may_be_keypoints(keypoints, columns)
-    elif triangles and triangles.times == rows.times > 1:
+    elif triangles and triangles.times == rows.times >= MANY_TRIANGLES:
         yield Finding(triangles.place, _MAY_BE_MORE.format(rows.times), dropped=False)
 
 

@@ -36,7 +36,7 @@ from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_level
 
 VIDEO_SUFFIXES = frozenset({".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
                             ".mts", ".ts", ".webm", ".wmv"})
-_MISSING = 0.05  # share of the frames: a header without their number states the length, from which OpenCV estimates it
+_MISSING = 0.05  # share of the frames; where the file has no number of frames, OpenCV estimates it
 _ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same byte
 USUAL_RATE = 30.0  # frames per second of a video without a rate
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
@@ -242,7 +242,7 @@ def _plain_path(path: str) -> Iterator[str]:
 def read_video(path: str) -> Iterator[np.ndarray]:
     """The frames of a video, a stream or a camera, (height, width, 3) uint8 RGB, upright.
 
-    A file with fewer frames than its header states is a warning: it is damaged or cut short.
+    A file with fewer frames than its length and its rate give is a warning: it may be damaged or cut short.
 
     Raises:
         UnreadableImageError: if there is none.
@@ -260,8 +260,8 @@ def read_video(path: str) -> Iterator[np.ndarray]:
                 yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
                 ok, frame = video.read()
             if stated - count > max(1, _MISSING * stated):
-                _log.warning("%s: only %d of the %d frames that its header states can be read; it may be damaged or "
-                             "cut short", path, count, stated)
+                _log.warning("%s: only %d of %d frames, by its length and rate, can be read; it may be damaged or cut "
+                             "short", path, count, stated)
         finally:
             video.release()
 

@@ -47,7 +47,8 @@ def why_misread(content: bytes) -> str:
     have no colours.
     """
     tags = tags_of(content)
-    if tags.get(SUBFILE_TYPE, (0,))[0] & REDUCED:  # as in a camera's DNG
+    (subfile_type,) = tags.get(SUBFILE_TYPE, (0,))[:1] or (0,)
+    if subfile_type & REDUCED:  # as in a camera's DNG
         return "begins with a preview of its picture, and only the first one is read; export it as JPEG, PNG or TIFF"
     is_deep = max(tags.get(BITS, (1,)), default=1) > 8
     if tags.get(PLANES) == (SEPARATE,) and tags.get(SAMPLES, (1,)) != (1,) and is_deep:

@@ -80,6 +80,12 @@ class SecondStream:
 
 
 @cache
+def exchange_stream(device: torch.device) -> SecondStream:
+    """The stream of this process's exchanges of gradients."""
+    return SecondStream(device)
+
+
+@cache
 def copy_stream(device: torch.device) -> SecondStream:
     """The stream of this process's copies to a device."""
     return SecondStream(device)

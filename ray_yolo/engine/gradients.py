@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.devices import Mark, SecondStream, mark
+from ray_yolo.engine.devices import Mark, exchange_stream, mark
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent, plan_folds
 
@@ -67,12 +67,12 @@ class GradientTree:
         self._next = 0  # this worker's next leaf
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
-        self._second = SecondStream(torch.device("cpu"))  # none
+        self._second = exchange_stream(torch.device("cpu"))  # none
         self._exchanged: Mark = 0.0  # behind all kernels of the backward pass
         self.waits: list[tuple[Mark, Mark]] = []
         """The waits for other workers in the newest step: their begins and ends."""
         if isinstance(replica, DistributedDataParallel):
-            self._second = SecondStream(self._row.device)
+            self._second = exchange_stream(self._row.device)
             replica.register_comm_hook(self, GradientTree.exchange)
 
     def start(self, counts: Sequence[int]) -> None:

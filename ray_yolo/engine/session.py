@@ -120,7 +120,7 @@ class Session:
         self._lost_at = -math.inf  # time of the newest loss that was counted
         self._resumed = -1  # step of the checkpoint that training continued from
         self._stop_requested: Callable[[], bool] = lambda: False
-        self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
+        self._agreed = -1  # newest step after which all workers have compared their weights
         self._save_requested = -math.inf  # time of the last request to save in this generation
         self._saved = time.monotonic()  # start of the last save
         self._detections: Future[None] | None = None  # the file of the best epoch's, being written

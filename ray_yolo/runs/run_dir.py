@@ -190,9 +190,10 @@ def begin_run(placement: Placement, record: FolderRecord) -> Run:
     if address:
         create_working_copy(folder, f"{address}/{folder.name}")
     run = _open(folder) if placement.name else _try_open(folder)
-    if run and address and run.remote is None:  # another command has just cleared this copy away, which was not locked
+    if run and address and run.remote is None:
         run.release()
-        return begin_run(placement, record)
+        raise InputError(f"{folder}: another command has just cleared this copy of {address}/{folder.name} away; run "
+                         "the same command again")
     if run is None or (run.record and not placement.name):  # another machine has just created this expN
         if run:
             run.release()

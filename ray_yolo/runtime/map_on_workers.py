@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import LostWorkersError, RayYoloError, ResourcesError, TrainingError
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.ray_internals import is_waiting
 from ray_yolo.runtime.workers.failures import error_line
 
 _POLL_SECONDS = 0.5
@@ -98,15 +99,17 @@ def _wait_for(group: PlacementGroup, placement: Placement, gpus: float, num_work
     """
     began = time.monotonic()
     is_reported = False
-    while not group.wait(min(_POLL_SECONDS, placement.timeout_seconds)):  # signals have no effect while Ray waits
+    while is_waiting(group):  # `group.wait` would not be interrupted by signals
+        time.sleep(_POLL_SECONDS)
         waited = time.monotonic() - began
         if waited >= placement.timeout_seconds:
             raise ResourcesError(f"{num_workers} workers were not free at once for {placement.timeout_seconds:g} "
                                  "seconds; use fewer --num-workers, or wait")
         if waited >= _REPORT_SECONDS and not is_reported:
             is_reported = True
-            print(cluster.describe_wait(placement, gpus) or f"waiting for {num_workers} workers", file=sys.stderr,
-                  flush=True)
+            requested = placement.model_copy(update={"num_workers": num_workers})  # all at once
+            text = cluster.describe_wait(requested, gpus) or f"waiting for {num_workers} workers"
+            print(text, file=sys.stderr, flush=True)
 
 
 def _options(placement: Placement, gpus: float, group: PlacementGroup, worker: int, retries: int) -> dict[str, Any]:

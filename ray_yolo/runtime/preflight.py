@@ -148,8 +148,9 @@ def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) ->
     if scale := assumed_scale(path):
         _log.warning("%s: has several scales and chooses none: the first, %s, is used. Write a line scale: %s, or put "
                      "the letter behind the number in the file's name, as in yolo11%s.yaml", path, scale, scale, scale)
-    for key in ("depth_multiple", "width_multiple"):
-        if "scales" in architecture and architecture.get(key, 1) != 1:
+    unread = ("depth_multiple", "width_multiple") if architecture.get("scales") else ()
+    for key in unread:
+        if architecture.get(key, 1) != 1:
             _log.warning("%s: %s: %s is not used, because the file has scales", path, key, architecture[key])
 
 

@@ -41,6 +41,7 @@ from ray.serve.exceptions import (
     RequestCancelledError,
 )
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -107,9 +108,10 @@ def run(config: ServeConfig) -> None:
     """
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
     connect(Placement(), logs=True)
-    if NAME in serve.status().applications:
-        raise InputError(f"this cluster has a server {NAME} already, which this one would replace; end it first "
-                         "(Ctrl-C in its command, or `serve shutdown`)")
+    other = serve.status().applications.get(NAME)
+    if other and other.status != ApplicationStatus.DELETING:
+        raise InputError(f"this cluster has a server {NAME} already, which this one would replace; end its command "
+                         f"first, or call ray.serve.delete({NAME!r})")
     try:
         serve.start(http_options={"host": config.host, "port": config.port})
         serve.run(application(config), name=NAME)

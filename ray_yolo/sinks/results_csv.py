@@ -64,7 +64,7 @@ def edited_options(recipe: Recipe, folder: str | os.PathLike[str]) -> list[str]:
     for name in ("hyp.yaml", "opt.yaml"):
         try:
             content = yaml.safe_load((Path(folder) / name).read_bytes())
-        except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        except (OSError, ValueError, yaml.YAMLError):  # ValueError: a date that does not exist
             continue  # the first start, or a damaged file
         stated = content
         if name == "opt.yaml" and isinstance(content, dict):

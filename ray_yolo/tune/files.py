@@ -37,6 +37,7 @@ from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import SEARCH, Search
+from ray_yolo.tune.space import WITH_ANCHORS, WITHOUT_ANCHORS
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
 RUNG = "rung"  # epochs trained
@@ -255,7 +256,8 @@ def _read_hyps(path: str) -> list[_OldResult]:
     """The genes of a hyp file, or of each YAML file of a folder."""
     files = [path]
     if os.path.isdir(path):
-        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
+        files = sorted(str(file) for file in Path(path).iterdir()
+                       if file.suffix in (".yaml", ".yml") and file.name != "opt.yaml")  # beside hyp.yaml of a run
     if not files:
         raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
     return [_OldResult(_read_hyp(file), file) for file in files]
@@ -266,7 +268,8 @@ def _read_hyp(path: str) -> dict[str, Any]:
     values = read_config_file(path)
     for name, item in values.items():
         is_list = isinstance(item.value, list) and name in _RECIPE and _RECIPE[name].types in ((int,), (float,))
-        if name.partition(".")[0] == SEARCH or canonical(name.rpartition(".")[0]) in _RECIPE or is_list:
+        is_of_space = name.partition(".")[0] in (SEARCH, WITH_ANCHORS, WITHOUT_ANCHORS)
+        if is_of_space or is_list or canonical(name.rpartition(".")[0]) in _RECIPE:
             raise InputError(f"{item.origin}: {name}: a search space has no values to start from; give it as --space, "
                              "and to --warm-start an evolve.csv, a hyp file (lr0: 0.01), or a folder of hyp files")
         if name not in _RECIPE and name not in LEGACY_GENES:

@@ -153,8 +153,9 @@ class Ledger:
     def close(self) -> None:
         """Close the file. Nothing can be appended any more."""
         with self._lock:
-            self._is_closed = True
-            self._log.close()
+            if not self._is_closed:
+                self._is_closed = True
+                self._log.close()
 
     def _write(self, line: LedgerEvent) -> LedgerEvent:
         fields = line.model_dump(mode="json")

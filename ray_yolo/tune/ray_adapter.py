@@ -77,11 +77,10 @@ def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failur
     def before_end(outcome: Future[Any]) -> None:
         try:
             save()
-        finally:
-            # Otherwise Tune would go on in its thread, if this process continues, as a notebook does.
+        finally:  # otherwise Tune would go on in its thread, if this process continues, as a notebook does
             callback.end()
-            with suppress(TimeoutError):
-                outcome.exception(deadline.seconds_left(_END_SECONDS))
+        with suppress(TimeoutError):
+            outcome.exception(deadline.seconds_left(_END_SECONDS))
 
     expect_no_result_files()
     run_in_background(tune.fit, before_end)

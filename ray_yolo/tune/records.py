@@ -130,6 +130,7 @@ class SweepRecords:
         """Make each record that is due."""
         self._update_sweep("RUNNING")
         self._elsewhere.clear()
+        self._forget_removed_trials()
         for folder in sorted((self._folder / "trials").glob("*")):
             try:
                 self._update_trial(folder, ended)
@@ -140,6 +141,13 @@ class SweepRecords:
             self._update_sweep(self._parent.last_status())
         for record in self._own:
             self._attempt(record.name, lambda record=record: record.update((), ended))
+
+    def _forget_removed_trials(self) -> None:
+        """Forget the trials whose folders someone has removed: nothing about them is pending any more."""
+        for name, trial in tuple(self._open.items()):
+            if not (self._folder / "trials" / name).exists():
+                trial.lock.close()
+                del self._open[name]
 
     def _update_trial(self, folder: Path, ended: bool) -> None:
         name = folder.name

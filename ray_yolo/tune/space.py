@@ -165,6 +165,7 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
         genes[gene.name] = gene
     if not genes:
         raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
+    _check_models(data, genes, where)
     _check_together(recipe, genes.values(), where)
     start = {gene.name: nearest(gene, recipe_value(recipe, gene.name)) for gene in genes.values()}
     space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent, search.random_first,
@@ -185,9 +186,22 @@ def _entries(data: Mapping[Any, Any], recipe: Recipe, where: Where) -> Iterator[
             continue
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{where(key)}: {key}: got {short(entry)}; write genes, as in {key}: {{box: [1, 20]}}")
-        if key == section_of_model:
-            for name, content in entry.items():
-                yield str(name), content, partial(where, key, name)
+        for name, content in entry.items():
+            where_entry = partial(where, key, name)
+            if key == section_of_model:
+                yield str(name), content, where_entry
+            else:
+                _read_gene(str(name), content, where_entry)  # a mistake is one for any model
+
+
+def _check_models(data: Mapping[Any, Any], genes: Mapping[str, Gene], where: Where) -> None:
+    """Refuse sections for one kind of models in a search among models of both kinds."""
+    models = genes["model"].values if "model" in genes else ()
+    kinds = {facts.has_anchors for model in models if (facts := facts_of(str(model)))}
+    sections = [key for key in (WITH_ANCHORS, WITHOUT_ANCHORS) if key in data]
+    if len(kinds) > 1 and sections:
+        raise ConfigError(f"{where(sections[0])}: {sections[0]}: the space has models with anchors and without, and a "
+                          "trial's genes do not depend on its model; search one kind")
 
 
 def warnings(space: Space, recipe: Recipe, trials: int) -> Iterator[str]:

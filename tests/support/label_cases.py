@@ -112,29 +112,36 @@ def yolo_cases() -> Iterator[Case]:
         ((1, 0, 4.8, 24, 20.8), (1, 62.4, 44.8, 72, 64), (0, 36, 24, 60, 40)),
         r"a\.txt:1: is the first of 2 of 3 boxes that were clipped at the edge.*centre, not its corner",
     )
+    edge = [f"1 0.05 {0.2 + n / 4:.2f} 0.2 0.25" for n in range(3)]  # clipped at the left side
+    clipped = [(1, 0, 64 * (0.075 + n / 4), 14.4, 64 * (0.325 + n / 4)) for n in range(3)]
+    middle = [f"0 0.5 {0.2 + n / 20:.2f} 0.25 0.25" for n in range(11)]
+    whole = [(0, 36, 64 * (0.075 + n / 20), 60, 64 * (0.325 + n / 20)) for n in range(11)]
     yield yolo(
-        "the upper left corner for the centre, and one box of twelve is clipped",
-        "\n".join(["1 0.05 0.5 0.2 0.25", *(f"0 0.5 {0.2 + n / 20:.2f} 0.25 0.25" for n in range(11))]),
-        ((1, 0, 24, 14.4, 40), *((0, 36, 64 * (0.075 + n / 20), 60, 64 * (0.325 + n / 20)) for n in range(11))),
-        r"a\.txt:1: is the first of 1 of 12 boxes that were clipped .* would fit if x and y were the upper left corner",
+        "the upper left corner for the centre, and three boxes of fourteen are clipped",
+        "\n".join([*edge, *middle]),
+        (*clipped, *whole),
+        r"a\.txt:1: is the first of 3 of 14 boxes that were clipped .* would fit if x and y were the upper left corner",
+    )
+    yield yolo("two clipped boxes are a careless hand", "\n".join([*edge[:2], *middle]), (*clipped[:2], *whole))
+    yield yolo(
+        "three clipped boxes, and another one fits only around its centre",
+        "\n".join([*edge, *middle, "2 0.8 0.5 0.25 0.25"]),
+        (*clipped, *whole, (2, 64.8, 24, 88.8, 40)),
+    )
+    turned = [f"1 0.375 {0.375 + n / 64} 0.25 0.25 0.5 0.75" for n in range(10)]
+    triangles = [(1, 24, 16, 48, 48)] * 10
+    yield yolo(
+        "boxes, angles and scores",
+        "\n".join(turned),
+        triangles,
+        r"a\.txt:1: is the first of 10 rows of 7 columns that may be outlines of 3 points, or boxes and two more n",
+        outlined=10,
     )
     yield yolo(
-        "the same, but one of the other boxes fits only around its centre",
-        "\n".join(["1 0.05 0.5 0.2 0.25", *(f"0 0.8 {0.2 + n / 20:.2f} 0.25 0.25" for n in range(11))]),
-        ((1, 0, 24, 14.4, 40), *((0, 64.8, 64 * (0.075 + n / 20), 88.8, 64 * (0.325 + n / 20)) for n in range(11))),
-    )
-    yield yolo(
-        "a box, an angle and a score",
-        "1 0.375 0.375 0.25 0.25 0.5 0.75\n1 0.5 0.5 0.25 0.25 0.125 0.25",
-        ((1, 24, 16, 48, 48), (1, 12, 16, 48, 32)),
-        r"a\.txt:1: is the first of 2 rows of 7 columns that may be outlines of 3 points, or boxes and two more n",
-        outlined=2,
-    )
-    yield yolo(
-        "two triangles, of which one could be a box and two numbers",
-        "1 0.375 0.375 0.25 0.25 0.5 0.75\n1 0 0 0.5 0 0.5 0.5",
-        ((1, 24, 16, 48, 48), (1, 0, 0, 48, 32)),
-        outlined=2,
+        "nine rows that may be triangles, and one that is no box",
+        "\n".join([*turned[:9], "1 0 0 0.5 0 0.5 0.5"]),
+        (*triangles[:9], (1, 0, 0, 48, 32)),
+        outlined=10,
     )
     yield yolo(
         "fractions divided by the size twice",
@@ -671,16 +678,20 @@ def coco_cases() -> Iterator[Case]:
         ((1, 70, 16, 96, 32), (1, 60, 40, 96, 64)),
         r"2 of 2 boxes that were clipped at the edge.*resized",
     )
+    right = [annotation(id=30 + n, bbox=[86, 16 + 9 * n, 18, 16]) for n in range(3)]  # clipped at the right side
+    cut = [(1, 86, 16 + 9 * n, 96, 32 + 9 * n) for n in range(3)]
+    inside = [annotation(id=2 + n, bbox=[20 + n, 30, 16, 16]) for n in range(7)]
+    boxes = [(1, 20 + n, 30, 36 + n, 46) for n in range(7)]
     yield coco(
-        "the centre for the upper left corner, and one box of eight is clipped",
-        [annotation(bbox=[86, 16, 18, 16]), *(annotation(id=2 + n, bbox=[20 + n, 30, 16, 16]) for n in range(7))],
-        ((1, 86, 16, 96, 32), *((1, 20 + n, 30, 36 + n, 46) for n in range(7))),
-        r"annotation 1: is the first of 1 of 8 boxes that were clipped .* would fit if x and y were the centre",
+        "the centre for the upper left corner, and three boxes of ten are clipped",
+        [*right, *inside],
+        (*cut, *boxes),
+        r"annotation 30: is the first of 3 of 10 boxes that were clipped .* would fit if x and y were the centre",
     )
     yield coco(
-        "the same, but one of the other boxes fits only from its corner",
-        [annotation(bbox=[86, 16, 18, 16]), *(annotation(id=2 + n, bbox=[n, 30, 16, 16]) for n in range(7))],
-        ((1, 86, 16, 96, 32), *((1, n, 30, 16 + n, 46) for n in range(7))),
+        "three clipped boxes, and another one fits only from its corner",
+        [*right, *inside, annotation(id=50, bbox=[0, 30, 16, 16])],
+        (*cut, *boxes, (1, 0, 30, 16, 46)),
     )
     yield coco(
         "a box without width",

@@ -23,6 +23,7 @@ from ray_yolo.runtime.workers.job_queue import JobQueueActor
 
 _WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
+_KILL_SECONDS = 60.0  # for a node to answer a request to kill a process
 _DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
 
 
@@ -65,7 +66,7 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
     over = threading.Event()
 
     def watch(coordinator: JobClient) -> None:
-        to_kill: list[Process] = []  # the coordinator names each once
+        to_kill: dict[Process, float] = {}  # the coordinator names each once -> until when it is tried again
         while not over.wait(_WATCH_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 write_members(run_dir, coordinator.worker_statuses())
@@ -75,11 +76,13 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
                 hung = coordinator.find_hung_worker()
                 if hung:
                     notify(f"{hung.text}: it is killed, and the others continue")
-                    to_kill.append(hung.process)
-            for process in tuple(to_kill):
+                    to_kill[hung.process] = time.monotonic() + _KILL_SECONDS
+            for process, until in tuple(to_kill.items()):
+                if time.monotonic() > until:  # its number may be that of another process by now
+                    del to_kill[process]
                 with contextlib.suppress(ray.exceptions.RayError):  # its node may be too busy to answer: once more
                     kill(process)
-                    to_kill.remove(process)
+                    to_kill.pop(process, None)
         with contextlib.suppress(OSError):
             (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 

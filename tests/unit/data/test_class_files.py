@@ -26,7 +26,7 @@ def findings(root: Path, file: str, first: str, second: str) -> list[tuple[str, 
 
 
 @pytest.mark.parametrize("file", ["labels/classes.txt", "classes.txt", "obj.names", "notes.json", "images/classes.txt",
-                                  "labels/_darknet.labels", "labels/Classes.txt", "coco.names"])
+                                  "labels/_darknet.labels", "labels/Classes.txt"])
 def test_names_in_another_order_are_refused(tmp_path: Path, file: str) -> None:
     with pytest.raises(DatasetError, match=rf"{file}: gives class 'cat' the number 1, but .*data\.yaml 0"):
         findings(tmp_path, file, "Dog", "cat")
@@ -44,10 +44,19 @@ def test_other_names_are_a_finding(tmp_path: Path) -> None:
     assert what.endswith("data.yaml 'dog'; the latter is used")
 
 
-@pytest.mark.parametrize("file", ["labels/predefined_classes.txt", "labels.txt", "class_names.txt"])
+@pytest.mark.parametrize("file", ["labels/predefined_classes.txt", "labels.txt", "class_names.txt", "coco.names"])
 def test_a_list_that_may_be_of_another_set_is_a_finding(tmp_path: Path, file: str) -> None:
     [(_, what)] = findings(tmp_path, file, "dog", "cat")
     assert what.startswith("gives class 'cat' the number 1, but ")
+
+
+@pytest.mark.parametrize("content", ["images/1.jpg\nimages/2.jpg\n", "person\nbicycle\n", "class_id,name\n0,cat\n"])
+def test_a_list_of_something_else_is_no_finding(tmp_path: Path, content: str) -> None:
+    """Darknet has the names of other sets beside those of this one."""
+    description = write_dataset(tmp_path, {"a": "1 0.5 0.5 0.5 0.5\n"})
+    for file in ("labels.txt", "voc.names"):
+        (tmp_path / file).write_text(content)
+    assert read_index(description, "train").findings == ()
 
 
 @pytest.mark.parametrize("content", ["0: dog\n1: cat\n", "0 dog\n1 cat\n", "dog\ncat\n"])

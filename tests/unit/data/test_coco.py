@@ -40,13 +40,19 @@ def test_the_same_boxes_as_text_files_and_as_json_are_the_same_annotations(tmp_p
     assert np.allclose(read.polygons[0][2], expected.polygons[0][2])
 
 
+def test_a_key_that_is_repeated_with_its_value_is_read(tmp_path: Path) -> None:
+    whole = json.dumps(content([{"bbox": [16, 12, 32, 24]}]))
+    repeated = whole.replace('"id": 0', '"id": 0, "id": 0')
+    assert read_index(write(tmp_path, repeated), "train").boxes.tolist() == [[16, 12, 48, 36]]
+
+
 @pytest.mark.parametrize(("key", "text"), [
     ("annotations", '"annotations": [], "images"'), ("bbox", '"bbox": [0, 0, 9, 9], "bbox"')])
-def test_a_repeated_key_is_refused(tmp_path: Path, key: str, text: str) -> None:
+def test_a_key_with_two_values_is_refused(tmp_path: Path, key: str, text: str) -> None:
     """As of two files that were merged by hand; only the last value would be read."""
     whole = json.dumps(content([{"bbox": [16, 12, 32, 24]}]))
     first = text.rpartition(", ")[2]
-    with pytest.raises(DatasetError, match=f"the key '{key}' is repeated in an object"):
+    with pytest.raises(DatasetError, match=f"json: the key '{key}' has two values in an object"):
         read_index(write(tmp_path, whole.replace(first, text, 1)), "train")
 
 

@@ -113,6 +113,8 @@ def test_names_shared_by_several_classes_are_reported(root: Path) -> None:
     ("classes", ["dog", "cat"], "classes: is not read, and says something else than `names`, which is"),
     ("channels", 1, "channels: 1 is not used; every image is read as RGB"),
     ("channels", "4", "channels: '4' is not used"),
+    ("valid", "images/val/", ""), ("classes", ["cat", "dog"], ""), ("classes", {"0": "cat", "1": "dog"}, ""),
+    ("categories", {"cat": ["animal"]}, ""), ("channels", None, ""), ("channels", 3.0, ""),
     ("valid", "images/val", ""), ("classes", 2, ""), ("channels", 3, ""), ("num_classes", 2, ""), ("valid", None, ""),
 ])
 def test_a_second_statement_is_reported_if_it_differs(root: Path, key: str, value: object, says: str) -> None:
@@ -126,6 +128,12 @@ def test_a_second_statement_is_reported_if_it_differs(root: Path, key: str, valu
 def test_another_number_of_classes_is_refused(root: Path, key: str) -> None:
     content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], key: 5}
     with pytest.raises(DatasetError, match=f"{key} is 5, but names has 2 entries"):
+        describe(content, root / "data.yaml")
+
+
+def test_a_number_of_classes_that_is_none_is_refused_by_its_key(root: Path) -> None:
+    content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], "num_classes": "eighty"}
+    with pytest.raises(DatasetError, match="num_classes: must be a number of classes"):
         describe(content, root / "data.yaml")
 
 

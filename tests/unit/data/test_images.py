@@ -100,6 +100,13 @@ def test_the_white_of_a_binary_pnm_is_the_one_of_its_header(tmp_path: Path, whit
     assert check_image(str(binary)) == (12, 16)
 
 
+def test_a_padded_header_is_read_in_linear_time(tmp_path: Path) -> None:
+    padded = tmp_path / "padded.pgm"
+    padded.write_bytes(b"P5" + b" " * 1000 + b"x")
+    with pytest.raises(UnreadableImageError):
+        read_image(str(padded))
+
+
 def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path) -> None:
     deep = PICTURE.astype(np.uint16) * 257
     for suffix, channels in product(("png", "tiff"), (1, 3)):

@@ -84,6 +84,11 @@ def test_a_file_that_begins_with_a_preview_is_refused() -> None:
         assert why_misread(file.getvalue()).startswith("begins with a preview") == refused
 
 
+def test_a_tag_without_values_states_nothing() -> None:
+    entry = struct.pack("<HHI", 254, 4, 0) + b"\0" * 4
+    assert why_misread(struct.pack("<4sIH", b"II*\0", 8, 1) + entry) == ""
+
+
 def test_what_is_no_tiff_or_is_damaged_states_nothing() -> None:
     whole = tiff(16, planar=True)
     for content in (b"", b"II", whole[:8], whole[:len(whole) - 60], b"II*\0" + b"\xff" * 40):

@@ -29,7 +29,7 @@ SHARDS = {"aligned": [2, 2, 2, 2], "not aligned": [1, 3, 3, 2], "empty": [0, 3, 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of four workers with GPUs, of which this process is the first; the others do nothing."""
-    monkeypatch.setattr(gradients, "SecondStream", lambda device: SecondStream(torch.device("cuda")))
+    monkeypatch.setattr(gradients, "exchange_stream", lambda device: SecondStream(torch.device("cuda")))
     monkeypatch.setattr(gradients, "mark", lambda device: 0.0)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORKERS)
     yield

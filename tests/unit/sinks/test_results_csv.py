@@ -73,7 +73,7 @@ class TestOptions:
             path.write_text(path.read_text().replace(old, new))
         assert edited_options(recipe, tmp_path) == ["optimizer.lr0: 0.2", "epochs: 300"]
         (tmp_path / "hyp.yaml").write_text("lr0: [")
-        (tmp_path / "opt.yaml").write_text("- 1")
+        (tmp_path / "opt.yaml").write_text("recipe: {lr0: 2024-13-45}")
         assert edited_options(recipe, tmp_path) == []
 
     def test_options_hold_no_secrets(self, tmp_path):

@@ -7,9 +7,11 @@ import pytest
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config.fine_tuning import fine_tuned
+from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES
 from ray_yolo.core.errors import InputError
+from ray_yolo.sinks.results_csv import write_options
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.files import (
     drop_weights,
@@ -208,6 +210,10 @@ class TestWarmStart:
         (tmp_path / "notes.txt").write_text("lr0: 1\n")
         assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search(), BASE)] == [0.02, 0.03]
 
+    def test_the_folder_of_a_run_is_its_hyp_file(self, tmp_path):
+        write_options(BASE, Placement(), tmp_path)
+        assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search(), BASE)] == [BASE.optimizer.lr0]
+
     def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(InputError, match="no hyp file"):
             read_warm_start(str(tmp_path), SPACE, Search(), BASE)
@@ -224,6 +230,7 @@ class TestWarmStart:
         ("space.yaml", "optimizer: {lr0: [0.1, 0.2]}\n", "space.yaml:1: optimizer.lr0: a search space has no values"),
         ("space.yaml", "optimizer.name: {type: fixed, value: SGD}\n", "space.yaml:1: optimizer.name.type: a search"),
         ("hyp.yaml", "lr0: [\n", "hyp.yaml:.*not YAML"),
+        ("space.yaml", "with_anchors: {box: [1, 2]}\n", "space.yaml:1: with_anchors.box: a search space has no"),
         ("hyp.yaml", "lr0: 0.01\nlearning_rate: 0.1\n", "hyp.yaml:2: unknown setting 'learning_rate'; did you mean"),
         ("hyp.yaml", "LR0: 0.1\n", "hyp.yaml:1: unknown setting 'LR0'"),
         ("hyp.yaml", "lr0: 0,02\n", "hyp.yaml: lr0: '0,02' is not a number"),

@@ -258,13 +258,24 @@ class TestModels:
             genes = read_space(data, Recipe(model=model)).space.genes
             assert [gene.name for gene in genes] == ["lr0", second, "mosaic"]
 
+    def test_a_mistake_in_the_section_of_other_models_is_refused_too(self):
+        with pytest.raises(ConfigError, match="unknown setting 'nonsense'"):
+            read_space({"lr0": [0.01, 0.1], "without_anchors": {"nonsense": [1, 2]}}, Recipe(model="yolov5n"))
+
+    def test_sections_do_not_suit_a_search_among_both_kinds_of_models(self):
+        data = {"model": choice("yolov5n", "yolov8n"), "with_anchors": {"obj": [0.2, 4]}}
+        with pytest.raises(ConfigError, match="with_anchors: the space has models with anchors and without"):
+            read_space(data, Recipe(model="yolov5n"))
+        read_space({**data, "model": choice("yolov5n", "yolov5s")}, Recipe(model="yolov5n"))
+
     def test_an_error_in_a_section_has_its_line(self, tmp_path):
         path = tmp_path / "space.yaml"
-        path.write_text("lr0: [0.01, 0.1]\nwith_anchors:\n  obj: [4, 2]\nwithout_anchors: 5\n")
-        with pytest.raises(ConfigError, match=r"space.yaml:3: obj: low 4 is above high 2"):
-            load_space(path, Recipe(model="yolov5n"))
-        with pytest.raises(ConfigError, match=r"space.yaml:4: without_anchors: got 5; write genes"):
-            load_space(path, Recipe(model="yolov8n"))
+        for section, message in (("\n  obj: [4, 2]", r"3: obj: low 4 is above high 2"),
+                                 (" 5", "2: with_anchors: got 5; write genes")):
+            path.write_text(f"lr0: [0.01, 0.1]\nwith_anchors:{section}\n")
+            for model in ("yolov5n", "yolov8n"):
+                with pytest.raises(ConfigError, match=f"space.yaml:{message}"):
+                    load_space(path, Recipe(model=model))
 
 
 class TestWarnings:
