@@ -36,7 +36,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(map_on_workers, "placement_group", lambda bundles, strategy: f"{len(bundles)} bundles")
     monkeypatch.setattr(map_on_workers, "remove_placement_group", groups.append)
     monkeypatch.setattr(cluster, "room", lambda placement, gpus: 3)
-    monkeypatch.setattr(cluster, "describe_wait", lambda placement, gpus: f"waiting for {placement.min_workers} workers")
+    monkeypatch.setattr(cluster, "describe_wait", lambda given, gpus: f"waiting for {given.min_workers} workers")
     return groups
 
 
