@@ -194,7 +194,7 @@ FILES = [
     ("val --weights BEST --data DATA --split test", "data/data.yaml: there is no `test` split", "add a line such as"),
     ("val --weights BEST --data DATA --classes 9", "classes: 9 is none of the classes", "0 dark, 1 bright"),
     ("predict --weights nowhere.pt --source IMAGES", "nowhere.pt: no such weights file", "give a .pt file of a run"),
-    ("predict --weights BEST --source nowhere", "source: no images and no videos in nowhere", "looked for .avi"),
+    ("predict --weights BEST --source nowhere", "source: no images and no videos in nowhere", "looked for .3gp"),
     ("predict --weights BEST --source 'nothing/*.jpg'", "source: no images and no videos in nothing/*.jpg",
      "looked for"),
     ("predict --weights BEST --source missing.txt", "source: missing.txt:1: there is no file 'nowhere/a.jpg'",
