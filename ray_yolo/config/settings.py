@@ -9,6 +9,7 @@ import logging
 import re
 import types
 from collections.abc import Iterable, Mapping
+from functools import cache
 from reprlib import repr as short
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -107,13 +108,18 @@ def _words(kind: Any) -> str:
     return _WORDS.get(kind, "")
 
 
-def config_fields(model: type[BaseModel]) -> dict[str, ConfigField]:
+def config_fields(model: type[BaseModel]) -> Mapping[str, ConfigField]:
     """Every leaf of a model's tree by its dotted path without the sections in TRANSPARENT."""
+    return _config_fields(model)
+
+
+@cache
+def _config_fields(model: type[BaseModel]) -> Mapping[str, ConfigField]:
     fields = {}
     for field in _leaves_fields(model, ()):
         path = ".".join(key for key in field.keys if key not in TRANSPARENT)
         fields[path] = field
-    return fields
+    return types.MappingProxyType(fields)  # all callers share it
 
 
 def _leaves_fields(model: type[BaseModel], above: tuple[str, ...]) -> Iterable[ConfigField]:
@@ -132,12 +138,12 @@ def canonical(key: str) -> str:
     return GENES.get(key, key)
 
 
-def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
+def explain_unknown(key: str, fields: Mapping[str, ConfigField]) -> str:
     """The message for an unknown key, with the nearest field."""
     inside = [path for path in fields if path.startswith(f"{key}.")]
     if inside:
         return f"{key!r} is a section; give one of its fields: {', '.join(inside)}"
-    spellings = {_last_word(path): path for path in reversed(fields)}  # of two equal last words the first path
+    spellings = {_last_word(path): path for path in reversed(list(fields))}  # of two equal last words the first path
     word = _last_word(key) if _last_word(key) in spellings else key
     for path in fields:
         spellings[path] = path
