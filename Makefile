@@ -37,14 +37,14 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 PYTEST := -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 test: $(VENV)/.dev  ## the unit tests, and one real use of each mechanism
-	$(BIN)/python $(PYTEST) tests/unit
+	$(BIN)/python $(PYTEST) --hypothesis-profile quick tests/unit
 	$(BIN)/python $(PYTEST) -m smoke tests/process
 
 test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
-	$(BIN)/python $(PYTEST) --hypothesis-profile thorough
+	$(BIN)/python $(PYTEST)
 
 test-again: $(VENV)/.dev  ## the tests that failed in the last run, or all if it named none, one after the other
-	$(BIN)/python -m pytest -q --hypothesis-profile thorough --last-failed --last-failed-no-failures all
+	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures all
 
 SINCE ?= HEAD~1
 

@@ -15,9 +15,9 @@ from hypothesis import settings
 from ray_yolo.core import deadline
 
 # Examples of each property. On a busy machine any example may take long.
-settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("thorough", max_examples=100, deadline=None)  # `make test-all`
-settings.load_profile("quick")
+settings.register_profile("quick", max_examples=25, deadline=None)  # `make test`
+settings.register_profile("thorough", max_examples=100, deadline=None)
+settings.load_profile("thorough")
 
 ROOT = Path(__file__).parents[1]
 RAY_SETTINGS = {

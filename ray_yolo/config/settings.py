@@ -110,7 +110,7 @@ def _words(kind: Any) -> str:
 
 def config_fields(model: type[BaseModel]) -> Mapping[str, ConfigField]:
     """Every leaf of a model's tree by its dotted path without the sections in TRANSPARENT."""
-    return _config_fields(model)
+    return _config_fields(model)  # the cached function takes any hashable: this one keeps its signature
 
 
 @cache

@@ -100,6 +100,18 @@ def wait_for(work: Callable[[], T], name: str) -> T | None:
     return result.result() if result.done() else None
 
 
+def end(release: Callable[[], object] | None) -> None:
+    """Release what a command holds, until the deadline at most, and end the deadline.
+
+    It also ends if another Ctrl-C interrupts the release: in a notebook, the next training has no deadline.
+    """
+    try:
+        if release:
+            wait_for(release, "release")
+    finally:
+        clear()
+
+
 def _end_process() -> None:
     """End the process after the deadline."""
     with _changed:

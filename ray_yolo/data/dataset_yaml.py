@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, cast
+from typing import Any
 
 from ray_yolo.config.addresses import corrected_store
 from ray_yolo.config.synonyms import did_you_mean
@@ -182,13 +182,13 @@ def _report_unread(content: Mapping[str, Any], names: tuple[str, ...], where: Wh
 
 def _says_the_same(one: object, other: object, names: tuple[str, ...] | None) -> bool:
     """Whether two values of a key are equal, as paths or, where `names` are those that are read, as class names."""
-    if names is not None:
-        listed = list(one.values()) if isinstance(one, Mapping) else one
-        are_texts = isinstance(listed, list) and all(isinstance(name, (str, int, float)) for name in listed)
-        return not are_texts or [str(name).strip() for name in cast(list[object], listed)] == list(names)
-    if isinstance(one, str) and isinstance(other, str):
-        return os.path.normpath(one) == os.path.normpath(other)
-    return one == other
+    if names is None:
+        are_paths = isinstance(one, str) and isinstance(other, str)
+        return os.path.normpath(str(one)) == os.path.normpath(str(other)) if are_paths else one == other
+    listed = list(one.values()) if isinstance(one, Mapping) else one
+    if not isinstance(listed, list) or not all(isinstance(name, (str, int, float)) for name in listed):
+        return True  # something else than names of classes
+    return [str(name).strip() for name in listed] == list(names)
 
 
 def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:

@@ -84,6 +84,17 @@ class Run:
         assert isinstance(self.record, RunRecord)
         return self.record
 
+    def note_seconds(self, seconds: float, warn: Callable[[str], None]) -> None:
+        """Note in the record of a sweep how long it has run. An error is a warning: the next note has the time, too."""
+        if not isinstance(self.record, SweepRecord):
+            return
+        self.record = self.record.model_copy(update={"seconds": seconds})
+        try:
+            write_record(self.folder, self.record)
+        except OSError as error:
+            warn(f"warning: {self.folder / RECORD_FILE} cannot be written ({error.strerror}): a continued run counts "
+                 "less time")
+
     @property
     def location(self) -> str:
         """The location of the run as shown to users: its address in a bucket, else its folder."""

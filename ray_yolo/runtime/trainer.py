@@ -117,11 +117,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
             result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,
                             trained=trained, has_own_records=has_own_records)
     finally:
-        try:
-            if run:
-                deadline.wait_for(run.release, "release")
-        finally:  # also after another Ctrl-C: in a notebook, the next training has no deadline
-            deadline.clear()
+        deadline.end(run.release if run else None)
     return result
 
 

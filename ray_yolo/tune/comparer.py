@@ -37,9 +37,8 @@ from ray_yolo.engine.devices import local_device
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record, write_record
+from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.graceful_stop import request_stop
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -84,10 +83,9 @@ from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.sides import Recipes
 from ray_yolo.tune.task import read_outcome, task_config
-from ray_yolo.tune.trainable import train_task, wait_until_released
+from ray_yolo.tune.trainable import train_task
 from ray_yolo.tune.trials import train_command
 
-RECORD_SECONDS = 10.0  # for stopped trainings to complete their records; the next start completes the others
 NOTE_SECONDS = 5.0  # between two notes of the time
 EQUAL = "A and B have equal settings, so both trainings of a pair are the same: no difference can be shown"
 
@@ -154,11 +152,7 @@ def compare(config: CompareConfig, sides: Recipes, given: tuple[Mapping[str, Sou
                 run.folder, checked.packages, settings, config.placement, execution.each_step)
         return execution.run_to_end()
     finally:
-        try:
-            if run:
-                deadline.wait_for(run.release, "release")
-        finally:  # also after another Ctrl-C: in a notebook, the next training has no deadline
-            deadline.clear()
+        deadline.end(run.release if run else None)
 
 
 def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
@@ -383,14 +377,8 @@ class _ComparisonExecution:
             self.say(rest)
 
     def note_time(self) -> None:
-        """Note in the record how long the comparison has run. An error is a warning: nothing depends on the last note.
-        """
-        if isinstance(self.run.record, SweepRecord):
-            self.run.record = self.run.record.model_copy(update={"seconds": self.seconds})
-            try:
-                write_record(self.folder, self.run.record)
-            except OSError as error:
-                self.say(f"warning: the time of the comparison cannot be written: {error}")
+        """Note in the record how long the comparison has run."""
+        self.run.note_seconds(self.seconds, self.say)
 
     def each_step(self) -> None:
         """Every few seconds, note the time, and see after the record process."""
@@ -429,13 +417,8 @@ class _ComparisonExecution:
                 self.say, lambda name, reason: self.dispatcher.finish(name, Outcome(reason=reason)),
                 stop=scheduler.close, each_step=self.each_step)
             trainable = ray.tune.with_parameters(train_task, payload=self.payload(), queue=queue)
-            run_trials(trainable, callback, self.folder, self.config.placement.max_failures, self.save_steps,
+            run_trials(trainable, callback, self.folder, self.config.placement.max_failures,
                        search_alg=TaskSearcher(self.dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
-
-    def save_steps(self) -> None:
-        """Stop the trainings, whose workers save the step in progress."""
-        request_stop(list(self.trials.iterdir()), self.say)
-        wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
 
     def payload(self) -> dict[str, Any]:
         """The settings that all trainings share, as plain JSON; see `task_config`."""

@@ -231,8 +231,10 @@ def _read_csv(path: str, search: Search) -> list[_OldResult]:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
     results = []
-    trials = []
-    for number, (line, cells) in enumerate(lines[1:]):
+    trials: list[TrialRow] = []
+    for line, cells in lines[1:]:
+        if cells == header:  # two files, one after the other
+            continue
         # YOLOv5 writes the header once. A gene that is added to its hyp file later moves the cells of new rows.
         if len(cells) != len(header):
             raise InputError(f"{path}:{line}: {len(cells)} cells, and the header has {len(header)}: it is not known "
@@ -240,7 +242,7 @@ def _read_csv(path: str, search: Search) -> list[_OldResult]:
         row = dict(zip(header, map(_scalar, cells), strict=True))
         genes = {short_name(name): value for name, value in row.items()}
         results.append(_OldResult(genes, f"{path}:{line}"))
-        trials.append(TrialRow(number, row, _old_fitness(row, search), int(row.get(RUNG, 0))))
+        trials.append(TrialRow(len(trials), row, _old_fitness(row, search), int(row.get(RUNG, 0))))
     ranked = best_rows(trials, NUM_PARENTS)
     if not ranked:
         raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")

@@ -24,7 +24,7 @@ from ray.tune.search import Searcher
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held
-from ray_yolo.runtime.graceful_stop import run_in_background
+from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 from ray_yolo.runtime.ray_internals import expect_no_result_files, keep_trial_processes, on_node
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.dispatch import Dispatcher
@@ -34,12 +34,13 @@ from ray_yolo.tune.ledger import ExploitedEvent, Ledger
 from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Pbt
-from ray_yolo.tune.trainable import number_of, read_pointer
+from ray_yolo.tune.trainable import number_of, read_pointer, wait_until_released
 from ray_yolo.tune.trials import Trial, best_trials
 
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
 
+_RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
 _END_SECONDS = 3.0  # for Tune to end after an interruption
 FINALISTS = 3  # fully trained trials that may still win, besides the default
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands in for a report that was not made
@@ -50,14 +51,15 @@ def _no_state(self: object) -> dict[str, Any]:
     return {}
 
 
-def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failures: int, save: Callable[[], None], *,
+def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failures: int, *,
                param_space: Mapping[str, Any] | None = None, on_this_node: bool = False, **settings: Any) -> None:
     """Run trials with Ray Tune until its scheduler or searcher ends.
+
+    If this command is interrupted, the workers of the trials save the step in progress, and Ray Tune ends.
 
     Args:
         folder: of the sweep or comparison.
         max_failures: restarts of a trial whose recipe did not cause its failure.
-        save: called when this command is interrupted, while the workers still exist.
         on_this_node: keep the processes of the trials on this node; their workers may be anywhere.
         settings: of Tune's `TuneConfig`.
     """
@@ -75,8 +77,10 @@ def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failur
             callbacks=[callback], failure_config=ray.tune.FailureConfig(max_failures=max_failures)))
 
     def before_end(outcome: Future[Any]) -> None:
+        trials = list((folder / "trials").iterdir())
         try:
-            save()
+            request_stop(trials, callback.say)
+            wait_until_released(trials, deadline.seconds_left(_RECORD_SECONDS))
         finally:  # otherwise Tune would go on in its thread, if this process continues, as a notebook does
             callback.end()
         with suppress(TimeoutError):
@@ -183,7 +187,7 @@ class TrialCallback(Callback):
 
     def __init__(self, say: Callable[[str], None], fail: Callable[[str, str], None],
                  stop: Callable[[], None] = lambda: None, each_step: Callable[[], None] = lambda: None) -> None:
-        self._say, self._fail, self._stop, self._each_step = say, fail, stop, each_step
+        self.say, self._fail, self._stop, self._each_step = say, fail, stop, each_step
         self._is_ended = False
         self._lacking = ""  # why the cluster has no capacity for any trial
         self._lost: dict[str, dict[str, Any]] = {}  # by trial: the last report of a failure that restarts it
@@ -198,7 +202,7 @@ class TrialCallback(Callback):
         """Print why Tune starts a trial again: the recipe did not cause the failure."""
         if self._is_ended:  # by this command
             return
-        self._say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
+        self.say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """Record a trial that failed too often. If the cluster has no capacity, trials end and it stays queued."""
@@ -287,7 +291,7 @@ class SweepCallback(TrialCallback):
             try:
                 write_sweep_files(self._ledger.path.parent, self._ledger.recipe, rows, self._ledger.claim)
             except OSError as error:  # the end of the sweep writes them again
-                self._say(f"warning: {self._ledger.path.parent}: its tables cannot be written: {error}")
+                self.say(f"warning: {self._ledger.path.parent}: its tables cannot be written: {error}")
             self._display.update(rows)
             if self._drops:
                 self._drop(rows)

@@ -38,9 +38,8 @@ from ray_yolo.core.system import cores
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record, write_record
+from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.graceful_stop import request_stop
 from ray_yolo.runtime.map_on_workers import map_on_workers
 from ray_yolo.runtime.preflight import (
     check_cluster,
@@ -81,10 +80,9 @@ from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, SweepConfig, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
 from ray_yolo.tune.sweep_page import sweep_page
-from ray_yolo.tune.trainable import train_task, train_trial, wait_until_released
+from ray_yolo.tune.trainable import train_task, train_trial
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
-RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
 NOTE_SECONDS = 5.0  # between two notes of the time
 
 
@@ -167,11 +165,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
-        try:
-            if run:
-                deadline.wait_for(run.release, "release")
-        finally:  # also after another Ctrl-C: in a notebook, the next training has no deadline
-            deadline.clear()
+        deadline.end(run.release if run else None)
 
 
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
@@ -368,13 +362,8 @@ class _Execution:
             self.display.say(rest)
 
     def note_time(self) -> None:
-        """Note in the sweep's record how long it has run. An error is a warning: nothing depends on the last note."""
-        if isinstance(self.run.record, SweepRecord):
-            self.run.record = self.run.record.model_copy(update={"seconds": self.budget.seconds})
-            try:
-                write_record(self.folder, self.run.record)
-            except OSError as error:
-                self.display.say(f"warning: the time of the sweep cannot be written: {error}")
+        """Note in the sweep's record how long it has run."""
+        self.run.note_seconds(self.budget.seconds, self.display.say)
 
     def each_step(self) -> None:
         """Every few seconds, note the time, and see after the record process."""
@@ -401,11 +390,6 @@ class _Execution:
         grows = config.sweep.max_concurrent == "auto"
         with standing_pool(workers, self.gpus, self.note_workers, grows=grows) as queue:
             (self.run_population if self.is_population else self.run_ladder)(payload, queue)
-
-    def save_steps(self) -> None:
-        """Stop the trials, whose workers save the step in progress."""
-        request_stop(list(self.trials.iterdir()), self.display.say)
-        wait_until_released(list(self.trials.iterdir()), deadline.seconds_left(RECORD_SECONDS))
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""
@@ -443,8 +427,7 @@ class _Execution:
                        max_concurrent_trials=self.slots)
 
     def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
-        run_trials(trainable, callback, self.folder, self.config.placement.max_failures, self.save_steps,
-                   param_space=param_space,
+        run_trials(trainable, callback, self.folder, self.config.placement.max_failures, param_space=param_space,
                    on_this_node=self.ledger.stored is not None,  # the folder of the sweep is on this node
                    **settings)
 

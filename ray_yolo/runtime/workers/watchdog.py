@@ -80,6 +80,7 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
             for process, until in tuple(to_kill.items()):
                 if time.monotonic() > until:  # its number may be that of another process by now
                     del to_kill[process]
+                    continue
                 with contextlib.suppress(ray.exceptions.RayError):  # its node may be too busy to answer: once more
                     kill(process)
                     to_kill.pop(process, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -29,6 +30,23 @@ def test_the_first_signal_starts_it_and_a_save_moves_it_back() -> None:
     assert 9 < deadline.seconds_left() <= 10
     assert deadline.seconds_left(2.0) == 2.0
     deadline.clear()
+    assert deadline.seconds_left() == math.inf
+
+
+@pytest.mark.parametrize("release", [None, lambda: None])
+def test_the_end_of_a_command_ends_it(release: Callable[[], None] | None) -> None:
+    deadline.start(5.0, 130)
+    deadline.end(release)
+    assert deadline.seconds_left() == math.inf
+
+
+def test_another_interruption_ends_it_too() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    deadline.start(5.0, 130)
+    with pytest.raises(KeyboardInterrupt):
+        deadline.end(interrupted)
     assert deadline.seconds_left() == math.inf
 
 

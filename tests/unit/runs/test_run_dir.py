@@ -21,7 +21,7 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core import files
 from ray_yolo.core.errors import InputError
-from ray_yolo.runs import folders
+from ray_yolo.runs import folders, run_dir
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
@@ -404,3 +404,23 @@ def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(tmp_path:
         assert "starts again at step 0" in run.lost_checkpoints()
         run.remote.checkpoints.put(save(tmp_path / "elsewhere", 7), 1)
         assert run.lost_checkpoints() == ""
+
+
+def test_the_time_of_a_sweep_that_cannot_be_noted_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(folder: Path, record: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    where = Placement(storage_path=str(tmp_path), project=".")
+    sweep = begin_run(where, SweepRecord(digest="0", space="evolve", trials=3))
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir, "write_record", full_disk)
+        sweep.note_seconds(5.0, said.append)
+    [warning] = said
+    assert "run.json cannot be written (No space left on device)" in warning
+    sweep.note_seconds(7.0, said.append)
+    assert len(said) == 1
+    record = read_record(sweep.folder)
+    assert isinstance(record, SweepRecord)
+    assert record.seconds == 7.0
+    sweep.release()

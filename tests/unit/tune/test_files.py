@@ -193,6 +193,12 @@ class TestWarmStart:
         (start,) = read_warm_start(str(path), SPACE, Search(), BASE)
         assert start == {"lr0": 0.1, "mosaic": 0.75, "augment.close_mosaic": 0, "optimizer.name": "SGD"}
 
+    def test_two_files_one_after_the_other_are_one(self, tmp_path):
+        header = METRICS + ",lr0,rung\n"
+        (tmp_path / "evolve.csv").write_text(f"{header}1,1,.5,.5,0.01,3\n{header}1,1,.6,.6,0.02,3\n")
+        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(), BASE)
+        assert [start["lr0"] for start in starts] == [0.02, 0.01]
+
     def test_a_hyp_file_is_one_start(self, tmp_path):
         path = tmp_path / "hyp.yaml"
         path.write_text("lr0: 0.02\noptimizer: {name: AdamW}\nmomentum: 0.9\n")

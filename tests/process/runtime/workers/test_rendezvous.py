@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -48,6 +49,28 @@ def test_a_process_whose_node_does_not_answer_is_killed_later(tmp_path: Path, mo
         time.sleep(1.5)
     assert attempts == [hung.process] * 3
     assert notices == ["worker 1 hangs: it is killed, and the others continue"]
+
+
+def test_a_process_whose_node_does_not_answer_in_time_is_left_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be that of another process by then."""
+    looks: list[str] = []
+
+    def find_hung_worker() -> HungWorker | None:
+        looks.append("")
+        return HungWorker(own_process(), "worker 1 hangs") if len(looks) == 1 else None
+
+    coordinator = SimpleNamespace(worker_statuses=list, describe_stall=str, find_hung_worker=find_hung_worker)
+    attempts: list[Process] = []
+    times = itertools.count(0, 100)  # seconds between two looks at the clock
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(watchdog, "kill", attempts.append)
+    with watchdog.watchdog(coordinator, tmp_path, lambda text: None):
+        until = time.monotonic() + 20
+        while len(looks) < 3 and time.monotonic() < until:
+            time.sleep(0.1)
+    assert len(looks) >= 3
+    assert not attempts
 
 
 def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
