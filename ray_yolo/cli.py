@@ -242,11 +242,17 @@ def tune(argv: Sequence[str] | None = None) -> int:
     """Search for a better recipe by many trainings."""
     parsed = parse_tune(argv)
     check_model_name(parsed.config.recipe.model)
-    from ray_yolo.sinks import report
+    from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import tuner
 
-    return _act(parsed, tuner.search, tuner.dry_run, lambda config: "\n".join(
-        f"# {line}" for line in (report.settings_line(config.recipe), *tuner.plan(config))))
+    check_cache_folder()
+    config, origins, is_dry_run = parsed
+    if not is_dry_run:
+        tuner.search(config)
+        return 0
+    planned = tuner.dry_run(config)
+    print("\n".join([describe(config, origins, planned.config), *(f"# {line}" for line in planned.notes)]))
+    return 0
 
 
 def compare(argv: Sequence[str] | None = None) -> int:
@@ -580,9 +586,8 @@ def _has_no_reader(file_number: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config],
-         note: Callable[[Config], str] | None = None) -> int:
-    """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
+def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config]) -> int:
+    """Call `act`. With --dry-run, call `check` instead, and print every resolved setting."""
     from ray_yolo.core.cache_folder import check_cache_folder
 
     check_cache_folder()
@@ -590,10 +595,7 @@ def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callabl
     if not dry_run:
         act(config)
         return 0
-    resolved = check(config)
-    print(describe(config, origins, resolved))
-    if note:
-        print(note(resolved))
+    print(describe(config, origins, check(config)))
     return 0
 
 

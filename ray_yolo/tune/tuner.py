@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import ray
 import ray.tune
@@ -191,20 +191,27 @@ def _latencies(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, gpu
     return found
 
 
-def dry_run(config: TuneConfig) -> TuneConfig:
-    """The resolved configuration of a sweep, after all checks. Starts and writes nothing.
+class PlannedSweep(NamedTuple):
+    """What a sweep would train, as far as it is known without a cluster."""
+
+    config: TuneConfig
+    notes: list[str]  # about its trainings
+
+
+def dry_run(config: TuneConfig) -> PlannedSweep:
+    """The sweep of a start, after all its checks. It starts and writes nothing.
 
     Raises:
         InputError: as `search` does.
     """
-    config, _, train, _ = _checked(config)
-    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
-    return config.model_copy(update={"recipe": recipe})
-
-
-def plan(config: TuneConfig) -> list[str]:
-    """The trainings of a sweep with this configuration of `dry_run`, line by line, as far as known."""
     config, space, train, _ = _checked(config)
+    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
+    planned = config.model_copy(update={"recipe": recipe})
+    return PlannedSweep(planned, [settings_line(recipe), *_describe(planned, space, train)])
+
+
+def _describe(config: TuneConfig, space: TuneSpace, train: AnnotationIndex) -> list[str]:
+    """The trainings of a sweep, line by line."""
     here = cores() // (config.placement.cpus * config.sweep.workers_per_trial)  # trials that fit on this machine
     slots = max(1, room_for_trials(config, 0.0) if ray.is_initialized() else int(here))
     begun = _begun(config, space, config.recipe, train, slots, {}, {})

@@ -40,6 +40,17 @@ def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
     return config.model_copy(update={"placement": config.placement.model_copy(update=placement)})
 
 
+def test_a_dry_run_reads_everything_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "hyp.yaml").write_text("lr0: 5\n")
+    config = make_sweep(tmp_path, "lr0: [0.001, 0.1]", warm_start=str(tmp_path / "hyp.yaml"), trials=3)
+    planned = tuner.dry_run(config)
+    assert [message.rpartition("/")[2] for message in caplog.messages] == [
+        "hyp.yaml: lr0 5 is not in the space: the start has 0.1"]
+    assert planned.config.sweep.trials == 3
+    assert any("genes: lr0" in line for line in planned.notes)
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(("space", "message"), [
     ("lr0: {low: 0.1, high: 0.01}", "low 0.1 is above high 0.01"),
     ("num_workers: [1, 4]", "decides where a trial is trained"),
