@@ -164,30 +164,39 @@ def _names_other_file(name: str, where: str) -> bool:
 
 def _parse(content: bytes, where: str) -> _Annotation:
     """The content of a file. Entities are refused, so parsing cannot expand or load others."""
-    annotation = _Annotation()
-    objects = annotation.objects
-    path: list[str] = []
     parser = expat.ParserCreate()
     parser.buffer_text = True  # otherwise `cats &amp; dogs` arrives in three pieces
+    reader = _AnnotationReader(parser, where)
 
-    def is_of_object() -> bool:
-        if path[1:3] == ["object", "bndbox"]:
-            return len(path) == 4 and path[3] in _SIDES
-        return path[1:] in (["object", "name"], ["object", "difficult"])
+    def refuse(*_: object) -> None:
+        raise UnreadableLabelsError(where, "declares a document type or entities, which no annotation needs")
 
-    def is_mark() -> bool:
-        return path[1:2] == ["object"] and path[2:] in _MARKS
+    parser.StartElementHandler = reader.start
+    parser.CharacterDataHandler = reader.text
+    parser.EndElementHandler = reader.end
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(content, True)
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the last two: unsupported encodings
+        raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is not XML that can be read: {error}"
+                                    ) from None
+    return reader.annotation
 
-    def is_of_attribute() -> bool:
-        return path[1:2] == ["object"] and path[2:4] == _ATTRIBUTE and path[4:] in (["name"], ["value"])
 
-    def is_of_header() -> bool:
-        return path[1:] in (["filename"], ["size", "width"], ["size", "height"])
+class _AnnotationReader:
+    """Collects the content of an annotation, tag by tag."""
 
-    def start(name: str, _: dict[str, str]) -> None:
+    def __init__(self, parser: expat.XMLParserType, where: str) -> None:
+        self.annotation = _Annotation()
+        self._parser, self._where = parser, where
+        self._path: list[str] = []  # of the tag that is open
+
+    def start(self, name: str, _: dict[str, str]) -> None:
+        """A tag begins."""
         tag = name.lower()
-        path.append(tag)
-        line = f"{where}:{parser.CurrentLineNumber}"
+        self._path.append(tag)
+        path, objects = self._path, self.annotation.objects
+        line = f"{self._where}:{self._parser.CurrentLineNumber}"
         if len(path) > _MAX_DEPTH:
             raise UnreadableLabelsError(line, f"is nested deeper than {_MAX_DEPTH}")
         if path == [tag] and tag != "annotation":
@@ -195,36 +204,43 @@ def _parse(content: bytes, where: str) -> _Annotation:
         if tag == "bndbox" and path[1:2] != ["object"]:
             raise UnreadableLabelsError(line, "has a <bndbox> that is not in an <object> of the annotation")
         if path[1:] == ["object"]:
-            objects.append(_Object(f"{where}: object {len(objects) + 1}"))
+            objects.append(_Object(f"{self._where}: object {len(objects) + 1}"))
         elif path[1:] == ["size"]:
-            annotation.size_line = parser.CurrentLineNumber
+            self.annotation.size_line = self._parser.CurrentLineNumber
         elif path[1:] == ["object", *_ATTRIBUTE]:
             objects[-1].attributes.append({})
-        elif is_of_object():
+        elif self._is_of_object():
             objects[-1].open(tag)
 
-    def text(data: str) -> None:
-        if is_of_object():
-            objects[-1].texts[path[-1]] += data
-        elif is_mark():
-            append(objects[-1].marks, data)
-        elif is_of_attribute():
-            append(objects[-1].attributes[-1], data)
-        elif is_of_header():
-            append(annotation.header, data)
+    def text(self, data: str) -> None:
+        """A part of the text of the open tag."""
+        texts = self._texts()
+        if texts is not None:
+            tag = self._path[-1]
+            texts[tag] = texts.get(tag, "") + data
 
-    def append(texts: dict[str, str], data: str) -> None:
-        texts[path[-1]] = texts.get(path[-1], "") + data
+    def end(self, _: str) -> None:
+        """The open tag ends."""
+        self._path.pop()
 
-    def refuse(*_: object) -> None:
-        raise UnreadableLabelsError(where, "declares a document type or entities, which no annotation needs")
+    def _texts(self) -> dict[str, str] | None:
+        """The texts to which that of the open tag belongs; None if it is not read."""
+        path = self._path
+        if path[1:] in (["filename"], ["size", "width"], ["size", "height"]):
+            return self.annotation.header
+        if path[1:2] != ["object"]:
+            return None
+        item = self.annotation.objects[-1]
+        if self._is_of_object():
+            return item.texts
+        if path[2:] in _MARKS:
+            return item.marks
+        if path[2:4] == _ATTRIBUTE and path[4:] in (["name"], ["value"]):
+            return item.attributes[-1]
+        return None
 
-    parser.StartElementHandler, parser.CharacterDataHandler = start, text
-    parser.EndElementHandler = lambda _: path.pop()
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
-    try:
-        parser.Parse(content, True)
-    except (expat.ExpatError, LookupError, ValueError) as error:  # the last two: unsupported encodings
-        raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is not XML that can be read: {error}"
-                                    ) from None
-    return annotation
+    def _is_of_object(self) -> bool:
+        path = self._path
+        if path[1:3] == ["object", "bndbox"]:
+            return len(path) == 4 and path[3] in _SIDES
+        return path[1:] in (["object", "name"], ["object", "difficult"])
