@@ -1,6 +1,5 @@
 """Fixtures for everyone."""
 
-import logging
 import os
 import signal
 import sys
@@ -32,13 +31,6 @@ RAY_SETTINGS = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files with tests of Ray come first: they take the longest."""
     items.sort(key=lambda item: scope_of(item.nodeid) != "ray")
-
-
-def pytest_collection_finish() -> None:
-    """pytest adds its handlers to each logger that does not propagate, six times a test; torch has some fifty."""
-    for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.startswith(("torch.", "strobelight_", "c10d-")):
-            logger.propagate = True
 
 
 @pytest.hookimpl(trylast=True)
