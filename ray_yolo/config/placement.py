@@ -23,7 +23,8 @@ class Placement(ConfigModel):
     """Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or auto: one per GPU
     of the requested cluster, or per node without GPUs; without a cluster one per local GPU, 0 for at most one."""
     gpus_per_worker: NonNegativeFloat | Literal["auto"] = "auto"
-    """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
+    """GPUs of each worker; auto: 1 if the cluster has any, else 0. With a part of one, such as 0.5, a training has one
+    worker: NCCL connects no two processes on a GPU."""
     cpus_per_worker: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """CPUs of each worker; auto: the most that all workers can have at once. On a requested cluster this is out of half
     of the free CPUs; with GPUs it is the worker's share of the node; in a sweep it is 1."""
@@ -140,6 +141,12 @@ class Placement(ConfigModel):
     def is_elastic(self) -> bool:
         """Whether workers may join and leave: a range of workers that no strict placement strategy binds together."""
         return isinstance(self.num_workers, tuple) and not self.placement_strategy.startswith("STRICT")
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether two of its workers could be on one GPU, with a part of it each."""
+        is_part = self.gpus_per_worker != "auto" and 0 < self.gpus_per_worker < 1
+        return is_part and self.placement_strategy != "STRICT_SPREAD"
 
     @property
     def max_workers(self) -> int:

@@ -64,9 +64,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_early(config: RunConfig) -> Hooks:
-    """Refuse invalid settings before anything starts: missing GPUs, batch sizes and workers, model, callbacks. Returns
-    the functions of the callbacks.
+    """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks.
+    Returns the functions of the callbacks.
     """
+    _check_shared_gpus(config.placement)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
@@ -75,6 +76,14 @@ def check_early(config: RunConfig) -> Hooks:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
         check_model(config.recipe)
     return hooks
+
+
+def _check_shared_gpus(placement: Placement) -> None:
+    """Refuse several workers of a training with a part of a GPU each. NCCL ends with "Duplicate GPU detected"."""
+    if placement.shares_gpus and placement.max_workers > 1:
+        raise ConfigError(f"gpus_per_worker: {placement.gpus_per_worker:g} for {placement.max_workers} workers: the "
+                          "workers of a training cannot share a GPU, because NCCL connects no two processes on one; "
+                          "use --gpus-per-worker 1, or one worker")
 
 
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:

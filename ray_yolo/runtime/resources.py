@@ -16,6 +16,7 @@ FED_FROM_FILES, FED_FROM_MEMORY = 10, 40
 yolov5n, the fastest model (tests/benchmarks/README.md)."""
 MAX_LOADERS = 8
 MAX_GPU_LOADERS = 64  # a GPU trains up to 3,800 images a second; one from a JPEG file takes 4 to 14 ms of a core
+_PART_OF_GPU = "a part of a GPU is for one worker of a training"
 _EPSILON = 1e-9  # three shares of a third of a GPU are one GPU, whatever the rounding
 
 
@@ -85,6 +86,8 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
 def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[int, str]:
     """Worker count of `auto` without a requested cluster, and the reason: one for each of several GPUs, else 0."""
     each = 1.0 if gpus_per_worker == "auto" else gpus_per_worker
+    if 0 < each < 1:
+        return 0, f"in this process: {_PART_OF_GPU}"
     number = _times(gpus, each) if each else 0
     if number > 1:
         return number, f"{gpus} GPUs here"
@@ -96,6 +99,8 @@ def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tupl
 
     At least 1, which waits for resources.
     """
+    if 0 < gpus < 1:
+        return 1, _PART_OF_GPU
     if gpus:
         number = sum(_times(node.gpus, gpus) for node in nodes)
         return max(1, number), f"free GPUs: {sum(node.gpus for node in nodes):g}"

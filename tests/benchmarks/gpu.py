@@ -13,6 +13,7 @@ of the words. Prints a table in Markdown; exit status 1 if a check fails.
 | kill and continue | killed by SIGKILL in the middle, then continued: the bits of an uninterrupted run |
 | launch-ahead loop | the bits of the loop that waits for the device after each step |
 | NCCL | a group of one: the exchange in DDP's hook gives the plain gradient; after an abort a worker knows it |
+| two workers | where there are two devices: the bits of a training on one |
 | colours | images with other colours are the host's, byte by byte; milliseconds an image |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
@@ -61,7 +62,14 @@ from ray_yolo.engine import collectives as collectives_module
 from ray_yolo.engine import loop
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build, colour_tables_on
-from ray_yolo.engine.collectives import Collectives, ddp_options
+from ray_yolo.engine.collectives import (
+    LOOPBACK,
+    Collectives,
+    ddp_options,
+    form_process_group,
+    leave_process_group,
+    wrap_in_ddp,
+)
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.session import run_session
@@ -104,6 +112,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="words in the names of checks")
     parser.add_argument("--write", type=Path, help="also write the table here")
     parser.add_argument("--victim", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     device = torch.device(given.device, 0) if given.device == "cuda" else torch.device(given.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -111,6 +121,9 @@ def main() -> int:
         return 2
     if given.victim:
         train(exact_job(given.victim), device, die_at=VICTIM_STEP)
+    if given.group:
+        train_in_group(given.group, given.device, given.worker)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         rows = [run(name, check) for name, check in checks(Path(folder), device, quick=given.quick)
                 if any(word in name for word in given.only)]
@@ -132,6 +145,8 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     yield "kill and continue", partial(continue_killed, folder / "killed", device)
     yield "launch-ahead loop", partial(compare_loops, folder / "loops", device)
     yield "NCCL, a group of one", partial(compare_exchange, device)
+    if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
+        yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
     for model, precision, batch in SPEEDS[:2] if quick else SPEEDS:
         images = 2 if quick else batch
@@ -272,7 +287,11 @@ def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: boo
 
     host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), cuda_graphs=graphs)
     run_session(job, host, Placement(save_steps=1), emit)
-    state: dict[str, Any] = torch.load(job.run_dir / "weights" / "last.pt", weights_only=True)
+    return last_state(job.run_dir)
+
+
+def last_state(run_dir: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(run_dir / "weights" / "last.pt", weights_only=True)
     return state
 
 
@@ -349,7 +368,7 @@ def compare_exchange(device: torch.device) -> str:
         assert all(torch.equal(a, b) for a, b in zip(plain, exchanged, strict=True)), "the exchanged sums differ"
         # `form_process_group` forms no group of one
         vars(collectives_module)["_group"] = collectives_module._Group(
-            nccl=dist.group.WORLD if gpus else None, cut=torch.zeros((), pin_memory=gpus))
+            nccl=(dist.group.WORLD,) if gpus else (), cut=torch.zeros((), pin_memory=gpus))
         calm = bool(Collectives(0, 2).was_cut(device))
         collectives_module.abort_process_group()
         assert (calm, bool(Collectives(0, 2).was_cut(device))) == (False, True), "the abort is not noticed"
@@ -357,6 +376,53 @@ def compare_exchange(device: torch.device) -> str:
         vars(collectives_module)["_group"] = collectives_module._Group()
         dist.destroy_process_group()
     return f"{len(plain)} tensors are equal, the abort is noticed"
+
+
+def compare_workers(folder: Path, device: torch.device) -> str:
+    """Two processes with a device each, in a group as the product forms it, against this process alone."""
+    alone = train(exact_job(folder / "alone"), device)
+    group = folder / "group"
+    group.mkdir()
+    processes = []
+    for number in range(2):
+        command = [sys.executable, __file__, "--device", device.type, "--group", group, "--worker", str(number)]
+        processes.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                                          stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(process.returncode for process in processes), " ".join(errors)[-500:]
+    return assert_equal(alone, last_state(job_folder(group, 0) / "run"))
+
+
+def train_in_group(group: Path, device_type: str, worker: int) -> None:
+    """Train as one of two workers. The first one's checkpoints are those of the training."""
+    import torch.distributed as dist
+
+    device = torch.device(device_type, worker) if device_type == "cuda" else torch.device(device_type)
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    address = group / "port"
+    if worker == 0:
+        written = group / "port.new"
+        written.write_text(str(store.port))
+        written.rename(address)  # complete, for the other one
+    while not address.exists():
+        time.sleep(0.1)
+    port = int(address.read_text())
+    collectives = form_process_group(store, (LOOPBACK, port), worker, 2, 60.0, device)
+    host = WorkerContext(collectives=collectives, device=device, prepare_model=partial(wrap_in_ddp, device=device))
+    try:
+        run_session(exact_job(job_folder(group, worker)), host, Placement(save_steps=1), lambda event: None)
+    finally:
+        leave_process_group()
+
+
+def job_folder(group: Path, worker: int) -> Path:
+    return group / str(worker)
 
 
 def compare_colours(imgsz: int, images: int, device: torch.device) -> str:

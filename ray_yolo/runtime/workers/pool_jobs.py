@@ -13,7 +13,7 @@ import ray.exceptions
 from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import most_workers
+from ray_yolo.config.recipe import Recipe, most_workers
 from ray_yolo.core.errors import RayYoloError, ResourcesError
 from ray_yolo.core.events import Emit, Event, Summary, WarningEvent
 from ray_yolo.engine.build import TrainSpec
@@ -121,6 +121,13 @@ def _close(queue: QueueHandle, reason: RayYoloError) -> None:
         answer(queue.close.remote(reason))
 
 
+def most_together(placement: Placement, recipe: Recipe) -> int:
+    """The most workers of a pool that can train a job together, while some have no other job."""
+    if placement.shares_gpus:  # a worker that helped could be on the GPU of another
+        return placement.max_workers
+    return most_workers(recipe)
+
+
 def train_on_queue(coordinator: JobClient, payload: dict[str, Any], placement: Placement, spec: TrainSpec,
                    policy: FailurePolicy, priority: float = 0.0) -> Summary:
     """Train a job on the workers of its queue's pool. Returns how training ended.
@@ -136,8 +143,8 @@ def train_on_queue(coordinator: JobClient, payload: dict[str, Any], placement: P
             if isinstance(status, RayYoloError):
                 raise status
             if status is None:
-                answer(queue.submit.remote(job, str(spec.run_dir), placement.max_workers, most_workers(spec.recipe),
-                                           reference, priority))
+                most = most_together(placement, spec.recipe)
+                answer(queue.submit.remote(job, str(spec.run_dir), placement.max_workers, most, reference, priority))
             elif status.failures:
                 failures = {number: error or ray.exceptions.WorkerCrashedError()
                             for number, error in status.failures}

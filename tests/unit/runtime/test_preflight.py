@@ -217,6 +217,20 @@ def test_a_start_and_its_dry_run_have_the_optimiser_of_short_trainings_from_weig
     assert fine_tuning_line(given, given) == ""
 
 
+@pytest.mark.parametrize(("workers", "gpus", "strategy", "refused"), [
+    (2, 0.5, "PACK", True), ((1, 4), 0.25, "PACK", True), (2, 0.5, "STRICT_PACK", True),
+    (1, 0.5, "PACK", False), (2, 1, "PACK", False), (2, 0, "PACK", False), (2, "auto", "PACK", False),
+    (2, 0.5, "STRICT_SPREAD", False)])
+def test_workers_of_a_training_share_no_gpu(
+        tmp_path: Path, workers: object, gpus: object, strategy: str, refused: bool) -> None:
+    config = make_config(tmp_path, workers, {"gpus_per_worker": gpus, "placement_strategy": strategy})
+    if not refused:
+        check_early(config)
+        return
+    with pytest.raises(ConfigError, match=r"^gpus_per_worker: 0\.\d+ for \d workers: .* cannot share a GPU, .*; use "):
+        check_early(config)
+
+
 @pytest.mark.parametrize(("fields", "message"), [
     ({"freeze": [-1, 2]}, "greater than or equal to 0"),
     ({"quad": True, "microbatch": 2, "batch_size": 16}, "multiples of 4, not 2"),

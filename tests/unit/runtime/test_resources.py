@@ -100,17 +100,19 @@ def test_reasons_are_given_for_what_was_chosen_alone() -> None:
 
 def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus() -> None:
     for gpus, each, workers in ((0, "auto", 0), (1, "auto", 0), (2, "auto", 2), (8, "auto", 8),
-                                (8, 0.0, 0), (8, 2.0, 4), (2, 2.0, 0), (1, 0.5, 2)):
+                                (8, 0.0, 0), (8, 2.0, 4), (2, 2.0, 0)):
         number, why = workers_here(gpus, each)
         assert number == workers, (gpus, each)
         assert why == (f"{gpus} GPUs here" if workers else
                        "in this process: no cluster was requested, and there is at most one GPU"), (gpus, each)
+    assert workers_here(2, 0.5) == (0, "in this process: a part of a GPU is for one worker of a training")
 
 
 def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node() -> None:
     for nodes, gpus, cpus, workers, why in [
         ([GPU_NODE, NodeResources(4, 1)], 1, 1, 9, "free GPUs: 9"),
         ([GPU_NODE], 2, 1, 4, "free GPUs: 8"),
+        ([GPU_NODE], 0.5, 1, 1, "a part of a GPU is for one worker of a training"),
         ([NodeResources(8, 0)], 1, 1, 1, "free GPUs: 0"),  # others have them all: it waits for one
         ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 1, 2, "nodes with free CPUs: 2"),
         ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 4, 1, "nodes with free CPUs: 1"),

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import own_process
@@ -65,6 +66,14 @@ def test_a_heartbeat_of_a_pools_worker_reaches_its_queue_and_its_coordinator(mon
     assert [(status.phase, status.step) for status in mine.worker_statuses()] == [("computing", 5)]
     queue.queue.drain_nodes({"node"})
     assert mine.heartbeat("member", JOINING).must_leave
+
+
+@pytest.mark.parametrize(("given", "most"), [
+    ({}, 4), ({"gpus_per_worker": 1}, 4), ({"gpus_per_worker": 0.5}, 1),
+    ({"gpus_per_worker": 0.5, "placement_strategy": "STRICT_SPREAD"}, 4)])
+def test_idle_workers_help_with_a_job_unless_they_could_be_on_its_gpu(given: dict[str, Any], most: int) -> None:
+    recipe = Recipe.model_validate({"data": "x", "batch_size": 16, "microbatch": 4, "optimizer": {"nominal_batch": 16}})
+    assert pool_jobs.most_together(Placement(num_workers=1, **given), recipe) == most
 
 
 @pytest.fixture
