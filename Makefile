@@ -72,6 +72,7 @@ cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this o
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy ray_yolo
+	$(BIN)/mypy --explicit-package-bases tests/benchmarks/gpu.py  # much of it runs on a GPU alone
 
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs

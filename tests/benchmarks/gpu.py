@@ -366,9 +366,11 @@ def compare_exchange(device: torch.device) -> str:
     try:
         exchanged = summed(DistributedDataParallel(network, **ddp_options()))
         assert all(torch.equal(a, b) for a, b in zip(plain, exchanged, strict=True)), "the exchanged sums differ"
+        world = dist.group.WORLD
+        assert world is not None
         # `form_process_group` forms no group of one
         vars(collectives_module)["_group"] = collectives_module._Group(
-            nccl=(dist.group.WORLD,) if gpus else (), cut=torch.zeros((), pin_memory=gpus))
+            nccl=(world,) if gpus else (), cut=torch.zeros((), pin_memory=gpus))
         calm = bool(Collectives(0, 2).was_cut(device))
         collectives_module.abort_process_group()
         assert (calm, bool(Collectives(0, 2).was_cut(device))) == (False, True), "the abort is not noticed"
@@ -385,7 +387,8 @@ def compare_workers(folder: Path, device: torch.device) -> str:
     group.mkdir()
     processes = []
     for number in range(2):
-        command = [sys.executable, __file__, "--device", device.type, "--group", group, "--worker", str(number)]
+        command: list[str | Path] = [sys.executable, __file__, "--device", device.type, "--group", group,
+                                     "--worker", str(number)]
         processes.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                                           stderr=subprocess.PIPE, text=True))
     try:
@@ -529,7 +532,7 @@ def compare_evaluation(model: str, imgsz: int, images: int, device: torch.device
     host = torch.device("cpu")
     reference = make_parts(model, "fp32", imgsz, batch=batch, steps=1, device=host)
     with torch.no_grad():
-        inputs, _ = loop.to_network_input(reference.loader[0], host)
+        inputs, _ = loop.to_network_input(next(iter(reference.loader)), host)
         reference.model.train()(inputs)
         many = 10_000  # steps, after which nothing is left of the first statistics
         reference.statistics.apply(reference.statistics.recorded(0) / MOMENTUM, many)
