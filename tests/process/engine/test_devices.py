@@ -34,8 +34,10 @@ from tests.support.jobs import make_spec
 
 SMALL = {"batch_size": 4, "microbatch": 4, "multi_scale": True, "optimizer": {"nominal_batch": 4}}
 TINY: dict[str, Any] = {"microbatch": 2}
+MODELS = ("yolov3-tiny", "yolov5n", "yolov5n6", "yolov5nu", "yolov8n", "yolo11n", "yolo12n", "yolo26n")
+QUICK = ("yolov5n", "yolov8n", "yolo12n", "yolo26n")  # each loss, and each block but those of yolov3
 CASES: dict[str, dict[str, Any]] = {
-    "yolov5n": {"model": "yolov5n"}, "yolov8n": {"model": "yolov8n"}, "yolo26n": {"model": "yolo26n"},
+    **{name: {"model": name, "imgsz": 128 if name.endswith("6") else 64} for name in MODELS},
     "two parts": TINY, "sync-bn": {"sync_bn": True}}
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
 LABELS = [[0.0, 1, 4, 4, 30, 40], [1, 0, 20, 8, 60, 60]]
@@ -145,7 +147,8 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "sum_microbatches", recording(actions, loop.sum_microbatches))
     images = components.plan.loader_batch(1, 0)
-    batch = {"images": torch.zeros(images, 3, 64, 64, dtype=torch.uint8, device=device),
+    side = components.plan.recipe.imgsz
+    batch = {"images": torch.zeros(images, 3, side, side, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
     if components.colours is not None:
         batch["colours"] = torch.zeros(images, 3, 256, dtype=torch.uint8, device=device)
@@ -165,7 +168,8 @@ def recording(actions: list[str], function: Any) -> Any:
     return call
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=pytest.mark.slow if case in MODELS and case not in QUICK else ()) for case in CASES])
 def test_in_a_step_the_host_waits_for_the_device_once_when_the_next_one_is_queued(
         tmp_path: Path, device: str, surroundings: ExitStack, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     actions = take_steps(tmp_path, device, surroundings, monkeypatch, **CASES[case])
@@ -191,7 +195,7 @@ def test_code_that_waits_for_the_device_or_mixes_devices_fails(
 
 
 EVALUATIONS: dict[str, dict[str, Any]] = {
-    "yolov5n": {"name": "yolov5n"}, "yolov8n": {"name": "yolov8n"}, "yolo26n": {"name": "yolo26n"},
+    **{name: {"name": name} for name in MODELS},
     "one class": {"num_classes": 1}, "without suppression": {"suppress": False}}
 
 
