@@ -38,7 +38,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -479,13 +479,35 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
         spread = (turns[-1] - turns[0]) / seconds
         tflops = 3e-3 * gflops(build_model(model, 80), imgsz) * batch * steps / seconds
         found = (f"{batch * steps / seconds:,.0f} images/s (repeats within {spread:.0%}), "
-                 f"{1e3 * seconds / steps:.1f} ms a step, {tflops:.1f} TFLOP/s")
+                 f"{1e3 * seconds / steps:.1f} ms a step, {tflops:.1f} TFLOP/s "
+                 f"({tflops / product_tflops(precision, device):.0%} of a matrix product's)")
         if device.type == "cuda":
             found += f", {torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
             found += f", the device waits {idle_share(parts, min(steps, 5)):.0%} of the time"
         results.append(found)
         del parts
     return f"{results[0]}; without graphs {results[1]}"
+
+
+@cache
+def product_tflops(precision: str, device: torch.device) -> float:
+    """TFLOP/s of a large matrix product in a precision, fp32 as TF32: what this device can do."""
+    side = 8192 if device.type == "cuda" else 512
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    factor = torch.rand(side, side, device=device).to(dtype)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        fastest = math.inf
+        for _ in range(10):
+            began = time.perf_counter()
+            factor @ factor
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            fastest = min(fastest, time.perf_counter() - began)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    return 2e-12 * side ** 3 / fastest
 
 
 def measure_training(folder: Path, cache: str, imgsz: int, images: int, device: torch.device) -> str:
@@ -636,7 +658,9 @@ def idle_share(parts: TrainComponents, steps: int) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         take_steps(parts, steps)
     spans = sorted((event.time_range.start, event.time_range.end) for event in profiler.events()
-                   if event.device_type == DeviceType.CUDA and "#" not in event.name)  # "#": a note, not a kernel
+                   if event.device_type == DeviceType.CUDA
+                   and "#" not in event.name  # a note, not a kernel
+                   and not event.name.startswith("Mem"))  # copies and fills run beside kernels
     if not spans:  # the driver does not allow profiling
         return math.nan
     busy, reached = 0.0, spans[0][0]
