@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from ray_yolo.config.recipe import BATCH_PER_WORKER, Recipe
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.engine.evaluate import autocast
+from ray_yolo.models.batch_norm import Statistics
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import build_model, find_family
@@ -48,16 +50,21 @@ def labels_of_a_crowd(index: AnnotationIndex) -> int:
 
 
 def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, labels_per_image: int,
-               device: torch.device) -> int:
+               device: torch.device, part: float = 1.0) -> int:
     """Images of one microbatch for this worker; 16 on a CPU, where memory is no limit.
 
     Args:
         recipe: resolved except for its batch.
         labels_per_image: of the measured steps. Assignment needs memory for each label.
+        part: of the GPU that this worker has; others use the rest.
     """
     if device.type != "cuda":
         return BATCH_PER_WORKER
+    gc.collect()  # the memory that a former training of this process has left would hide that of the steps
+    torch.cuda.empty_cache()
     network = build_model(model, num_classes).to(device).to(memory_format=torch.channels_last).train()
+    if recipe.sync_bn:
+        Statistics(network, lambda sums: sums)  # its BatchNorm needs more memory than the fused one
     loss = find_family(model).build_loss(network.head, recipe.loss, num_classes, recipe.imgsz)
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
     free, _ = torch.cuda.mem_get_info(device)
@@ -69,7 +76,7 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
             break
     del network
     torch.cuda.empty_cache()
-    return images_that_fit(SIZES[: len(used)], used, SHARE * free - COPIES * weights)
+    return images_that_fit(SIZES[: len(used)], used, SHARE * free * min(part, 1.0) - COPIES * weights)
 
 
 def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int, labels_per_image: int) -> int:

@@ -50,6 +50,7 @@ class _Group:
 
 
 _group = _Group()  # the newest one
+_aborting = threading.Lock()
 
 
 def _set_group_timeout(group: dist.ProcessGroup | None, seconds: float) -> None:
@@ -174,7 +175,9 @@ class Collectives:
         else:
             data = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, source)
-        received: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+        # Tensors of a GPU would be made on the GPU of the same number, which is another worker's or does not exist
+        received: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu",
+                                              weights_only=True)
         return received
 
     def was_cut(self, device: torch.device) -> Tensor:
@@ -249,6 +252,10 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         # Otherwise creating a communicator waits forever, ignoring aborts, for a peer that is lost meanwhile
         os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{_MEETING_SECONDS:.0f}")
+        # Otherwise torch's watchdog sleeps for up to a minute after an error, and the abort waits for it
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     use_interface(own.host)
     with collective_errors():
         meeting = timedelta(seconds=_MEETING_SECONDS)
@@ -266,15 +273,37 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         before = _sockets().keys()
         dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
                                 world_size=num_workers, timeout=meeting, device_id=device if gpus else None)
-        node_groups = form_node_groups(nodes, worker, meeting)
         world = dist.group.WORLD
         assert world is not None
+        if gpus:
+            _group.nccl = (world,)  # so that an abort ends the forming of the others
+        node_groups = form_node_groups(nodes, worker, meeting)
         groups = [world] if node_groups is None else [world, node_groups.inside, node_groups.across]
+        formed = _Group(frozenset(_sockets().keys() - before), tuple(groups) if gpus else (),
+                        torch.zeros((), pin_memory=gpus), _group.is_aborted)
+        _group = formed
+        if gpus:
+            connect_gpus(groups, device)
         for group in groups:
             _set_group_timeout(group, timeout_seconds)
-        _group = _Group(frozenset(_sockets().keys() - before), tuple(groups) if gpus else (),
-                        torch.zeros((), pin_memory=gpus))
+        if formed.is_aborted.is_set():
+            raise PeerLostError("a worker was lost while the group formed")
     return Collectives(worker, num_workers, node_groups)
+
+
+def connect_gpus(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    """Make one exchange and one gather in each group of GPUs. Collective.
+
+    The first ones connect the workers, for which NCCL waits no longer than for a communicator. Here all workers are at
+    the same point; in the first step, one may still load its images.
+    """
+    for group in groups:
+        size = dist.get_world_size(group)
+        own = torch.zeros(size, device=device)
+        dist.all_to_all_single(torch.empty_like(own), own, group=group)
+        dist.all_gather_into_tensor(torch.empty(size, device=device), own[:1], group=group)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def await_store(address: tuple[str, int]) -> None:
@@ -351,32 +380,38 @@ def abort_process_group() -> None:
     gloo's abort and shutdown do not end operations in progress, and a broken network closes no connection. The group's
     sockets are shut down instead. NCCL raises no error: its kernels end and leave unreceived values unset.
     """
-    _group.is_aborted.set()
-    if _group.cut is not None:
-        _group.cut.fill_(1.0)  # before the kernels end
-    _abort_nccl()
+    group = _group  # once the kernels end, the main thread may form the next one
+    group.is_aborted.set()
+    if group.cut is not None:
+        group.cut.fill_(1.0)  # before the kernels end
+    _abort_nccl(group)
     for name, number in _sockets().items():
-        if name in _group.connections:
+        if name in group.connections:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
                 connection.getpeername()  # raises for a listening socket; gloo ends the process if one is shut down
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _abort_nccl() -> None:
-    """End NCCL's kernels and connections. If that hangs, kill this process, which is then replaced."""
-    groups = _group.nccl
-    if not groups:
-        return
+def _abort_nccl(group: _Group) -> None:
+    """End NCCL's kernels and connections. If that hangs, kill this process, which is then replaced.
 
-    def abort() -> None:
-        for group in reversed(groups):  # those that were split from the first one come first
-            group.abort()
+    The thread that sends heartbeats aborts, and the main thread when it leaves the group. Each waits for the other: an
+    abort of a communicator that another thread aborts or destroys may crash.
+    """
+    with _aborting:
+        parts, group.nccl = group.nccl, ()
+        if not parts:
+            return
 
-    aborting = threading.Thread(target=abort, name="ray_yolo abort", daemon=True)
-    aborting.start()
-    aborting.join(_ABORT_SECONDS)
-    if aborting.is_alive():
-        os.kill(os.getpid(), signal.SIGKILL)
+        def abort() -> None:
+            for part in reversed(parts):  # those that were split from the first one come first
+                part.abort()
+
+        thread = threading.Thread(target=abort, name="ray_yolo abort", daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
+        if thread.is_alive():
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _sockets() -> dict[str, int]:
@@ -405,8 +440,7 @@ def leave_process_group() -> None:
     A worker that leaves regularly has compared weights before, so no other worker waits for its last step.
     """
     if dist.is_initialized():
-        _abort_nccl()  # an orderly shutdown would wait for operations with lost workers
-        _group.nccl = ()
+        _abort_nccl(_group)  # an orderly shutdown would wait for operations with lost workers
         dist.destroy_process_group()
 
 

@@ -104,6 +104,8 @@ class GraphedForward:
     def _watched_forward(self, key: PassShape, images: Tensor) -> LevelTensors:
         """A pass as written, of which the layouts of the levels' gradients are noted."""
         levels = self._plain_forward(images)
+        if not all(level.requires_grad for level in levels):  # as of a frozen head: such a pass is not recorded
+            return levels
         for number, level in enumerate(levels):
             level.register_hook(partial(self._note_layout, key, number))
         return levels

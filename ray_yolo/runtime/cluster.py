@@ -39,7 +39,7 @@ from ray_yolo.runtime.ray_internals import (
     local_head,
     other_jobs,
 )
-from ray_yolo.runtime.resources import NodeResources
+from ray_yolo.runtime.resources import NodeResources, count_places
 from ray_yolo.runtime.sharing import Group, read_groups
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages reduce page faults. glibc
@@ -48,6 +48,7 @@ from ray_yolo.runtime.sharing import Group, read_groups
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
 
+_TYPE = "accelerator_type:"  # Ray's resource of a node with GPUs of a type begins with it
 _CONNECT_SECONDS = 10.0
 _LONGEST_JOB = 100  # characters of another job's command
 _DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
@@ -112,7 +113,7 @@ def connect_and_wait(placement: Placement, notify: Callable[[str], None] = lambd
 
 def free_nodes(placement: Placement) -> list[NodeResources]:
     """The free resources of the nodes that workers may be placed on."""
-    kind = f"accelerator_type:{placement.accelerator_type}"
+    kind = f"{_TYPE}{placement.accelerator_type}"
     cpus_per_gpu = {}
     for node in ray.nodes():
         total = node["Resources"]
@@ -136,7 +137,7 @@ def room(placement: Placement, gpus: float) -> int:
         if not node["Alive"] or node["NodeID"] in draining:
             continue
         total = node["Resources"]
-        workers += min(int(total.get(kind, 0.0) / amount + 1e-9) for kind, amount in needed)  # 0.3 / 0.1 is below 3
+        workers += min(count_places(kind, total.get(kind, 0.0), amount) for kind, amount in needed)
     return workers
 
 
@@ -166,7 +167,7 @@ def parallel_trainings(placement: Placement, workers: int, gpus: float) -> int:
     """The number of trainings on `workers` workers each that the whole cluster can hold at once."""
     total = ray.cluster_resources()
     needed = {"CPU": placement.cpus * workers, "GPU": gpus * workers}
-    return min(math.floor(total.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
+    return min(count_places(kind, total.get(kind, 0), amount) for kind, amount in needed.items() if amount)
 
 
 def describe_wait(placement: Placement, gpus: float) -> str:
@@ -181,7 +182,8 @@ def describe_wait(placement: Placement, gpus: float) -> str:
         free, others = ray.available_resources(), "; ".join(_other_holders()) or "none"
     except ray.exceptions.RayError:
         return ""
-    each = ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)" for kind, amount in needed)
+    each = ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)" for kind, amount in needed
+                     if not kind.startswith(_TYPE))
     return (f"waiting for {placement.min_workers} workers of {each}, until they are free; other jobs on this cluster: "
             f"{others}")
 
@@ -275,7 +277,12 @@ def _connection_fault(address: str) -> str | None:
 
 def resources_of(placement: Placement, gpus: float) -> dict[str, float]:
     """The resources of one worker."""
-    return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
+    resources = {"CPU": placement.cpus}
+    if gpus:
+        resources["GPU"] = gpus
+    if placement.accelerator_type:
+        resources[f"{_TYPE}{placement.accelerator_type}"] = 0.001  # a node with such GPUs has 1
+    return resources
 
 
 def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], None]) -> None:
@@ -291,10 +298,14 @@ def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], Non
         while lacking := missing_resources(placement, placement.min_workers, gpus):
             if time.monotonic() >= deadline:
                 room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
-                raise ResourcesError(f"{lacking}; use " + (
-                    "fewer --num-workers, --gpus-per-worker 0, or add nodes" if " GPU," in lacking else
-                    f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits "
-                    "longer)"))
+                if "GPU of type" in lacking:
+                    advice = "another --accelerator-type, or add nodes"
+                elif " GPU," in lacking:
+                    advice = "fewer --num-workers, --gpus-per-worker 0, or add nodes"
+                else:
+                    advice = (f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources "
+                              "waits longer)")
+                raise ResourcesError(f"{lacking}; use {advice}")
             if not asked:
                 asked = True
                 request_resources(bundles=[resources_of(placement, gpus)] * placement.min_workers)
@@ -309,9 +320,16 @@ def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], Non
 def missing_resources(placement: Placement, workers: int, gpus: float) -> str:
     """The resources that an idle cluster lacks for a number of workers, as text; '': none."""
     total = ray.cluster_resources()
-    needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
-    return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {total.get(kind, 0):g}"
-                     for kind, amount in needed.items() if amount > total.get(kind, 0) + 1e-9)
+    lacking = []
+    for kind, each in resources_of(placement, gpus).items():
+        amount, present = each * workers, total.get(kind, 0)
+        if amount <= present + 1e-9:
+            continue
+        if kind.startswith(_TYPE):
+            lacking.append(f"no node has a GPU of type {placement.accelerator_type}")
+        else:
+            lacking.append(f"{workers} workers need {amount:g} {kind}, the cluster has {present:g}")
+    return "; ".join(lacking)
 
 
 def held_by(run_dir: Path) -> list[str]:

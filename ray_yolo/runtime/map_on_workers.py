@@ -1,6 +1,8 @@
 """Independent parts of work on Ray workers: validation, prediction, AutoBatch and latencies.
 
-The workers form no process group: each part is one Ray task, and the caller combines the results.
+The workers form no process group: each is an actor that computes one part after another, and the caller combines the
+results. They are no tasks: Ray gives the process of a task to later ones, also on another GPU, but a process stays on
+the GPU that it has used first.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import ray
 import ray.exceptions
+from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -51,8 +54,8 @@ def map_on_workers(function: Callable[[Shared, Part], Result], shared: Shared, p
     num_workers = min(wanted, len(parts))
     group = _reserve(placement, gpus, num_workers)
     try:
-        task = ray.remote(max_calls=0)(function)  # else a process with a GPU ends after a part, and its model with it
-        shared_reference = ray.put(shared)
+        workers = [_start(placement, gpus, group, worker, retries) for worker in range(num_workers)]
+        function_reference, shared_reference = ray.put(function), ray.put(shared)
         waiting = deque(enumerate(parts))
         idle = deque(range(num_workers))
         running: dict[ray.ObjectRef, tuple[int, int]] = {}  # result -> (part, worker)
@@ -60,8 +63,8 @@ def map_on_workers(function: Callable[[Shared, Part], Result], shared: Shared, p
             while waiting and idle:
                 number, part = waiting.popleft()
                 worker = idle.popleft()
-                options = _options(placement, gpus, group, worker, retries)
-                running[task.options(**options).remote(shared_reference, part)] = number, worker
+                result_reference = workers[worker].compute.remote(function_reference, shared_reference, part)
+                running[result_reference] = number, worker
             done, _ = ray.wait(list(running), timeout=timeout)
             if not done:
                 raise ResourcesError(f"{num_workers} workers did not all answer within {timeout:g} seconds; use "
@@ -74,14 +77,19 @@ def map_on_workers(function: Callable[[Shared, Part], Result], shared: Shared, p
                 _raise(error, worker, retries)
             yield number, result
     finally:
-        remove_placement_group(group)  # also ends the tasks that still run
+        remove_placement_group(group)  # also ends the workers
+
+
+class _Worker:
+    """Computes parts in a process of its own."""
+
+    def compute(self, function: Callable[[Any, Any], Any], shared: Any, part: Any) -> Any:
+        return function(shared, part)
 
 
 def _reserve(placement: Placement, gpus: float, num_workers: int) -> PlacementGroup:
     """One bundle of resources for each worker, all at once."""
     bundle = cluster.resources_of(placement, gpus)
-    if placement.accelerator_type:
-        bundle[f"accelerator_type:{placement.accelerator_type}"] = 0.001
     group = placement_group([bundle] * num_workers, strategy=placement.placement_strategy)
     try:
         _wait_for(group, placement, gpus, num_workers)
@@ -112,12 +120,15 @@ def _wait_for(group: PlacementGroup, placement: Placement, gpus: float, num_work
             print(text, file=sys.stderr, flush=True)
 
 
-def _options(placement: Placement, gpus: float, group: PlacementGroup, worker: int, retries: int) -> dict[str, Any]:
-    """Ray's options of a task on one worker's bundle."""
-    return {
-        "num_cpus": placement.cpus, "num_gpus": gpus, "max_retries": retries,
+def _start(placement: Placement, gpus: float, group: PlacementGroup, worker: int, retries: int
+           ) -> ActorHandle[_Worker]:
+    """Start the worker of a bundle. If its process is lost, Ray starts another one for the part."""
+    options: dict[str, Any] = {
+        "num_cpus": placement.cpus, "num_gpus": gpus,
+        "max_restarts": -1 if retries else 0, "max_task_retries": retries,
         "runtime_env": {"env_vars": cluster.worker_environment(placement)},
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=worker)}
+    return ray.remote(_Worker).options(**options).remote()
 
 
 def _raise(error: ray.exceptions.RayError, worker: int, retries: int) -> NoReturn:

@@ -226,7 +226,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
-    question = recipe, len(train.names), labels_of_a_crowd(train), gpus > 0
+    question = recipe, len(train.names), labels_of_a_crowd(train), gpus
     if placement.num_workers == 0:
         return decided(images_per_worker=_room_here(*question))
     from ray_yolo.runtime.map_on_workers import map_on_workers
@@ -302,14 +302,14 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 
-def _room_here(recipe: Recipe, num_classes: int, labels_per_image: int, gpu: bool) -> int:
-    """The largest microbatch, in images, that fits on this process's GPU."""
+def _room_here(recipe: Recipe, num_classes: int, labels_per_image: int, gpus: float) -> int:
+    """The largest microbatch, in images, that fits on this process's GPU, or on its part of one."""
     name, architecture = read_model(recipe.model)
-    device = torch.device("cuda" if gpu else "cpu")
-    return auto_batch(recipe, architecture or name, num_classes, labels_per_image, device)
+    device = torch.device("cuda" if gpus else "cpu")
+    return auto_batch(recipe, architecture or name, num_classes, labels_per_image, device, part=gpus)
 
 
-def _room_on_worker(question: tuple[Recipe, int, int, bool], worker: int) -> int:
+def _room_on_worker(question: tuple[Recipe, int, int, float], worker: int) -> int:
     """`_room_here` on a worker."""
     return _room_here(*question)
 

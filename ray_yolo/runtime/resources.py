@@ -88,7 +88,7 @@ def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[i
     each = 1.0 if gpus_per_worker == "auto" else gpus_per_worker
     if 0 < each < 1:
         return 0, f"in this process: {_PART_OF_GPU}"
-    number = _times(gpus, each) if each else 0
+    number = count_places("GPU", gpus, each) if each else 0
     if number > 1:
         return number, f"{gpus} GPUs here"
     return 0, "in this process: no cluster was requested, and there is at most one GPU"
@@ -102,7 +102,7 @@ def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tupl
     if 0 < gpus < 1:
         return 1, _PART_OF_GPU
     if gpus:
-        number = sum(_times(node.gpus, gpus) for node in nodes)
+        number = sum(count_places("GPU", node.gpus, gpus) for node in nodes)
         return max(1, number), f"free GPUs: {sum(node.gpus for node in nodes):g}"
     number = sum(node.cpus >= cpus for node in nodes)
     return max(1, number), f"nodes with free CPUs: {number}"
@@ -141,9 +141,9 @@ def _num_placed(nodes: Sequence[NodeResources], cpus: int, gpus: float, strategy
     """How many workers of this size a placement strategy of Ray can place at once."""
     rooms = []  # workers that fit on each node
     for node in nodes:
-        room = _times(node.cpus, cpus)
+        room = count_places("CPU", node.cpus, cpus)
         if gpus:
-            room = min(room, _times(node.gpus, gpus))
+            room = min(room, count_places("GPU", node.gpus, gpus))
         rooms.append(room)
     if strategy == "STRICT_PACK":  # all workers on one node
         return max(rooms, default=0)
@@ -152,8 +152,11 @@ def _num_placed(nodes: Sequence[NodeResources], cpus: int, gpus: float, strategy
     return sum(rooms)
 
 
-def _times(amount: float, each: float) -> int:
-    """How many times `each` fits into an amount."""
+def count_places(kind: str, amount: float, each: float) -> int:
+    """The workers that fit on an amount of a kind of resource, `each` a worker. A part of a GPU is of one GPU alone."""
+    if kind == "GPU" and each < 1:
+        whole = math.floor(amount + _EPSILON)
+        return whole * math.floor(1 / each + _EPSILON) + math.floor((amount - whole) / each + _EPSILON)
     return math.floor(amount / each + _EPSILON)
 
 

@@ -27,6 +27,7 @@ of the words. Prints a table in Markdown; exit status 1 if a check fails.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import signal
@@ -36,7 +37,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -152,9 +152,9 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
         images = 2 if quick else batch
         yield f"speed, {model} {precision} {size} px batch {images}", partial(
             measure_speed, model, precision, size, images, steps, device)
-    for cache in ("none", "ram"):
-        yield f"end to end, yolov5s {size} px, images in {'files' if cache == 'none' else 'memory'}", partial(
-            measure_training, folder / cache, cache, size, 16 if quick else 1024, device)
+    for kept in ("none", "ram"):
+        yield f"end to end, yolov5s {size} px, images in {'files' if kept == 'none' else 'memory'}", partial(
+            measure_training, folder / kept, kept, size, 16 if quick else 1024, device)
     for model in MODELS:
         yield f"evaluation, {model}", partial(compare_evaluation, model, size, 4 if quick else 128, device)
     for model in MODELS:
@@ -204,27 +204,15 @@ def compare_step(model: str, precision: str, imgsz: int, device: torch.device) -
 
 def take_step(model: str, precision: str, device: torch.device, imgsz: int) -> tuple[Tensor, Tensor]:
     """Losses and update of one step of two microbatches, on the host. Steps that overflow in fp16 are taken again."""
-    with full_precision():
-        parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4)
-        before = weights(parts)
-        for _ in range(HALVINGS):
-            steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.ControlFlags)
-            result = loop.finish_step(parts, next(steps))
-            assert not result.skipped
-            if math.isfinite(result.gradient_norm):
-                return result.losses, weights(parts) - before
+    parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4, tf32=False)
+    before = weights(parts)
+    for _ in range(HALVINGS):
+        steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.ControlFlags)
+        result = loop.finish_step(parts, next(steps))
+        assert not result.skipped
+        if math.isfinite(result.gradient_norm):
+            return result.losses, weights(parts) - before
     raise AssertionError(f"the gradient overflows also after {HALVINGS} halvings of its scale")
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Context in which fp32 is fp32: cuDNN's convolutions would round their inputs to TF32."""
-    allowed = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = allowed
 
 
 def weights(parts: TrainComponents) -> Tensor:
@@ -232,13 +220,17 @@ def weights(parts: TrainComponents) -> Tensor:
 
 
 def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int, device: torch.device,
-               microbatch: int | None = None, labels: int = 8, graphs: bool = True) -> TrainComponents:
-    """What trains noise with some boxes an image, an epoch of some steps; every batch is the same pinned memory."""
+               microbatch: int | None = None, labels: int = 8, graphs: bool = True, tf32: bool = True
+               ) -> TrainComponents:
+    """What trains noise with some boxes an image, an epoch of some steps; every batch is the same pinned memory.
+
+    tf32: cuDNN's convolutions of fp32 may round their inputs to TF32.
+    """
     size, count = microbatch or batch, batch * steps
     recipe = resolve(Recipe.model_validate({
         "data": "shapes8", "model": model, "imgsz": imgsz, "batch_size": batch, "microbatch": size, "epochs": 1000,
         "precision": precision, "threads": torch.get_num_threads(), "optimizer": {"nominal_batch": batch},
-        "schedule": {"warmup_epochs": 0}}), 1, gpu=device.type == "cuda")
+        "schedule": {"warmup_epochs": 0}, "no_tf32": not tf32}), 1, gpu=device.type == "cuda")
     index = AnnotationIndex(tuple(map(str, range(count))), np.full((count, 2), imgsz, np.int32),
                             np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(80))))
@@ -464,6 +456,7 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
     results = []
     for graphs in (True, False):
         if device.type == "cuda":
+            gc.collect()  # a model with CUDA graphs is in a cycle
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         parts = make_parts(model, precision, imgsz, batch=batch, steps=steps, device=device, labels=labels,
@@ -566,7 +559,7 @@ def compare_evaluation(model: str, imgsz: int, images: int, device: torch.device
     config = EvaluateConfig(confidence=confidence)
 
     def evaluated(where: torch.device, precision: str, count: int) -> tuple[EvaluatedBatches, float]:
-        parts = make_parts(model, "fp32", imgsz, batch=batch, steps=1, device=where)
+        parts = make_parts(model, "fp32", imgsz, batch=batch, steps=1, device=where, tf32=False)
         parts.model.load_state_dict(reference.model.state_dict())
         [drawn] = parts.loader
         batches = [{**drawn, "indices": torch.arange(first, first + batch), "ratios": torch.ones(batch, 2),
@@ -581,9 +574,8 @@ def compare_evaluation(model: str, imgsz: int, images: int, device: torch.device
         run_once()
         return result, time.perf_counter() - began
 
-    with full_precision():
-        ours, _ = evaluated(device, "fp32", batch)
-        theirs, _ = evaluated(host, "fp32", batch)
+    ours, _ = evaluated(device, "fp32", batch)
+    theirs, _ = evaluated(host, "fp32", batch)
     apart = float(((ours.sums - theirs.sums).abs() / theirs.sums.abs().clamp(min=1)).max())
     best = [result.rows[:, 5].sort(descending=True)[0][:batch] for result in (ours, theirs)]
     assert len(best[1]) == batch, f"only {len(best[1])} detections"

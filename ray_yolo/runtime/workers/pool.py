@@ -52,7 +52,6 @@ class WorkerPool:
     def __init__(self, work: WorkerFunction, config: Mapping[str, Any], placement: Placement, gpus: float,
                  emit: Emit = lambda event: None) -> None:
         self._resources, self._emit = cluster.resources_of(placement, gpus), emit
-        self._resources |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
         self._placement = placement
         self.groups: list[PlacementGroup] = []
         shared = self._request(0, placement.min_workers, placement.placement_strategy)

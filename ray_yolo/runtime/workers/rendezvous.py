@@ -153,7 +153,8 @@ class RendezvousClient(Rendezvous):
                 if stack_dump_requests not in (None, reply.stack_dump_requests):
                     self._notify(stacks())
                 stack_dump_requests = reply.stack_dump_requests
-                waits = self._activity.phase in PEERS_NEEDED
+                # The host of a GPU may also wait in other phases, for kernels that wait for a peer
+                waits = self._activity.phase in PEERS_NEEDED or self._device.type == "cuda"
                 if (reply.peer_lost or is_over) and waits and group == self._groups:  # else it is for another group
                     abort_process_group()
 

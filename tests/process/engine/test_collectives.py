@@ -20,6 +20,7 @@ from ray_yolo.engine.collectives import (
     Collectives,
     abort_process_group,
     collective_errors,
+    connect_gpus,
     form_process_group,
     leave_process_group,
     serve_rendezvous_store,
@@ -48,6 +49,30 @@ def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
         assert torch.equal(result["unknown"], expected)
         assert result["total"].item() == 6.0
         assert result["gradient"].item() == 6.0  # every worker's loss depends on every x: 1 + 2 + 3
+
+
+def send_a_gpus_tensor(collectives: Collectives) -> Tensor:
+    """What arrives of a tensor that worker 0 has on a GPU, of which the others have none of that number."""
+    state = {"x": torch.tensor([1.0, 2.0])} if collectives.worker == 0 else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:3")
+        return collectives.broadcast_state(state, source=0)["x"]
+
+
+def test_a_state_arrives_on_the_host() -> None:
+    for received in run_workers(2, send_a_gpus_tensor):
+        assert torch.equal(received, torch.tensor([1.0, 2.0]))
+
+
+def connect(collectives: Collectives) -> bool:
+    world = dist.group.WORLD
+    assert world is not None
+    connect_gpus([world, dist.new_group([0, 1])], torch.device("cpu"))
+    return True
+
+
+def test_workers_connect_in_each_group() -> None:
+    assert run_workers(2, connect) == [True, True]
 
 
 def wait_for_an_absent_peer(collectives: Collectives) -> dict[str, float]:

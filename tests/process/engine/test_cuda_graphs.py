@@ -130,6 +130,21 @@ def test_frozen_layers_have_no_gradient(tmp_path: Path) -> None:
     assert_equal(plain, train(components))
 
 
+def test_a_frozen_head_trains_without_recordings() -> None:
+    """Some levels have no gradient then, of which a hook could note the layout."""
+    network = build_model("yolo26n", 3).train()
+    for weight in network.head.parameters():
+        weight.requires_grad_(False)
+    recorder = FunctionRecorder()
+    repeat_passes(network, recorder)
+    levels = ()
+    for _ in range(PLAIN_USES + 2):
+        levels = network(torch.rand(2, 3, 64, 64))
+        sum(level.sum() for level in levels if level.requires_grad).backward()
+    assert {level.requires_grad for level in levels} == {True, False}
+    assert recorder.repeats == 0
+
+
 def worker_bits(collectives: Collectives, folder: Path, graphs: bool) -> list[Tensor]:
     context = WorkerContext(collectives, threads=1, prepare_model=lambda model: wrap_in_ddp(model, torch.device("cpu")))
     components = components_of(folder / f"{graphs}{collectives.worker}", context=context)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.engine import autobatch
 from ray_yolo.engine.autobatch import LARGEST, _step_bytes, auto_batch, images_that_fit, labels_of_a_crowd
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.models.families import build_model, find_family
@@ -25,6 +26,24 @@ def test_the_line_through_the_measured_steps_gives_the_number_of_images() -> Non
     assert images_that_fit(sizes, used, 1000) == 30
     assert images_that_fit(sizes, used, 1030) == 31
     assert images_that_fit(sizes[:2], used[:2], 1000) == 30  # a small GPU ran out of memory at 4
+
+
+@pytest.mark.parametrize(("part", "images"), [(1.0, 80), (2.0, 80), (0.5, 40)])
+def test_a_worker_with_a_part_of_a_gpu_takes_that_part_of_its_memory(
+        monkeypatch: pytest.MonkeyPatch, part: float, images: int) -> None:
+    """A step of n images takes n GB, a GPU has 100 GB; the network has next to nothing."""
+    class Network(torch.nn.Linear):
+        head = None
+
+        def to(self, *_: object, **__: object) -> Network:
+            return self
+
+    monkeypatch.setattr(autobatch, "build_model", lambda model, num_classes: Network(1, 1))
+    monkeypatch.setattr(autobatch, "find_family", lambda model: SimpleNamespace(build_loss=lambda *_: None))
+    monkeypatch.setattr(autobatch, "_step_bytes", lambda network, loss, recipe, size, labels: size * 10**9)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 10**9, 0))
+    recipe = resolve(Recipe(batch_size=-1), 1, gpu=True)
+    assert auto_batch(recipe, "yolov5n", 3, 1, torch.device("cuda"), part=part) == images
 
 
 def test_a_useless_line_gives_sixteen() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from ray_yolo.engine.collectives import (
     Collectives,
     abort_process_group,
     collective_errors,
+    leave_process_group,
     serve_rendezvous_store,
 )
 
@@ -79,6 +83,53 @@ def test_nccl_is_aborted_within_a_limit_or_the_process_ends(
     monkeypatch.setattr(module, "_group", module._Group(nccl=(group,)))
     abort_process_group()
     assert (ended, group.aborted) == (killed, not killed)
+
+
+def test_a_group_is_aborted_once_and_a_worker_leaves_it_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeats' thread aborts; the kernels' end wakes the main thread, which leaves the group."""
+    calls: list[str] = []
+    begun, freed = threading.Event(), threading.Event()
+
+    def abort() -> None:
+        calls.append("begun")
+        begun.set()
+        freed.wait(5)
+        calls.append("ended")
+
+    monkeypatch.setattr(module, "_group", module._Group(nccl=(SimpleNamespace(abort=abort),)))
+    monkeypatch.setattr(module.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: calls.append("destroyed"))
+    heartbeats = threading.Thread(target=abort_process_group)
+    heartbeats.start()
+    assert begun.wait(5)
+    main = threading.Thread(target=leave_process_group)
+    main.start()
+    time.sleep(0.1)
+    freed.set()
+    main.join()
+    heartbeats.join()
+    assert calls == ["begun", "ended", "destroyed"]
+
+
+def test_an_abort_ends_the_group_that_it_was_called_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the next one, which the main thread forms as soon as the kernels have ended."""
+    closed: list[str] = []
+
+    def form_the_next() -> None:
+        module._group = module._Group(connections=frozenset({"socket:[2]"}))
+
+    monkeypatch.setattr(module, "_group", module._Group(frozenset({"socket:[1]"}),
+                                                        (SimpleNamespace(abort=form_the_next),)))
+    monkeypatch.setattr(module, "_sockets", lambda: {"socket:[1]": 1, "socket:[2]": 2})
+    monkeypatch.setattr(module.os, "dup", lambda number: number)
+
+    @contextlib.contextmanager
+    def connection(fileno: int) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(getpeername=lambda: None, shutdown=lambda how: closed.append(f"socket:[{fileno}]"))
+
+    monkeypatch.setattr(module.socket, "socket", connection)
+    abort_process_group()
+    assert closed == ["socket:[1]"]
 
 
 VALUES = torch.tensor([[0.5, 0.0, -0.0, math.nan, math.inf, 1e-45], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0] * 6])

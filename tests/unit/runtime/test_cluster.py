@@ -235,3 +235,14 @@ def test_the_gpus_of_a_worker_are_planned_without_a_call_to_ray() -> None:
     assert cluster.planned_gpus(Placement.model_validate(given)) == 0.5
     elsewhere = Placement(num_workers=2, address="10.0.0.1:6379")
     assert cluster.planned_gpus(elsewhere) is None  # that cluster decides
+
+
+@pytest.mark.parametrize(("present", "lacking"), [
+    ({"CPU": 8, "GPU": 8, "accelerator_type:A100": 1.0}, ""),
+    ({"CPU": 8, "GPU": 8, "accelerator_type:T4": 1.0}, "no node has a GPU of type A100"),
+    ({"CPU": 8, "GPU": 1, "accelerator_type:A100": 1.0}, "2 workers need 2 GPU, the cluster has 1")])
+def test_a_type_of_gpu_that_no_node_has_is_lacking(
+        monkeypatch: pytest.MonkeyPatch, present: dict[str, float], lacking: str) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: present)
+    given = Placement(num_workers=2, cpus_per_worker=1, accelerator_type="A100")
+    assert cluster.missing_resources(given, 2, 1.0) == lacking

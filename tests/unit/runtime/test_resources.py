@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ray_yolo.config.placement import Placement
-from ray_yolo.runtime.resources import Images, NodeResources, most_cpus, share_out, workers_here, workers_on
+from ray_yolo.runtime.resources import (
+    Images,
+    NodeResources,
+    count_places,
+    most_cpus,
+    share_out,
+    workers_here,
+    workers_on,
+)
 
 GB = 10**9
 FITS, TOO_LARGE = Images(2 * GB, 2 * GB), Images(2 * GB + 1, 2 * GB)
@@ -96,6 +106,13 @@ def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     assert reason == "3 CPUs free for 2 workers"  # each needs one, which is more than half
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
     assert share_out(asked, 0, [NodeResources(4)], 0, FITS)[1].reasons == ()
+
+
+@pytest.mark.parametrize(("kind", "amount", "each", "places"), [
+    ("GPU", 8, 0.6, 8), ("GPU", 8, 0.4, 16), ("GPU", 1, 1 / 3, 3), ("GPU", 2.5, 0.25, 10), ("GPU", 2.5, 0.6, 2),
+    ("GPU", 8, 2, 4), ("GPU", 7, 2, 3), ("CPU", 8, 0.6, 13), ("CPU", 0.3, 0.1, 3), ("GPU", 0, 0.5, 0)])
+def test_a_part_of_a_gpu_is_of_one_gpu(kind: str, amount: float, each: float, places: int) -> None:
+    assert count_places(kind, amount, each) == places
 
 
 def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus() -> None:

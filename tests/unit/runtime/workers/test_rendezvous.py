@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -112,6 +113,29 @@ def test_workers_on_one_node_meet_at_its_loopback_address(
     monkeypatch.setenv(LOCAL, local)
     monkeypatch.setattr(rendezvous, "get_node_ip_address", lambda: "10.0.0.7")
     assert rendezvous.own_address() == address
+
+
+@pytest.mark.parametrize(("phase", "device", "aborts"), [
+    ("exchanging", "cpu", True), ("computing", "cpu", False), ("computing", "cuda", True), ("saving", "cuda", True)])
+def test_a_worker_that_may_wait_for_a_lost_peer_aborts_its_group(
+        monkeypatch: pytest.MonkeyPatch, phase: str, device: str, aborts: bool) -> None:
+    """The host of a GPU waits in any phase: for a kernel that waits for the peer."""
+    beside, asked, cuts = Beside(monkeypatch, alone=True), itertools.count(), []
+    beside.ready.set()
+    monkeypatch.setattr(rendezvous, "abort_process_group", lambda: cuts.append(len(cuts)))
+    beside.members._device = torch.device(device)
+    beside.members._activity.enter(phase)
+
+    def heartbeat(*_: Any) -> HeartbeatReply:
+        next(asked)
+        return HeartbeatReply(False, 0, True, all_draining=False)
+
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
+    until = time.monotonic() + 60
+    while next(asked) < 6 and time.monotonic() < until:
+        time.sleep(0.02)
+    beside.members.close()
+    assert bool(cuts) is aborts
 
 
 @pytest.mark.parametrize("regroups", [False, True])
