@@ -59,6 +59,9 @@ QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
 
 
+# Name, an environment variable of its processes, and the one with their number
+_LAUNCHERS = (("torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
+              ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
 
 
@@ -549,9 +552,23 @@ def run(main: Callable[[], int]) -> int:
     return status
 
 
+def _refuse_launchers() -> None:
+    """Refuse to be one of several processes that a launcher has started: each would train the same by itself.
+
+    Raises:
+        InputError: in a group of torchrun or of Open MPI.
+    """
+    for launcher, marker, size in _LAUNCHERS:
+        number = os.environ.get(size, "")
+        if marker in os.environ and number.isdecimal() and int(number) > 1:
+            raise InputError(f"{launcher} has started {number} processes, and each would do the same; run the command "
+                             f"once, without {launcher}, with --num-workers {number}")
+
+
 def _status(main: Callable[[], int]) -> int:
     """Call a command, and print its error on stderr. Returns the exit status, as in the table of `run`."""
     try:
+        _refuse_launchers()
         return main()
     except RayYoloError as error:
         lines = redact(f"{type(error).__name__}: {error}").split("\n")

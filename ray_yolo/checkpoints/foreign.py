@@ -38,6 +38,12 @@ _EXPORTED = {
 }
 """Suffix of a file that programs give or take as a model -> what it is. None of them is read."""
 _ACTIVATIONS = ("SiLU", "Identity")
+# Settings of layers that no tensor shows, and the values that models here have.
+_SETTINGS: dict[str, dict[str, tuple[object, ...]]] = {
+    "Upsample": {"mode": ("nearest",), "scale_factor": (2.0, (2.0, 2.0))},
+    "Conv2d": {"dilation": ((1, 1),), "padding_mode": ("zeros",)},
+    "BatchNorm2d": {"eps": (1e-3,)}}
+_LARGEST_SIZE = 100_000  # px
 _MOST_MODULES, _LONGEST_NAME = 20_000, 300
 _reading = Lock()  # torch's list of allowed names is global to the process
 
@@ -48,6 +54,7 @@ class Weights(NamedTuple):
     tensors: Mapping[str, Tensor]  # by name; floating point in float32
     names: tuple[str, ...] = ()  # of the classes, where the file has them
     meta: Mapping[str, Any] | None = None  # of a checkpoint of ours: recipe, names, anchors, ...
+    imgsz: int | None = None  # of the training of a YOLOv5 or Ultralytics file that says it
 
 
 class StubClass:
@@ -113,10 +120,10 @@ def read_weights(path: Path) -> Weights:
         names: tuple[str, ...] = ()
         if isinstance(model, StubClass):
             modules = _modules_of(model, path)
-            _check_activations(modules, path)
+            _check_layers(modules, path)
             tensors, names = _tensors_of(modules), _class_names(model)
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
-            return Weights(_checked(tensors, path), names)
+            return Weights(_checked(tensors, path), names, imgsz=_training_size(state))
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
 
 
@@ -188,11 +195,33 @@ def _tensors_of(modules: Mapping[str, StubClass]) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_activations(modules: Mapping[str, StubClass], path: Path) -> None:
-    """Refuse a model whose layers have other activations than the same model here: its tensors would fit, and its
-    predictions would be others."""
+def _training_size(state: object) -> int | None:
+    """The image size of a training, by the settings in its checkpoint: Ultralytics' `train_args`, YOLOv5's `opt`."""
+    if not isinstance(state, dict):
+        return None
+    for key in ("train_args", "opt"):
+        settings = state.get(key)
+        if isinstance(settings, StubClass):  # YOLOv5's may be an object
+            settings = settings.attributes
+        if not isinstance(settings, dict):
+            continue
+        size = settings.get("imgsz")
+        sides = size if isinstance(size, (list, tuple)) else [size]
+        if sides and all(type(side) is int and 0 < side <= _LARGEST_SIZE for side in sides):
+            return max(sides)
+    return None
+
+
+def _check_layers(modules: Mapping[str, StubClass], path: Path) -> None:
+    """Refuse a model whose layers compute something else than those of the same model here: its tensors would fit, and
+    its predictions would be others."""
     for name, module in modules.items():
         kind = module.name.rpartition(".")[2]
+        for setting, usual in _SETTINGS.get(kind, {}).items():
+            value = module.attributes.get(setting, usual[0])
+            if value not in usual:
+                raise CheckpointError(f"{path}: its layer {name.removesuffix('.')} ({kind}) has {setting} {value}, but "
+                                      f"models here have {usual[0]}; give weights of an unchanged model")
         if name.endswith(".act.") and kind not in _ACTIVATIONS:
             layer = name.removesuffix(".act.")
             raise CheckpointError(f"{path}: its layer {layer} has the activation {kind}, but models here have SiLU; "

@@ -303,7 +303,18 @@ class _Note(argparse.Action):
                                  "give one number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        namespace.given[self.dest] = SourcedValue(value, option_string or self.dest.upper())
+        origin = option_string or self.dest.upper()
+        earlier = namespace.given.get(self.dest)
+        # The same flag again overrides the first one, as where a script appends its arguments
+        if earlier is not None and earlier.value != value and earlier.origin != origin:
+            raise InputError(f"{origin} {_spelled(value)}: {earlier.origin} {_spelled(earlier.value)} is the same "
+                             "setting; give one of them")
+        namespace.given[self.dest] = SourcedValue(value, origin)
+
+
+def _spelled(value: object) -> str:
+    """A flag's value as the user wrote it."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class _Device(argparse.Action):

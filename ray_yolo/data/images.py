@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import PixelValues
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels, values_of
-from ray_yolo.data.tiff import why_misread
+from ray_yolo.data.tiff import has_alpha_apart, why_misread
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
@@ -56,7 +56,7 @@ _PNM = re.compile(rb"P[56](?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\
 _PNM_BYTES = 1024  # of a header, with its comments
 _JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
 _PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that identify a format
-_OPENCV_ONLY = (b"II*\0", b"MM\0*", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
+_OPENCV_ONLY = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
 _FILLED = 128  # grey of missing JPEG data
 _MORE = bytes(range(1, 255)) * 4
 # Errors of Pillow for damaged files, except decompression bombs.
@@ -115,6 +115,8 @@ def _decode(content: np.ndarray, reduction: int) -> np.ndarray | None:
     if content[4:10].tobytes() == _AVIF:  # OpenCV would not turn it
         return None
     if _is_dark_pnm(content[:_PNM_BYTES].tobytes()):  # OpenCV would not scale it
+        return None
+    if content[:2].tobytes() in (b"II", b"MM") and has_alpha_apart(content.tobytes()):
         return None
     image = _imdecode(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH)
     if image is None or image.dtype == np.uint8:

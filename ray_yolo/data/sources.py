@@ -39,6 +39,7 @@ VIDEO_SUFFIXES = frozenset({".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".m
 _MISSING = 0.05  # share of the frames; where the file has no number of frames, OpenCV estimates it
 _ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same byte
 USUAL_RATE = 30.0  # frames per second of a video without a rate
+_WEB = re.compile(r"https?://", re.IGNORECASE)
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
@@ -76,6 +77,9 @@ def find_media(source: str) -> list[Media]:
     """
     if _STREAM.match(source) or (source.isdigit() and not os.path.exists(source)):
         shown = redact(source)
+        if _WEB.match(source) and suffix(source.partition("?")[0]) in SUFFIXES:
+            raise InputError(f"source: {shown}: is the address of a picture, and addresses are read as videos; save "
+                             "the picture, and give its path")
         return [Media(source, shown, re.sub(r"\W+", "_", shown.partition("?")[0]).strip("_"))]
     kinds = SUFFIXES | VIDEO_SUFFIXES
     try:

@@ -1,50 +1,77 @@
-"""The tags of a TIFF file, which describe how its pixels are stored. Source: TIFF 6.0, sections 2 and 8."""
+"""The tags of a TIFF file, which describe how its pixels are stored.
+
+Sources: TIFF 6.0, sections 2, 8 and 18; the BigTIFF design, for files whose places have 64 bits.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, SAMPLES, PLANES, EXTRA_SAMPLES = 254, 258, 262, 277, 284, 338
 REDUCED = 1  # bit of the subfile's type: a smaller copy of another picture in the file
-_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-_LETTERS = {1: "B", 3: "H", 4: "I"}  # of `struct`, by type of a value: bytes, 16-bit and 32-bit integers
-_ENTRY_BYTES = 12
+_LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of `struct`, by type of a value: 8, 16, 32 and 64-bit integers
 _MOST_TAGS, _MOST_VALUES = 1000, 1000
-MIN_IS_BLACK = 1
+MIN_IS_WHITE, MIN_IS_BLACK = 0, 1
 SEPARATE = 2
+BLENDED, APART = 1, 2  # kinds of alpha among the extra samples: the colours are multiplied by it, or not
+
+
+class _Layout(NamedTuple):
+    """Where a kind of TIFF file has what."""
+
+    order: str  # of bytes, as `struct` has it
+    place: str  # letter of a place in the file
+    place_of_start: int  # of the first picture's tags
+    of_number: str  # letter of the number of tags
+
+
+_LAYOUTS = {b"II*\0": _Layout("<", "I", 4, "H"), b"MM\0*": _Layout(">", "I", 4, "H"),
+            b"II+\0": _Layout("<", "Q", 8, "Q"), b"MM\0+": _Layout(">", "Q", 8, "Q")}
 
 
 def tags_of(content: bytes) -> Mapping[int, tuple[int, ...]]:
     """The whole-number tags of the first picture, by number; empty for files of other formats, and for damaged ones."""
-    order = _ORDERS.get(content[:4])
-    if order is None:
+    layout = _LAYOUTS.get(content[:4])
+    if layout is None:
         return {}
+    order = layout.order
+    place_bytes = struct.calcsize(f"{order}{layout.place}")
+    entry = f"{order}HH{layout.place}"  # tag, type, number of values; the values or their place follow
+    entry_bytes = struct.calcsize(entry) + place_bytes
     tags: dict[int, tuple[int, ...]] = {}
     try:
-        (start,) = struct.unpack_from(f"{order}I", content, 4)
-        (num_tags,) = struct.unpack_from(f"{order}H", content, start)
+        (start,) = struct.unpack_from(f"{order}{layout.place}", content, layout.place_of_start)
+        (num_tags,) = struct.unpack_from(f"{order}{layout.of_number}", content, start)
+        first = start + struct.calcsize(f"{order}{layout.of_number}")
         for number in range(min(num_tags, _MOST_TAGS)):
-            place = start + 2 + number * _ENTRY_BYTES
-            tag, kind, num_values = struct.unpack_from(f"{order}HHI", content, place)
+            place = first + number * entry_bytes
+            tag, kind, num_values = struct.unpack_from(entry, content, place)
             letter = _LETTERS.get(kind)
             if letter is None or num_values > _MOST_VALUES:
                 continue
             values = f"{order}{num_values}{letter}"
-            place += 8
-            if struct.calcsize(values) > 4:  # then the entry has the place of the values instead
-                (place,) = struct.unpack_from(f"{order}I", content, place)
+            place += struct.calcsize(entry)
+            if struct.calcsize(values) > place_bytes:  # then the entry has the place of the values instead
+                (place,) = struct.unpack_from(f"{order}{layout.place}", content, place)
             tags[tag] = struct.unpack_from(values, content, place)
-    except struct.error:
+    except (struct.error, OverflowError):  # the latter: a place that no file has
         return {}
     return tags
+
+
+def has_alpha_apart(content: bytes) -> bool:
+    """Whether a TIFF file's 8-bit colours have an alpha by which they are not multiplied. OpenCV multiplies them."""
+    tags = tags_of(content)
+    return APART in tags.get(EXTRA_SAMPLES, ()) and max(tags.get(BITS, (1,)), default=1) <= 8
 
 
 def why_misread(content: bytes) -> str:
     """Why the picture of a TIFF file would be decoded as another one; '' if it would not.
 
-    OpenCV 5.0 reads beyond the first plane of deep pixels in separate planes, and only the first of several bands that
-    have no colours.
+    OpenCV 5.0 reads beyond the first plane of deep pixels in separate planes, only the first of several bands that have
+    no colours, and deep pixels whose least value is white as if it were black.
     """
     tags = tags_of(content)
     (subfile_type,) = tags.get(SUBFILE_TYPE, (0,))[:1] or (0,)
@@ -54,7 +81,10 @@ def why_misread(content: bytes) -> str:
     if tags.get(PLANES) == (SEPARATE,) and tags.get(SAMPLES, (1,)) != (1,) and is_deep:
         return "has separate planes of more than 8 bits, which are not read; save it with its channels interleaved"
     (num_samples,) = tags.get(SAMPLES, (1,))[:1] or (1,)
-    num_bands = num_samples - len(tags.get(EXTRA_SAMPLES, ()))
+    num_alpha = sum(kind in (BLENDED, APART) for kind in tags.get(EXTRA_SAMPLES, ()))
+    num_bands = num_samples - num_alpha  # other extra samples are bands whose meaning is not stated
+    if tags.get(PHOTOMETRIC) == (MIN_IS_WHITE,) and is_deep:
+        return "has more than 8 bits whose least value is white (MinIsWhite), which are not read; save it as MinIsBlack"
     if tags.get(PHOTOMETRIC) == (MIN_IS_BLACK,) and num_bands > 1:
         return f"has {num_bands} bands without colours (MinIsBlack), which are not read; save it as RGB or as grey"
     return ""

@@ -129,12 +129,16 @@ def _plain_box(shares: Sequence[float], rules: LabelRules, place: str) -> list[f
     if len(shares) == 4:
         return _inside(shares, place)
     last = shares[4]
+    if rules.options.with_confidence and not _is_box(shares[:4]) and _is_box(shares[1:]):
+        raise UnreadableLabelsError(place, "seems to have the confidence in the second column: the last four numbers "
+                                           "are a box in the image, and the four after the class are none; make it "
+                                           "the last column")
     if rules.options.with_confidence and 0 <= last <= 1:
         return _inside(shares[:4], place)
     if rules.options.with_confidence:
         raise UnreadableLabelsError(place, f"has {last:g} in the sixth column, which is no confidence from 0 to 1 but "
                                            "may be a track id or an angle; remove the column")
-    raise UnreadableLabelsError(place, "has 6 columns, and a box has 5: the sixth may be a confidence (add "
+    raise UnreadableLabelsError(place, "has 6 columns, and a box has 5: the last may be a confidence (add "
                                        "--labels-with-confidence to use the box), a track id or an angle (remove it)")
 
 

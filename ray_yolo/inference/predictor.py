@@ -7,6 +7,7 @@ image therefore depend only on the image and the settings (in batches, up to rou
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,10 @@ def _recognise(weights: Weights, path: Path) -> Trained:
         if weights.names and len(weights.names) != num_classes:
             _log.warning("%s: has %d class names for %d classes; they are ignored", path, len(weights.names),
                          num_classes)
-        return Trained(model.eval(), family, class_names(weights, num_classes), Recipe(model=name))
+        recipe = Recipe(model=name)
+        if weights.imgsz:  # rounded up, as by its own program
+            recipe = Recipe(model=name, imgsz=math.ceil(weights.imgsz / model.grid) * model.grid)
+        return Trained(model.eval(), family, class_names(weights, num_classes), recipe)
     raise CheckpointError(f"{path}: has no recipe and its tensors fit no known model; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
 

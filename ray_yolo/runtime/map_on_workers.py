@@ -80,7 +80,7 @@ def map_on_workers(function: Callable[[Shared, Part], Result], shared: Shared, p
         remove_placement_group(group)  # also ends the workers
 
 
-class _Worker:
+class _PartWorker:
     """Computes parts in a process of its own."""
 
     def compute(self, function: Callable[[Any, Any], Any], shared: Any, part: Any) -> Any:
@@ -121,14 +121,14 @@ def _wait_for(group: PlacementGroup, placement: Placement, gpus: float, num_work
 
 
 def _start(placement: Placement, gpus: float, group: PlacementGroup, worker: int, retries: int
-           ) -> ActorHandle[_Worker]:
+           ) -> ActorHandle[_PartWorker]:
     """Start the worker of a bundle. If its process is lost, Ray starts another one for the part."""
     options: dict[str, Any] = {
         "num_cpus": placement.cpus, "num_gpus": gpus,
         "max_restarts": -1 if retries else 0, "max_task_retries": retries,
         "runtime_env": {"env_vars": cluster.worker_environment(placement)},
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=worker)}
-    return ray.remote(_Worker).options(**options).remote()
+    return ray.remote(_PartWorker).options(**options).remote()
 
 
 def _raise(error: ray.exceptions.RayError, worker: int, retries: int) -> NoReturn:

@@ -18,6 +18,7 @@ import torch
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
@@ -154,6 +155,8 @@ def check(config: ValConfig) -> Checked:
     trained = load_trained(local_file(config.weights))
     check_iou(trained, config.evaluate)
     recipe = trained.recipe
+    if not config.data and "data" not in recipe.model_fields_set:  # a file of another program
+        raise InputError(f"data: {config.weights} does not say which data set it was trained on; give --data")
     precision = config.precision if config.precision != "auto" else recipe.precision
     decided = config.model_copy(update={
         "data": config.data or recipe.data,

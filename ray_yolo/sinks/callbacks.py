@@ -92,6 +92,10 @@ def load_callbacks(path: str) -> Hooks:
     hooks = {hook: getattr(target, hook) for hook in HOOKS if callable(getattr(target, hook, None))}
     if not hooks:
         raise InputError(f"callbacks: {path}: has no function named {', '.join(HOOKS[:-1])} or {HOOKS[-1]}")
+    for other in dir(target):
+        if other.startswith("on_") and other not in HOOKS and callable(getattr(target, other)):
+            raise InputError(f"callbacks: {path}: {other} is never called; the names are {', '.join(HOOKS)}; rename it "
+                             f"(_{other} is left alone)")
     return hooks
 
 

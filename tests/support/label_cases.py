@@ -202,6 +202,10 @@ def yolo_cases() -> Iterator[Case]:
     )
     yield yolo("a confidence, asked for", f"{ROW} 0.93", **confident)
     yield yolo(
+        "a confidence in the second column, asked for", "1 0.93 0.375 0.375 0.25 0.25", None,
+        r"a\.txt:1: seems to have the confidence in the second column", **confident,
+    )
+    yield yolo(
         "asked for, but not in every row", f"{ROW}\n0 0.375 0.375 0.25 0.25 1.0", (BOX, (0, *BOX[1:])), **confident
     )
     yield yolo(

@@ -65,6 +65,9 @@ def _disguised(module: nn.Module, classes: Mapping[str, type[nn.Module]]) -> nn.
             other.register_parameter(name, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
         else:
             other.register_buffer(name, tensor.clone())
+    for name in ("mode", "scale_factor", "dilation", "padding_mode", "eps"):  # settings of torch's layers
+        if hasattr(module, name):
+            setattr(other, name, getattr(module, name))
     for name, child in module.named_children():
         other.add_module(name, _disguised(child, classes))
     return other

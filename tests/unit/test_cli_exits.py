@@ -85,6 +85,18 @@ def test_sigterm_is_143_after_the_finally_blocks() -> None:
     assert seen == ["closed"]
 
 
+@pytest.mark.parametrize(("variables", "status"), [
+    ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, 2), ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1"}, 7),
+    ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, 2), ({"WORLD_SIZE": "2"}, 7)])
+def test_one_of_several_processes_of_a_launcher_is_refused(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str], status: int
+        ) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run(lambda: 7) == status
+    assert ("run the command once, without " in capsys.readouterr().err) is (status == 2)
+
+
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (None, 0), (15, 143)])
 def test_exits_of_argparse_and_of_rays_sigterm_handler_are_translated(code: int | None, status: int) -> None:
     assert raising(SystemExit(code)) == status

@@ -94,6 +94,36 @@ def test_a_model_with_another_activation_is_refused(tmp_path: Path, activation: 
         read_weights(path)
 
 
+CHANGES: dict[str, tuple[type[nn.Module], str, object]] = {
+    "bilinear": (nn.Upsample, "mode", "bilinear"), "wide": (nn.Upsample, "scale_factor", 3.0),
+    "dilated": (nn.Conv2d, "dilation", (2, 2)), "reflected": (nn.Conv2d, "padding_mode", "reflect"),
+    "eps": (nn.BatchNorm2d, "eps", 0.1)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_with_a_layer_of_other_settings_is_refused(tmp_path: Path, change: str) -> None:
+    """No tensor shows them."""
+    kind, name, value = CHANGES[change]
+    model = build_model("yolov5n", 2)
+    layers = [layer for layer in model.modules() if isinstance(layer, kind)]
+    usual = getattr(layers[0], name)
+    setattr(layers[0], name, value)
+    path = write_released(tmp_path / "x.pt", model, ["a", "b"])
+    with pytest.raises(CheckpointError, match=rf"x\.pt: its layer model\.[\w.]+ \(\w+\) has {name} ") as caught:
+        read_weights(path)
+    assert f"models here have {usual}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("settings", "size"), [
+    ({"train_args": {"imgsz": 1280}}, 1280), ({"train_args": {"imgsz": [480, 640]}}, 640),
+    ({"opt": {"imgsz": 320}}, 320), ({"opt": {}}, None), ({"train_args": {"imgsz": "640"}}, None),
+    ({"train_args": {"imgsz": True}}, None), ({}, None)])
+def test_the_size_of_a_training_is_that_of_its_settings(
+        tmp_path: Path, settings: dict[str, Any], size: int | None) -> None:
+    torch.save({"model": {"a": torch.ones(2)}, **settings}, tmp_path / "x.pt")
+    assert read_weights(tmp_path / "x.pt").imgsz == size
+
+
 def test_safetensors_are_read(detector: Detector, tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch")
     torch_files.save_file(detector.state_dict(), tmp_path / "x.safetensors")

@@ -267,6 +267,8 @@ REFUSED = {
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",
     "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
+    "--batch 4 --batch-size 8": "--batch-size 8: --batch 4 is the same setting; give one of them",
+    "--img 64 --imgsz 128": "--imgsz 128: --img 64 is the same setting; give one of them",
     "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
                           "or auto",
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
@@ -293,6 +295,12 @@ def test_a_bad_flag_is_answered_in_one_line(argv: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_train(argv.split())
     assert str(caught.value) == REFUSED[argv]
+
+
+def test_a_flag_that_is_given_again_overrides_the_first_one() -> None:
+    """As where a script appends its own arguments to others; equal values contradict nothing."""
+    assert parse_train(["--epochs", "3", "--epochs", "5"]).config.recipe.epochs == 5
+    assert parse_train(["--batch", "4", "--batch-size", "4"]).config.recipe.batch_size == 4
 
 
 def test_every_refused_flag_is_in_the_table() -> None:

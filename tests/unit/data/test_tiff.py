@@ -16,8 +16,9 @@ HEIGHT, WIDTH = 40, 60
 COLOUR = (200, 100, 30)
 
 
-def tiff(bits: int, *, planar: bool, photometric: int = 2, samples: int = 3, extra: int = 0, order: str = "<") -> bytes:
-    """A file of one colour, made by hand: no library here writes separate planes."""
+def tiff(bits: int, *, planar: bool, photometric: int = 2, samples: int = 3, extra: tuple[int, ...] = (),
+         order: str = "<", big: bool = False) -> bytes:
+    """A file of one colour, made by hand: no library here writes separate planes. `big`: a BigTIFF."""
     kind = np.dtype(np.uint8 if bits == 8 else np.uint16).newbyteorder(order)
     scale = 1 if bits == 8 else 257
     pixels = np.zeros((HEIGHT, WIDTH, samples), kind)
@@ -25,41 +26,49 @@ def tiff(bits: int, *, planar: bool, photometric: int = 2, samples: int = 3, ext
     data = (pixels.transpose(2, 0, 1) if planar else pixels).tobytes()
     strips = samples if planar else 1
     size = len(data) // strips
+    header, place, number, entry_bytes, inline = (16, "Q", "Q", 20, 8) if big else (8, "I", "H", 12, 4)
     tags = [(256, 4, [WIDTH]), (257, 4, [HEIGHT]), (258, 3, [bits] * samples), (259, 3, [1]), (262, 3, [photometric]),
-            (273, 4, [8 + size * strip for strip in range(strips)]), (277, 3, [samples]), (278, 4, [HEIGHT]),
+            (273, 4, [header + size * strip for strip in range(strips)]), (277, 3, [samples]), (278, 4, [HEIGHT]),
             (279, 4, [size] * strips), (284, 3, [2 if planar else 1])]
     if extra:
-        tags.append((338, 3, [0] * extra))
-    begin = 8 + len(data)
-    beyond = begin + 2 + 12 * len(tags) + 4
-    entries, values = struct.pack(f"{order}H", len(tags)), b""
+        tags.append((338, 3, list(extra)))
+    begin = header + len(data)
+    count = struct.pack(f"{order}{number}", len(tags))
+    beyond = begin + len(count) + entry_bytes * len(tags) + inline
+    entries, values = count, b""
     for tag, type_, numbers in tags:
         packed = struct.pack(f"{order}{len(numbers)}{'H' if type_ == 3 else 'I'}", *numbers)
-        entries += struct.pack(f"{order}HHI", tag, type_, len(numbers))
-        if len(packed) <= 4:
-            entries += packed.ljust(4, b"\0")
+        entries += struct.pack(f"{order}HH{place}", tag, type_, len(numbers))
+        if len(packed) <= inline:
+            entries += packed.ljust(inline, b"\0")
         else:
-            entries += struct.pack(f"{order}I", beyond + len(values))
+            entries += struct.pack(f"{order}{place}", beyond + len(values))
             values += packed
-    magic = b"II*\0" if order == "<" else b"MM\0*"
-    return magic + struct.pack(f"{order}I", begin) + data + entries + b"\0" * 4 + values
+    mark = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}H", 43 if big else 42)
+    if big:
+        mark += struct.pack(f"{order}HH", 8, 0)  # bytes of a place
+    return mark + struct.pack(f"{order}{place}", begin) + data + entries + b"\0" * inline + values
 
 
+@pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_tags_are_read_in_both_byte_orders(order: str) -> None:
-    tags = tags_of(tiff(16, planar=True, order=order))
+def test_tags_are_read_in_both_byte_orders(order: str, big: bool) -> None:
+    tags = tags_of(tiff(16, planar=True, order=order, big=big))
     assert (tags[256], tags[258], tags[284]) == ((WIDTH,), (16, 16, 16), (2,))
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow's, of a big-endian BigTIFF
+@pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_deep_pixels_in_separate_planes_are_refused(order: str) -> None:
+def test_deep_pixels_in_separate_planes_are_refused(order: str, big: bool) -> None:
     with pytest.raises(UnreadableImageError, match="separate planes of more than 8 bits"):
-        check_image(tiff(16, planar=True, order=order))
+        check_image(tiff(16, planar=True, order=order, big=big))
 
 
+@pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize(("bits", "planar"), [(8, True), (8, False), (16, False)])
-def test_other_pixels_are_read(bits: int, planar: bool) -> None:
-    content = tiff(bits, planar=planar)
+def test_other_pixels_are_read(bits: int, planar: bool, big: bool) -> None:
+    content = tiff(bits, planar=planar, big=big)
     assert check_image(content) == (HEIGHT, WIDTH)
     pixels = read_image(content, pixel_range={"integer": (0.0, 65535.0)})
     assert np.abs(pixels.reshape(-1, 3).astype(int) - COLOUR).max() <= 1
@@ -71,9 +80,31 @@ def test_bands_without_colours_are_refused(samples: int) -> None:
         check_image(tiff(8, planar=False, photometric=1, samples=samples))
 
 
-def test_grey_with_another_channel_is_grey() -> None:
-    assert why_misread(tiff(8, planar=False, photometric=1, samples=2, extra=1)) == ""
+def test_bands_whose_meaning_is_not_stated_are_bands() -> None:
+    """GDAL writes several bands as one and extra samples of no kind."""
+    with pytest.raises(UnreadableImageError, match="has 3 bands without colours"):
+        check_image(tiff(8, planar=False, photometric=1, samples=3, extra=(0, 0)))
 
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_grey_with_alpha_is_grey(kind: int) -> None:
+    assert why_misread(tiff(8, planar=False, photometric=1, samples=2, extra=(kind,))) == ""
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_alpha_does_not_darken_colours(big: bool) -> None:
+    """An alpha of 100 of 255, by which the colours are not multiplied."""
+    content = bytearray(tiff(8, planar=False, samples=4, extra=(2,), big=big))
+    first = 16 if big else 8
+    content[first + 3:first + 4 * WIDTH * HEIGHT:4] = bytes([100]) * (WIDTH * HEIGHT)
+    pixels = read_image(bytes(content))
+    assert (pixels == COLOUR).all()
+
+
+def test_deep_pixels_whose_least_value_is_white_are_refused() -> None:
+    with pytest.raises(UnreadableImageError, match="least value is white"):
+        check_image(tiff(16, planar=False, photometric=0, samples=1))
+    assert why_misread(tiff(8, planar=False, photometric=0, samples=1)) == ""
 
 def test_a_file_that_begins_with_a_preview_is_refused() -> None:
     """As a camera's DNG, whose picture comes after a smaller copy."""

@@ -173,6 +173,16 @@ def test_a_path_without_functions_is_refused_at_once(module: Path, path: str, re
     assert str(caught.value).startswith(f"callbacks: {path}: {reason}")
 
 
+def test_a_function_of_another_name_is_refused(tmp_path: Path) -> None:
+    """As of Ultralytics. It would never be called."""
+    file = tmp_path / "mine.py"
+    file.write_text("def on_run_start(*_): pass\ndef on_train_epoch_end(*_): pass\ndef _on_fit(*_): pass\n")
+    with pytest.raises(InputError, match=r"on_train_epoch_end is never called; the names are on_run_start, "):
+        load_callbacks(str(file))
+    file.write_text("def on_run_start(*_): pass\ndef _on_train_epoch_end(*_): pass\non_time = 3\n")
+    assert set(load_callbacks(str(file))) == {"on_run_start"}
+
+
 def test_functions_are_taken_by_name() -> None:
     assert check_functions({"on_epoch_end": print}) == {"on_epoch_end": print}
 
