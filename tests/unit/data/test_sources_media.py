@@ -264,6 +264,6 @@ def test_further_frames_of_an_image_are_reported(tmp_path: Path, caplog: pytest.
 @pytest.mark.parametrize("address", ["http://cam/a.jpg", "https://me:secret@host/b.PNG?size=2"])
 def test_the_address_of_a_picture_is_refused(address: str) -> None:
     """It would be read as a video of one frame, without the turn that EXIF states."""
-    with pytest.raises(InputError, match="is the address of a picture, .*save the picture") as caught:
+    with pytest.raises(InputError, match=r"is the address of a picture, .*save the picture") as caught:
         find_media(address)
     assert "secret" not in str(caught.value)
