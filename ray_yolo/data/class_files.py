@@ -20,8 +20,9 @@ from ray_yolo.data import values
 from ray_yolo.data.values import decode_text, folded
 
 _LABEL_STUDIO = "notes.json"
-_OF_TOOLS = frozenset({"classes.txt", "obj.names", "_darknet.labels", _LABEL_STUDIO})  # beside their label files
-_OTHER_TEXTS = frozenset({"class.txt", "_classes.txt", "class_names.txt", "labels.txt", "predefined_classes.txt"})
+_OF_TOOLS = frozenset({"classes.txt", "obj.names", "_darknet.labels", "darknet.labels", _LABEL_STUDIO})  # beside their label files
+_OTHER_TEXTS = frozenset({"class.txt", "_classes.txt", "class_names.txt", "labels.txt", "predefined_classes.txt",
+                          "names.txt", "categories.txt"})
 _DESCRIPTIONS = frozenset({"data.yaml", "data.yml", "dataset.yaml"})
 _ALL = _OF_TOOLS | _OTHER_TEXTS | _DESCRIPTIONS  # and *.names
 _NUMBERED = re.compile(r"(\d+)\s*[:\s]\s*(.*\S)")  # 0: cat

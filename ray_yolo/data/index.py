@@ -295,6 +295,8 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
         return
     dropped = [finding for finding in index.findings if finding.dropped]
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
+    if not dropped and index.findings:  # objects that are left out as marked: crowds, difficult ones
+        reasons = f"; {listed(index.findings[:2])}"
     others = "".join(f"; {note}" for note in notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
                        f"{first_paths(index.looked_for)}{reasons}{others}; correct the paths, or add --allow-empty if "

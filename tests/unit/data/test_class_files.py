@@ -26,7 +26,7 @@ def findings(root: Path, file: str, first: str, second: str) -> list[tuple[str, 
 
 
 @pytest.mark.parametrize("file", ["labels/classes.txt", "classes.txt", "obj.names", "notes.json", "images/classes.txt",
-                                  "labels/_darknet.labels", "labels/Classes.txt"])
+                                  "labels/_darknet.labels", "labels/darknet.labels", "labels/Classes.txt"])
 def test_names_in_another_order_are_refused(tmp_path: Path, file: str) -> None:
     with pytest.raises(DatasetError, match=rf"{file}: gives class 'cat' the number 1, but .*data\.yaml 0"):
         findings(tmp_path, file, "Dog", "cat")
@@ -44,7 +44,8 @@ def test_other_names_are_a_finding(tmp_path: Path) -> None:
     assert what.endswith("data.yaml 'dog'; the latter is used")
 
 
-@pytest.mark.parametrize("file", ["labels/predefined_classes.txt", "labels.txt", "class_names.txt", "coco.names"])
+@pytest.mark.parametrize("file", ["labels/predefined_classes.txt", "labels.txt", "class_names.txt", "coco.names",
+                                  "names.txt", "categories.txt"])
 def test_a_list_that_may_be_of_another_set_is_a_finding(tmp_path: Path, file: str) -> None:
     [(_, what)] = findings(tmp_path, file, "dog", "cat")
     assert what.startswith("gives class 'cat' the number 1, but ")

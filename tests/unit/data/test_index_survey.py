@@ -78,6 +78,15 @@ def test_the_refusal_counts_and_explains_unusable_rows(tmp_path: Path) -> None:
         require_boxes(read_index(description, "train"), description, "train")
 
 
+def test_the_refusal_says_that_all_objects_are_left_out_as_marked(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": None})
+    (tmp_path / "images" / "a.xml").write_text(
+        "<annotation><size><width>64</width><height>48</height></size><object><name>cat</name><difficult>1</difficult>"
+        "<bndbox><xmin>9</xmin><ymin>9</ymin><xmax>40</xmax><ymax>40</ymax></bndbox></object></annotation>")
+    with pytest.raises(DatasetError, match=r"a\.xml.*first of 1 objects marked difficult; .*--keep-difficult"):
+        require_boxes(read_index(description, "train"), description, "train")
+
+
 def test_of_many_paths_the_first_are_listed() -> None:
     assert first_paths(list("abcd")) == "a, b, c, d"
     assert first_paths(list("abcdef")) == "a, b, c, d and 2 more"
