@@ -20,7 +20,8 @@ from ray_yolo.data import values
 from ray_yolo.data.values import decode_text, folded
 
 _LABEL_STUDIO = "notes.json"
-_OF_TOOLS = frozenset({"classes.txt", "obj.names", "_darknet.labels", "darknet.labels", _LABEL_STUDIO})  # beside their label files
+# Beside their label files
+_OF_TOOLS = frozenset({"classes.txt", "obj.names", "_darknet.labels", "darknet.labels", _LABEL_STUDIO})
 _OTHER_TEXTS = frozenset({"class.txt", "_classes.txt", "class_names.txt", "labels.txt", "predefined_classes.txt",
                           "names.txt", "categories.txt"})
 _DESCRIPTIONS = frozenset({"data.yaml", "data.yml", "dataset.yaml"})

@@ -38,6 +38,7 @@ from ray_yolo.data.values import find_class, identity, number, size_conflict, tr
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
 _TOLERANCE = 0.1  # this share of the side, whichever is more
 _SAME_AREA = 0.02  # relative difference of two areas that are equal
+_XYWH = 1  # Detectron2's number of COCO's bbox
 _LISTED = 200  # characters of a list of names in a message
 _Id = int | str
 
@@ -141,6 +142,10 @@ class CocoFile:
                                                "categories do not list")
         if truth(row.get("iscrowd")) is None:
             raise UnreadableLabelsError(place, f"has the iscrowd {short(row.get('iscrowd'))}, which is neither 0 nor 1")
+        mode = row.get("bbox_mode")
+        if mode is not None and number(mode) != _XYWH:
+            raise UnreadableLabelsError(place, f"has the bbox_mode {short(mode)} (of Detectron2), and here a bbox is "
+                                               f"read as x, y, width and height, which is mode {_XYWH}; convert it")
         kind = self._classes[category]
         bbox = _bbox(row, place)
         box = _box(bbox, row, size, place)
@@ -158,11 +163,12 @@ class CocoFile:
 
 def _unused_marks(row: Mapping[str, Any]) -> Iterator[Kind]:
     """Remarks about what an annotation says and nothing here reads: that it is to be ignored, and a turned box."""
-    if truth(row.get("ignore")) or truth(row.get("difficult")):
-        yield Kind("difficult", "COCO")
     attributes = row.get("attributes")
-    turn = number(attributes.get("rotation")) if isinstance(attributes, dict) else None
-    if turn is not None and turn % 360:
+    marks: list[Mapping[str, Any]] = [row, attributes] if isinstance(attributes, dict) else [row]
+    if any(truth(each.get(name)) for each in marks for name in ("ignore", "difficult", "deleted")):
+        yield Kind("difficult", "COCO")
+    turns = [number(each.get(name)) for each in marks for name in ("rotation", "angle")]
+    if any(turn is not None and turn % 360 for turn in turns):
         yield Kind("rotation", "COCO")
 
 

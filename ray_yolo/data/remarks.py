@@ -139,7 +139,7 @@ _SINGLE: dict[Kind, str] = {
         "is the first of {} annotations marked iscrowd; crowds are not trained on (some tools mark single objects so, "
         "as CVAT does with masks: then set iscrowd to 0)",
     Kind("difficult", "COCO"):
-        "is the first of {} annotations marked ignore or difficult; they are trained on like others",
+        "is the first of {} annotations marked ignore, difficult or deleted; they are trained on like others",
     Kind("rotation", "COCO"):
         "is the first of {} boxes with a rotation, which is not used: the upright box of its bbox is read",
     Kind("rotation", "VOC"):

@@ -226,8 +226,14 @@ def test_other_labels_of_an_image_in_a_coco_file_are_reported(tmp_path: Path, fi
 
 
 @pytest.mark.parametrize(("more", "what"), [
-    ({"ignore": 1}, "annotations marked ignore or difficult; they are trained on like others"),
-    ({"difficult": True}, "annotations marked ignore or difficult; they are trained on like others"),
+    ({"ignore": 1}, "annotations marked ignore, difficult or deleted; they are trained on like others"),
+    ({"difficult": True}, "annotations marked ignore, difficult or deleted; they are trained on like others"),
+    ({"attributes": {"difficult": True}}, "annotations marked ignore, difficult or deleted; they are trained on like"),
+    ({"attributes": {"ignore": 1}}, "annotations marked ignore, difficult or deleted; they are trained on like"),
+    ({"deleted": True}, "annotations marked ignore, difficult or deleted; they are trained on like others"),
+    ({"rotation": 30}, "boxes with a rotation, which is not used"),
+    ({"attributes": {"angle": 0.5}}, "boxes with a rotation, which is not used"),
+    ({"bbox_mode": 1}, ""),
     ({"attributes": {"rotation": 45.0}}, "boxes with a rotation, which is not used"),
     ({"ignore": 0, "attributes": {"rotation": 0.0, "occluded": False}}, ""),
     ({"attributes": [45]}, ""),
@@ -240,3 +246,11 @@ def test_what_an_annotation_says_and_is_not_used_is_reported(
     assert [finding.what for finding in index.findings if what and what in finding.what] == [
         finding.what for finding in index.findings]
     assert bool(index.findings) == bool(what)
+
+
+def test_a_bbox_of_corners_is_refused(tmp_path: Path) -> None:
+    """As Detectron2 numbers them; 1 is COCO's own."""
+    rows: list[dict[str, Any]] = [{"bbox": [0, 0, 9, 9], "bbox_mode": 0}, {"bbox": [0, 0, 9, 9]}]
+    index = read_index(write(tmp_path, content(rows)), "train")
+    assert len(index.boxes) == 1
+    assert any("has the bbox_mode 0 (of Detectron2)" in finding.what for finding in index.findings)
