@@ -41,6 +41,7 @@ from ray_yolo.storage.store import is_address
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
+_OF_LABELS = re.compile(r"label|annotation|exclude|single_cls", re.IGNORECASE)  # keys that say which labels are meant
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break the tables of results
 _COUNTS = ("nc", "num_classes", "number_of_classes")  # of the classes; the latter two are compared only
 MAX_CLASSES = 2**15  # limit of a model's head; the largest public data sets have some 20,000
@@ -178,6 +179,10 @@ def _report_unread(content: Mapping[str, Any], names: tuple[str, ...], where: Wh
     if channels is not None and values.number(channels) != 3:
         what = f"channels: {short(channels)} is not used; every image is read as RGB, also a grey one"
         yield Finding(where("channels"), what, dropped=False)
+    for key, value in content.items():
+        if value not in (None, "", False) and _OF_LABELS.search(str(key)):
+            what = f"{short(key)}: is not read; labels are those beside the images, of all images and classes"
+            yield Finding(where(key), what, dropped=False)
 
 
 def _says_the_same(one: object, other: object, names: tuple[str, ...] | None) -> bool:
