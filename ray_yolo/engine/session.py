@@ -115,6 +115,7 @@ class Session:
         self.stopped_early = False  # after `patience` epochs without a better fitness
         self.timer = StepTimer(0)
         self._has_state = False  # that training can continue from
+        self._is_new = True  # it has never had one
         self._regroup = False  # the generation ends after this step
         self._losses = 0  # of peers since the last step
         self._lost_at = -math.inf  # time of the newest loss that was counted
@@ -185,12 +186,12 @@ class Session:
         self._save_requested = -math.inf  # the step that was to be saved may have been abandoned
         self.stopped = self._regroup = False  # a new worker may have missed a stop request: all poll for it again
         if generation.source is None:
-            self.state = resume(self.components, generation.collectives, self._warn)
+            self.state = resume(self.components, generation.collectives, self._warn, is_new=self._is_new)
             self._agreed = self.saver.step = self._resumed = self.state.progress.step
         else:
             self._compare(generation.collectives)
             self.state = sync_from_peer(self.components, self.state, generation)
-        self._has_state, self.context.activity.step = True, self.state.progress.step
+        self._is_new, self._has_state, self.context.activity.step = False, True, self.state.progress.step
         if not self._rendezvous.lasting:  # after the sync: DDP would give every worker the weights of worker 0
             self.components = regroup(self.components, generation.collectives)
         if self.is_writer:

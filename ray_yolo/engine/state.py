@@ -127,8 +127,12 @@ def fingerprint(components: TrainComponents) -> Tensor:
     return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()  # odd weights detect swapped tensors
 
 
-def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None]) -> TrainState:
+def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None], *, is_new: bool
+           ) -> TrainState:
     """The state of the newest verified checkpoint on the recording worker's storage, or a new state. Collective.
+
+    Args:
+        is_new: the components have not trained, nor taken a state.
 
     Raises:
         CheckpointError: if there are checkpoints and none of them can be resumed.
@@ -148,7 +152,7 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
     found = run_on_all(find_newest, collectives, activity)
     chosen = int(collectives.gather(torch.tensor([[found]]))[0])
     if chosen < 0:
-        return _start_over(components) if components.optimizer.state else TrainState()
+        return TrainState() if is_new else _start_over(components)
 
     def download_chosen() -> None:
         if stored and collectives.worker > 0:

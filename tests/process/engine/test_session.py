@@ -1265,7 +1265,7 @@ def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
 
         activity.enter("joining")
         threading.Thread(target=watch, daemon=True).start()
-        state = resume(made, collectives, lambda text: None)
+        state = resume(made, collectives, lambda text: None, is_new=True)
         over.set()
         return [state.progress.step, longest[0]]
 
