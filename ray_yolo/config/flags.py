@@ -303,18 +303,19 @@ class _Note(argparse.Action):
                                  "give one number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        origin = option_string or self.dest.upper()
-        earlier = namespace.given.get(self.dest)
-        # The same flag again overrides the first one, as where a script appends its arguments
-        if earlier is not None and earlier.value != value and earlier.origin != origin:
-            raise InputError(f"{origin} {_spelled(value)}: {earlier.origin} {_spelled(earlier.value)} is the same "
-                             "setting; give one of them")
-        namespace.given[self.dest] = SourcedValue(value, origin)
+        _give(namespace.given, self.dest, SourcedValue(value, option_string or self.dest.upper()))
 
 
-def _spelled(value: object) -> str:
-    """A flag's value as the user wrote it."""
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _give(given: dict[str, SourcedValue], path: str, new: SourcedValue) -> None:
+    """Add a setting. The same flag again overrides the first one, as where a script appends its arguments.
+
+    Raises:
+        InputError: if another flag has given it another value.
+    """
+    earlier = given.get(path)
+    if earlier is not None and earlier.value != new.value and earlier.origin != new.origin:
+        raise InputError(f"{new.origin}: is the same setting as {earlier.origin}, with another value; give one of them")
+    given[path] = new
 
 
 class _Device(argparse.Action):
@@ -326,7 +327,7 @@ class _Device(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         if values == "cpu" and self.const:
-            namespace.given["gpus_per_worker"] = SourcedValue("0", "--device cpu")
+            _give(namespace.given, "gpus_per_worker", SourcedValue("0", "--device cpu"))
         elif values not in ("cpu", ""):
             advice = ("Ray assigns the devices; set their number with --num-workers and --gpus-per-worker" if self.const
                       else "this command runs on the CPU; omit it")

@@ -295,7 +295,7 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
         return
     dropped = [finding for finding in index.findings if finding.dropped]
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
-    if not dropped and index.findings:  # objects that are left out as marked: crowds, difficult ones
+    if not dropped and index.findings:  # they may say why: all objects are marked as crowds or as difficult
         reasons = f"; {listed(index.findings[:2])}"
     others = "".join(f"; {note}" for note in notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "

@@ -228,6 +228,19 @@ def use_interface(address: str) -> None:
                         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
+def set_up_nccl() -> None:
+    """Set the environment of NCCL for groups that lose workers and go on. Apart from the first, the user's own stay."""
+    # Otherwise NCCL's watchdog ends the process when a peer is lost. The coordinator decides which worker is lost
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    # Otherwise creating a communicator waits forever, ignoring aborts, for a peer that is lost meanwhile
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{_MEETING_SECONDS:.0f}")
+    # Otherwise torch's watchdog sleeps for up to a minute after an error, and the abort waits for it
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+
+
 def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int,
                        timeout_seconds: float, device: torch.device, nodes: Sequence[str] = ()) -> Collectives:
     """Form the process group of the workers that meet in the store of worker 0, at `address`. Collective.
@@ -247,15 +260,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
         return Collectives()
     gpus = device.type == "cuda"
     if gpus:
-        # Otherwise NCCL's watchdog ends the process when a peer is lost. The coordinator decides which worker is lost
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        # Otherwise creating a communicator waits forever, ignoring aborts, for a peer that is lost meanwhile
-        os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
-        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{_MEETING_SECONDS:.0f}")
-        # Otherwise torch's watchdog sleeps for up to a minute after an error, and the abort waits for it
-        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        set_up_nccl()
     use_interface(own.host)
     with collective_errors():
         meeting = timedelta(seconds=_MEETING_SECONDS)

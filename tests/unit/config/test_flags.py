@@ -267,8 +267,10 @@ REFUSED = {
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",
     "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
-    "--batch 4 --batch-size 8": "--batch-size 8: --batch 4 is the same setting; give one of them",
-    "--img 64 --imgsz 128": "--imgsz 128: --img 64 is the same setting; give one of them",
+    "--batch 4 --batch-size 8": "--batch-size: is the same setting as --batch, with another value; give one of them",
+    "--img 64 --imgsz 128": "--imgsz: is the same setting as --img, with another value; give one of them",
+    "--gpus-per-worker 1 --device cpu": "--device cpu: is the same setting as --gpus-per-worker, with another value; "
+                                        "give one of them",
     "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
                           "or auto",
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
