@@ -177,8 +177,8 @@ EFFECTS: dict[str, Effect] = {
     # the placement
     "--workers 1": Effect(lambda run, _: (min(seen.processes for seen in run.passes) > 0, True), ONE_STEP),
     "--cpus-per-worker 2": Effect(lambda run, _: ({seen.threads for seen in run.passes}, {2}), ONE_STEP),
-    "--gpus-per-worker 0": Effect(no_gpu, "--gpus-per-worker auto"),
-    "--device cpu": Effect(no_gpu, "--gpus-per-worker auto"),
+    "--gpus-per-worker 0": Effect(no_gpu, "--config {files}/any_gpu.yaml"),
+    "--device cpu": Effect(no_gpu, "--config {files}/any_gpu.yaml"),
     "--cache ram": Effect(kept_in("/dev/shm/")),
     "--cache disk": Effect(kept_in("/cache/images/")),
     "--project mine": Effect(lambda run, _: (str(run.folder.relative_to(run.storage)), "mine/exp")),

@@ -47,6 +47,7 @@ def make_files(files: Path) -> None:
             "mlflow_uri": "off", "noplots": True, **CALM}
     _write(files / "base.yaml", base)
     _write(files / "plots.yaml", {**base, "noplots": False})
+    _write(files / "any_gpu.yaml", {**base, "gpus_per_worker": "auto"})
     _write(files / "fast.yaml", {**base, "optimizer": {"lr0": 0.02}})
     _write(files / "hyp.yaml", {"lr0": 0.03})
     (files / "listener.py").write_text(LISTENER)
