@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -127,9 +128,29 @@ def prune(run_dir: Path, keep: int) -> None:
 
 
 def remove_newer(run_dir: Path, newer_than: int) -> None:
-    """Remove intact checkpoints newer than a step: training returns to an earlier one."""
+    """Remove intact checkpoints newer than a step: training returns to an earlier one, or starts again.
+
+    Files of `weights/` that show a removed step show the one of the newest remaining checkpoint. Without any, they are
+    removed.
+
+    Raises:
+        OSError: if storage fails.
+    """
     for folder in _newer(run_dir, newer_than):
         _remove(folder)
+    for manifest in (run_dir / "weights").glob("*.json"):
+        if step_shown(manifest.read_bytes()) > newer_than:
+            manifest.unlink()  # first: a state without a manifest is linked anew
+            manifest.with_suffix(".pt").unlink()
+    _link_weights(run_dir)
+
+
+def step_shown(manifest: bytes) -> float:
+    """The step of a manifest of `weights/`; infinite if it is damaged, so that it is replaced."""
+    try:
+        return float(json.loads(manifest)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def set_aside(run_dir: Path, newer_than: int) -> None:

@@ -47,7 +47,7 @@ class RemoteCheckpoints:
         self._manifests: dict[tuple[_Name, str], dict[str, Any]] = {}
 
     def put(self, folder: Path, keep: int) -> None:
-        """Upload a saved checkpoint. Of older ones the `keep` newest remain, and those that `weights/` shows.
+        """Upload a saved checkpoint. The `keep` newest remain, this one among them, and those that `weights/` shows.
 
         Raises:
             OSError: if storage fails; existing checkpoints are unchanged.
@@ -138,7 +138,28 @@ class RemoteCheckpoints:
         """
         listed = self._listed()
         newer = [name for name in listed if name.attempt == self._attempt and name.step > newer_than]
+        if not newer:
+            return
         self._remove(listed, newer)
+        self._show_weights([name for name in listed if name not in newer], newer_than)
+
+    def _show_weights(self, names: Sequence[_Name], newer_than: int) -> None:
+        """Let `weights/` show what the newest of these checkpoints says, where it shows a step newer than this one.
+
+        Without any checkpoint, what it shows is removed: the run has saved none.
+        """
+        shown: dict[str, int] = {}
+        if names:
+            shown = json.loads(self._store.get(names[0].key).data)["weights"]
+        for entry in self._store.list("weights/"):
+            key, kind = f"weights/{entry.name}", entry.name.removesuffix(".json")
+            if checkpoint.step_shown(self._store.get(key).data) <= newer_than:
+                continue
+            earlier = _newest_of_step(names, shown[kind]) if kind in shown else None
+            if earlier:
+                self._store.put(key, self._store.get(earlier.key).data)
+            else:
+                self._store.delete(key)
 
     def download_weights(self, run_dir: Path) -> None:
         """Download the newest checkpoint and the current weights/last.pt and best.pt into a folder without them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -40,8 +41,13 @@ class Saver:
         self.step = -1  # of the newest requested checkpoint
         self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread
 
-    def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
+    def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str], *,
+             compared: bool = True) -> None:
         """Write a snapshot of a state in a thread. Waits for the previous save first.
+
+        Args:
+            compared: whether all workers have compared these weights. If not, all older checkpoints remain: training
+                may have to go back to one of them.
 
         Raises:
             TrainingError: if that one failed and no further failure is allowed.
@@ -53,9 +59,10 @@ class Saver:
 
         def write() -> None:
             path = checkpoint.save_checkpoint(self._run_dir, copy, step, self._digest, kinds)
+            keep = self._keep if compared else sys.maxsize
             if self._stored:
-                self._stored.put(path, self._keep)
-            checkpoint.prune(self._run_dir, self._keep)
+                self._stored.put(path, keep)
+            checkpoint.prune(self._run_dir, keep)
             self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
                                        digest=state_file.digest(copy)))
             self.wrote = time.monotonic() - began

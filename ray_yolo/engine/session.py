@@ -390,15 +390,28 @@ class Session:
             # a barrier: a worker that left earlier would appear lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
         if collectives.worker == 0:  # faulty workers have contributed to checkpoints since the last comparison
-            self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
-                       "newest checkpoint on which they agreed")
-            checkpoint.remove_newer(self.spec.run_dir, self._agreed)
-            if self.context.stored:
-                self.context.stored.remove_newer(self._agreed)
+            self._warn(f"the workers' weights differ after step {step}: training goes back to the newest checkpoint on "
+                       "which they agreed")
+            self._remove_uncompared()
         if own[0] == step and 2 * weights.count(own[2]) <= len(weights):
             raise WrongWeightsError(f"the weights after step {step} are not those of the other workers: memory or "
                                     "arithmetic that is broken, or a processor of another kind")
         raise PeerLostError(f"a worker had other weights than the rest after step {step}")
+
+    def _remove_uncompared(self) -> None:
+        """Remove the checkpoints after the last step on which all workers agreed.
+
+        Raises:
+            TrainingError: if storage fails. Training must not continue from one of them.
+        """
+        run_dir, stored = self.spec.run_dir, self.context.stored
+        try:
+            checkpoint.remove_newer(run_dir, self._agreed)
+            if stored:
+                stored.remove_newer(self._agreed)
+        except OSError as error:
+            raise TrainingError(f"{run_dir}: its checkpoints after step {self._agreed} may be wrong, and could not be "
+                                f"removed ({error}); remove them, and run the same command again") from error
 
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
@@ -437,7 +450,8 @@ class Session:
             kinds += [f"epoch{last_epoch.epoch}"] * (period > 0 and progress.epoch % period == 0)
         self.context.activity.enter("saving")
         self._saved = time.monotonic()
-        self.saver.save(capture(self.components, self.state, about(self.spec)), progress.step, progress.epoch, kinds)
+        self.saver.save(capture(self.components, self.state, about(self.spec)), progress.step, progress.epoch, kinds,
+                        compared=progress.step == self._agreed)
 
     def _await_saver(self, *, needed: bool = False) -> None:
         """Wait for the save in progress, within its time limit."""

@@ -780,16 +780,18 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     made = session.Session(
         spec,
         WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives)),
-        Placement(),
+        Placement(keep_checkpoints=1),
         lambda event: None,
         Parted(collectives),
     )
     made.join()
     made.state.progress = Progress(0, 32, 3)
     if collectives.worker == 0:
-        for made.state.progress in (Progress(0, 16, 2), Progress(0, 32, 3)):
-            made._save()  # the second one after a peer was lost: it was not compared
-            made.saver.wait(needed=True)
+        made.state.progress = Progress(0, 16, 2)
+        made._save_agreed()
+        made.state.progress = Progress(0, 32, 3)
+        made._save()  # after a peer was lost: it was not compared
+        made.saver.wait(needed=True)
     made._agreed = 2 if collectives.worker else -1  # the recording worker has just joined
     if collectives.worker == wrong:
         next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1

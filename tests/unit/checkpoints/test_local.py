@@ -58,6 +58,23 @@ def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path
     assert json.loads(state_file.read_state(tmp_path / "weights" / "best.pt")["meta"]) == {"value": 2}
 
 
+def test_after_newer_checkpoints_are_removed_the_weights_are_those_of_the_remaining_one(tmp_path: Path) -> None:
+    save(tmp_path, 5, "last", "best")
+    save(tmp_path, 9, "last")
+    checkpoint.remove_newer(tmp_path, 5)
+    assert checkpoint.recover(tmp_path, "digest") == (5, [])
+    assert {kind: value(tmp_path / "weights" / f"{kind}.pt") for kind in ("last", "best")} == {"last": 5, "best": 5}
+    checkpoint.check_weights(tmp_path, 5)
+
+
+def test_where_all_checkpoints_were_removed_training_starts_again(tmp_path: Path) -> None:
+    save(tmp_path, 9, "last")
+    (tmp_path / "weights" / "last.json").write_text("{")  # also if the manifest is damaged
+    checkpoint.remove_newer(tmp_path, -1)
+    assert checkpoint.recover(tmp_path, "digest") == (-1, [])
+    assert not list((tmp_path / "weights").iterdir())
+
+
 def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: Path) -> None:
     save(tmp_path, 1, "last", "best")
     newest = save(tmp_path, 2, "last")

@@ -72,6 +72,24 @@ def test_removed_checkpoints_are_not_used(
     assert len(names(store, "states/")) == 1
 
 
+def test_after_newer_checkpoints_are_removed_the_weights_are_those_of_the_remaining_one(
+        here: Machine, there: Machine, store: FolderStore) -> None:
+    here.save(1, "last", "best", keep=2)
+    here.save(2, "last", keep=2)
+    here.stored.remove_newer(1)
+    there.stored.download_weights(there.folder)
+    assert value(there.folder / "weights" / "last.pt") == 1
+    assert json.loads(store.get("weights/last.json").data)["step"] == 1
+
+
+def test_where_all_checkpoints_were_removed_training_starts_again(
+        here: Machine, there: Machine, store: FolderStore) -> None:
+    here.save(1, "last")
+    here.stored.remove_newer(0)
+    assert contents(store) == []
+    assert there.download() == ([], [])
+
+
 def test_checkpoints_neither_shown_nor_among_the_newest_are_removed(here: Machine, store: FolderStore) -> None:
     for step, kinds in ((1, ("last", "epoch0")), (2, ("last", "best")), (3, ("last",)), (4, ("last",)), (5, ("last",))):
         here.save(step, *kinds, keep=2)

@@ -37,9 +37,10 @@ class Desk:
 
         patch.setattr(checkpoint, "save_checkpoint", save)
 
-    def save(self, step: int, value: float = 1.0, kinds: tuple[str, ...] = ("last",)) -> dict[str, Any]:
+    def save(self, step: int, value: float = 1.0, kinds: tuple[str, ...] = ("last",), *,
+             compared: bool = True) -> dict[str, Any]:
         state = {"meta": "{}", "model": {"w": torch.full((3,), value)}}
-        self.saver.save(state, step, 0, kinds)
+        self.saver.save(state, step, 0, kinds, compared=compared)
         return state
 
 
@@ -76,6 +77,18 @@ def test_saves_are_sequential_and_the_oldest_are_removed(
     desk.saver.wait()
     assert [event.step for event in desk.events if isinstance(event, CheckpointEvent)] == [1, 2, 3]
     assert [path.name for path in checkpoint.newest_first(tmp_path)] == ["step-3", "step-2"]
+
+
+def test_a_save_that_was_not_compared_removes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch)
+    for step in (1, 2):
+        desk.save(step)
+    desk.save(3, compared=False)
+    desk.saver.wait(needed=True)
+    assert [folder.name for folder in checkpoint.newest_first(tmp_path)] == ["step-3", "step-2", "step-1"]
+    desk.save(4)
+    desk.saver.wait(needed=True)
+    assert [folder.name for folder in checkpoint.newest_first(tmp_path)] == ["step-4", "step-3"]
 
 
 def test_two_consecutive_failures_are_warnings_and_the_third_ends_training(
