@@ -189,6 +189,11 @@ class RunRecords:
         """The pending records whose last update failed."""
         return [state.record.name for state in self.states if not state.holds and state.error]
 
+    @property
+    def needs_user(self) -> bool:
+        """Whether none of the pending records is tried again: their failures last until the user has done something."""
+        return all(math.isinf(state.due) for state in self.states if not state.holds)
+
     def update(self, ended: bool) -> None:
         """Make each record that is due."""
         is_stale = self.read()
@@ -445,6 +450,10 @@ class Work(Protocol):
         """Those whose last update failed."""
 
     @property
+    def needs_user(self) -> bool:
+        """Whether none of the pending records is tried again."""
+
+    @property
     def is_gone(self) -> bool:
         """Whether the folder was removed."""
 
@@ -453,7 +462,7 @@ class Work(Protocol):
 
 
 def work_until_complete(work: Work, driver: Driver, complete_others: Callable[[], bool]) -> bool:
-    """Follow a log until it has ended and all its records hold. Returns whether they do.
+    """Follow a log until it has ended, and all its records hold or need the user. Returns whether they hold.
 
     Args:
         complete_others: completes one more run of the project; returns whether there was one.
@@ -473,7 +482,7 @@ def work_until_complete(work: Work, driver: Driver, complete_others: Callable[[]
         driver.report([*work.pending, *others], work.failing)
         if has_others:
             continue
-        if not work.pending or time.monotonic() > deadline:
+        if work.needs_user or time.monotonic() > deadline:  # also if none is pending
             return not work.pending
         driver.wait(_TICK_SECONDS)
     return True

@@ -122,6 +122,12 @@ class SweepRecords:
         return sorted({*self.pending} - waiting)
 
     @property
+    def needs_user(self) -> bool:
+        """Whether none of the pending records is tried again; those of the sweep itself always are."""
+        is_tried_again = self._errors or self._elsewhere
+        return not is_tried_again and all(trial.records.needs_user for trial in self._open.values())
+
+    @property
     def is_gone(self) -> bool:
         """Whether the folder was removed."""
         return not (self._folder / LEDGER_FILE).exists()

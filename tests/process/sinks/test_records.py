@@ -170,6 +170,14 @@ class TestProcess:
         assert [ended for _, ended in record.calls] == [False, False, True]
         assert driver.reports[-1] == []
 
+    def test_it_ends_at_once_where_only_the_user_can_do_something(self, tmp_path: Path) -> None:
+        run = begin(tmp_path / "exp")
+        record = Noted(errors=[InputError("the server asks for a login")])
+        records = RunRecords(run, [record, Noted("other")], lambda _: None)
+        assert not work_until_complete(records, Ended(2), lambda: False)
+        assert records.pending == ["work"]
+        assert len(record.calls) == 1
+
     def test_a_removed_run_ends_it_and_is_not_made_again(self, tmp_path: Path) -> None:
         run = begin(tmp_path / "exp")
         records = RunRecords(run, [Noted()], pytest.fail)
