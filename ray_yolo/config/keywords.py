@@ -65,24 +65,28 @@ def read_keywords(command: Command[Any], settings: Mapping[str, Any]) -> dict[st
     short_names = _short_names(fields)
     sections = {path.partition(".")[0] for path in fields if "." in path}
     values: dict[str, Any] = {}
+    keywords: dict[str, str] = {}  # that have given the values
     for keyword, value in settings.items():
         name = keyword if keyword in fields else SPELLINGS.get(keyword, keyword)
         switch = command.switches.get(_flag(keyword)) if isinstance(value, bool) else None
         if name in sections:
             path = f"{name}.name" if isinstance(value, str) else name  # optimizer="AdamW"
-            values[path] = value
         elif name in fields or name in short_names:
             path = name if name in fields else short_names[name]
-            values[path] = ALONE[path] if value is True and path in ALONE else value
+            value = ALONE[path] if value is True and path in ALONE else value
         elif switch:
-            if value:
-                path, setting = switch
-                values[path] = setting
+            if not value:
+                continue
+            path, value = switch
         else:
             hint = _hint(keyword, command, fields)
             if hint:
                 raise InputError(f"{keyword}=: {hint}")
-            values[name] = value  # an unknown name, which the configuration refuses
+            path = name  # an unknown one, which the configuration refuses
+        if path in values and values[path] != value:
+            raise InputError(f"{keyword}=: is the same setting as {keywords[path]}=, with another value; give one of "
+                             "them")
+        values[path], keywords[path] = value, keyword
     return values
 
 

@@ -183,11 +183,19 @@ def read_config_file(path: str) -> dict[str, SourcedValue]:
 
 
 def sourced_by_keyword(settings: Mapping[str, Any]) -> dict[str, SourcedValue]:
-    """Keyword arguments by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
-    values = {}
+    """Keyword arguments by config path: fields by name, sections as mappings, genes by YOLOv5's names.
+
+    Raises:
+        ConfigError: if two of them give one field different values.
+    """
+    values: dict[str, SourcedValue] = {}
     for keys, value in leaves(settings):
         name = ".".join(keys)
-        values[canonical(name)] = SourcedValue(value, f"{name}=")
+        path = canonical(name)
+        earlier = values.get(path)
+        if earlier is not None and earlier.value != value:
+            raise ConfigError(f"{name}=: is the same setting as {earlier.origin}, with another value; give one of them")
+        values[path] = SourcedValue(value, f"{name}=")
     return values
 
 

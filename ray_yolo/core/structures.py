@@ -134,7 +134,7 @@ class AnnotationIndex:
     areas: np.ndarray | None = None  # (labels,) float64 square pixels from the files; None: those of the boxes
     # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that only validation uses
     crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
-    num_without_file: int = 0  # images without a label file
+    without_file: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # images without a label file
     looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
     snapshot: DatasetSnapshot | None = None  # that `paths` belong to
     num_clipped: int = 0  # boxes of the files that reached out of their image

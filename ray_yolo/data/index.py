@@ -43,13 +43,12 @@ _LISTED = 10  # findings that an error lists
 _Checked = tuple[ImageFacts | None, ImageLabels]  # None if the image is left out
 
 
-def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
+def read_index(description: DatasetDescription, split: str, *, strict: bool = False,
                options: LabelOptions = DEFAULT_OPTIONS) -> AnnotationIndex:
     """Every usable image of a split, sorted by path, with its labels and the findings of the check.
 
     Args:
         split: train, val or test.
-        single_cls: set every label to class 0, named "item".
         strict: refuse the data set if any image or label is unusable, or if files are not used.
         options: the user's decisions about labels.
 
@@ -75,11 +74,11 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         raise DatasetError(f"{where}: {'; '.join(unused)}; move these files away or drop --strict")
     if not len(index):
         raise DatasetError(f"{where}: none of its images can be used: {listed(dropped)}")
-    return _with_single_class(index) if single_cls else index
+    return index
 
 
-def _with_single_class(index: AnnotationIndex) -> AnnotationIndex:
-    """The same index with every label and crowd of class 0."""
+def with_single_class(index: AnnotationIndex) -> AnnotationIndex:
+    """The same index with every label and crowd of class 0, named "item"."""
     crowds = index.crowds.copy()
     crowds[:, 1] = 0  # column of the class
     return replace(index, classes=np.zeros_like(index.classes), names=(SINGLE_CLASS,), crowds=crowds)
@@ -93,8 +92,7 @@ def read_splits(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, An
     """
     description = read_description(recipe.data)
     options = LabelOptions(recipe.labels_with_confidence, recipe.keep_difficult, recipe.keep_repeats)
-    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict, options=options)
-                  for split in ("train", "val"))
+    train, val = (read_index(description, split, strict=recipe.strict, options=options) for split in ("train", "val"))
     return description, train, as_training_reads(val, train)
 
 
@@ -106,9 +104,11 @@ def as_training_reads(index: AnnotationIndex, train: AnnotationIndex) -> Annotat
 
 def select_part(recipe: Recipe, train: AnnotationIndex, val: AnnotationIndex
                 ) -> tuple[AnnotationIndex, AnnotationIndex]:
-    """The part of `read_splits` that a recipe trains with: some classes, a fraction of the training images."""
+    """What a recipe trains with of `read_splits`: some classes, all of them as one, a fraction of the images."""
     if recipe.classes is not None:
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
+    if recipe.single_cls:
+        train, val = with_single_class(train), with_single_class(val)
     if recipe.fraction < 1:
         train = sample_images(train, recipe.fraction, recipe.seed)
     return train, val
@@ -139,8 +139,10 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
         outlines = tuple(compress(index.polygons[image], kept[labels].tolist()))
         if outlines:  # an image without outlines has no entry
             polygons[position] = outlines
+    # searchsorted gives each image its new number
     crowds = index.crowds[np.isin(index.crowds[:, 0], images)]
-    crowds[:, 0] = np.searchsorted(images, crowds[:, 0])  # the new number of each image
+    crowds[:, 0] = np.searchsorted(images, crowds[:, 0])
+    without_file = np.searchsorted(images, np.intersect1d(index.without_file, images))
     return replace(
         index,
         paths=tuple(index.paths[image] for image in images),
@@ -150,7 +152,8 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
         boxes=index.boxes[kept],
         polygons=polygons,
         areas=None if index.areas is None else index.areas[kept],
-        crowds=crowds)
+        crowds=crowds,
+        without_file=without_file)
 
 
 def _check_all(sources: LabelSources) -> list[_Checked]:
@@ -239,7 +242,7 @@ def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[
         findings=(*conclude(remarks), *findings),
         areas=_join_areas(images),
         crowds=_join_crowds(images),
-        num_without_file=sum(not image.has_file for image in images),
+        without_file=np.flatnonzero([not image.has_file for image in images]),
         num_clipped=count_of(remarks, "clipped"),
         pixel_values=join_values(facts.values for facts in used_facts if facts.values))
 
@@ -273,8 +276,8 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         images_left_out=sum(finding.image for finding in dropped),
         rows_left_out=sum(finding.row or not finding.image for finding in dropped),
         per_class=tuple(per_class.tolist()),
-        empty_file=without_boxes - index.num_without_file,
-        no_file=index.num_without_file,
+        empty_file=without_boxes - len(index.without_file),
+        no_file=len(index.without_file),
         looked_for=index.looked_for,
         digest=index.digest,
         clipped=index.num_clipped,

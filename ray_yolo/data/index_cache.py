@@ -24,7 +24,7 @@ from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 6  # raise it when label parsing or the file layout changes
+FORMAT = 7  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +67,7 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
         "points": np.concatenate([np.zeros((0, 2), np.float32), *outlines]),
         "findings": _json_array([astuple(finding) for finding in index.findings]),
         "crowds": index.crowds,
-        "without_file": np.array(index.num_without_file),
+        "without_file": index.without_file,
         "clipped": np.array(index.num_clipped),
         "pixel_values": _json_array(index.pixel_values),
     }
@@ -109,7 +109,7 @@ def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIn
             findings=tuple(Finding(*entry) for entry in findings),
             areas=arrays.get("areas"),
             crowds=arrays["crowds"],
-            num_without_file=int(arrays["without_file"]),
+            without_file=arrays["without_file"],
             num_clipped=int(arrays["clipped"]),
             pixel_values=tuple(PixelValues(*row) for row in pixel_values))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):

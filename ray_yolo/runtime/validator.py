@@ -25,7 +25,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
+from ray_yolo.data.index import only_classes, read_index, require_boxes, survey, with_single_class
 from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import WorkerContext, val_loader
@@ -166,8 +166,10 @@ def check(config: ValConfig) -> Checked:
     description = read_description(decided.data)
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
+    index = read_index(description, config.split, options=options)
     # not the recipe's single_cls: weights of one class are compared with all classes only if the user says so
-    index = read_index(description, config.split, single_cls=config.single_cls, options=options)
+    if config.single_cls:
+        index = with_single_class(index)
     index = replace(index, findings=(*description.findings, *index.findings),
                     pixel_range={**index.pixel_range, **trained.pixel_range})
     if config.classes is not None:

@@ -126,6 +126,8 @@ def _read_word(side: str, word: str, common: Mapping[str, SourcedValue], own: Ma
     path = Path(word)
     if word == BASE:
         return _Word()
+    if _is_assignment(word) and not path.exists():  # before the suffixes: data=FILE.yaml
+        return _Word(above=_assignment(side, word))
     if (path / RECORD_FILE).is_file():
         return _Word(below=_settings_of_run(side, path, {**common, **own}))
     if path.is_dir():
@@ -134,7 +136,7 @@ def _read_word(side: str, word: str, common: Mapping[str, SourcedValue], own: Ma
         if _DATA_KEY in load_text_yaml(word).data:
             return _Word(above={"data": SourcedValue(word, side)})
         return _Word(above=read_config_file(word))
-    if path.suffix in (".pt", ".safetensors") and "=" not in word:
+    if path.suffix in (".pt", ".safetensors"):
         return _Word(above={"weights": SourcedValue(word, side)})
     if "=" in word:
         return _Word(above=_assignment(side, word))
@@ -148,6 +150,12 @@ def _read_word(side: str, word: str, common: Mapping[str, SourcedValue], own: Ma
     raise InputError(f"{side}: {word}: no such file, folder or recipe; give {BASE}, a YAML file of settings, a recipe "
                      f"({', '.join(RECIPES)}), the folder of a run, a data set, weights, or PATH=VALUE, such as "
                      "model=yolov5n or data=shapes")
+
+
+def _is_assignment(word: str) -> bool:
+    """Whether a word is a setting and its value, and not the name of a file with an equals sign."""
+    name, equals, _ = word.partition("=")
+    return bool(equals) and canonical(name) in config_fields(CompareConfig)
 
 
 def _settings_of_run(side: str, folder: Path, given: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:

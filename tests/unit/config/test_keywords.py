@@ -28,6 +28,18 @@ def test_a_flag_without_a_value_is_a_keyword_that_is_true() -> None:
     assert read_keywords(PREDICT, {"half": True, "square": False}) == {"precision": "fp16"}
 
 
+@pytest.mark.parametrize("settings", [
+    {"batch": 8, "batch_size": 16}, {"lr0": 0.1, "optimizer": {"lr0": 0.2}}, {"optimizer": {"lr0": 0.2}, "lr0": 0.1},
+    {"quad": True, "augment": {"hsv_h": 0.1}, "hsv_h": 0.2}])
+def test_one_setting_with_two_values_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="with another value; give one of them"):
+        sourced_by_keyword(read_keywords(TRAIN, settings))
+
+
+def test_one_setting_may_be_given_twice_with_one_value() -> None:
+    assert read_keywords(TRAIN, {"batch": 8, "batch_size": 8}) == {"batch_size": 8}
+
+
 @pytest.mark.parametrize(("name", "keyword"), [
     ("train", "amp"), ("train", "verbose"), ("train", "half"), ("train", "device"), ("train", "save"),
     ("train", "plots"), ("train", "pretrained"), ("tune", "iterations"), ("val", "verbose"), ("val", "device"),

@@ -7,7 +7,7 @@ import pytest
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import DatasetDescription, describe
-from ray_yolo.data.index import read_index
+from ray_yolo.data.index import read_index, with_single_class
 from ray_yolo.data.yolo_txt import label_path
 from tests.support.pictures import write_dataset
 
@@ -84,14 +84,14 @@ def test_crowds_and_areas_affect_scoring_but_not_training(tmp_path: Path) -> Non
     rows = [{"bbox": [0, 0, 8, 8], "area": 40.5}, {"bbox": [5, 6, 9, 9], "iscrowd": 1, "area": 70, "category_id": 7},
             {"bbox": [0, 0, 8, 8], "image_id": 1, "area": "x"}, {"bbox": [1, 1, 0, 9], "iscrowd": 1}]
     plain = read_index(write(tmp_path / "plain", content([{**row, "area": 64} for row in rows[::2]])), "train")
-    for single_cls, kind in ((False, 1), (True, 0)):
-        index = read_index(write(tmp_path / "crowded", content(rows)), "train", single_cls=single_cls)
-        assert index.crowds.tolist() == [[0, kind, 5, 6, 14, 15, 70]]
-        assert index.areas is not None
-        assert index.areas.tolist() == [40.5, 64]
-        assert [finding.where[-12:] for finding in index.findings] == ["annotation 1", "annotation 3"]
-        assert "is the first of 2 annotations marked iscrowd; crowds are not trained on" in index.findings[0].what
-    assert read_index(write(tmp_path / "crowded", content(rows)), "train").digest == plain.digest
+    index = read_index(write(tmp_path / "crowded", content(rows)), "train")
+    assert index.crowds.tolist() == [[0, 1, 5, 6, 14, 15, 70]]
+    assert with_single_class(index).crowds.tolist() == [[0, 0, 5, 6, 14, 15, 70]]
+    assert index.areas is not None
+    assert index.areas.tolist() == [40.5, 64]
+    assert [finding.where[-12:] for finding in index.findings] == ["annotation 1", "annotation 3"]
+    assert "is the first of 2 annotations marked iscrowd; crowds are not trained on" in index.findings[0].what
+    assert index.digest == plain.digest
 
 
 def test_an_invalid_outline_leaves_the_box(tmp_path: Path) -> None:

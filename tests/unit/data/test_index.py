@@ -8,7 +8,7 @@ from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
 from ray_yolo.data.dataset_yaml import describe
-from ray_yolo.data.index import read_index
+from ray_yolo.data.index import read_index, with_single_class
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 ROW = "1 0.5 0.5 0.5 0.5\n"
@@ -19,9 +19,9 @@ def names_of(index: AnnotationIndex) -> list[str]:
 
 
 def same(first: AnnotationIndex, second: AnnotationIndex) -> bool:
-    arrays = ("sizes", "offsets", "classes", "boxes", "crowds", "areas")
+    arrays = ("sizes", "offsets", "classes", "boxes", "crowds", "areas", "without_file")
     return (first.paths == second.paths and first.findings == second.findings and first.names == second.names
-            and first.num_without_file == second.num_without_file and first.looked_for == second.looked_for
+            and first.looked_for == second.looked_for
             and all(np.array_equal(getattr(first, name), getattr(second, name)) for name in arrays)
             and first.polygons.keys() == second.polygons.keys()
             and all(np.array_equal(a, b) for key in first.polygons
@@ -97,7 +97,7 @@ def test_the_digest_of_labels_is_that_of_the_first_release(tmp_path: Path) -> No
 
 def test_single_class_makes_every_label_an_item(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": ROW, "b": "0 0.5 0.5 0.5 0.5\n"})
-    single = read_index(description, "train", single_cls=True)
+    single = with_single_class(read_index(description, "train"))
     assert single.names == ("item",)
     assert single.classes.tolist() == [0, 0]
     assert read_index(description, "train").classes.tolist() == [1, 0]

@@ -15,6 +15,7 @@ from ray_yolo.data.index import (
     label_sizes,
     read_index,
     require_boxes,
+    sample_images,
     survey,
 )
 from tests.support.pictures import write_dataset
@@ -34,6 +35,20 @@ def test_a_split_is_counted_by_hand(tmp_path: Path) -> None:
             "images": 5, "boxes": 3, "per_class": [1, 2], "empty_file": 2, "no_file": 1, "images_left_out": 2,
             "rows_left_out": 3, "looked_for": [f"{tmp_path}/labels/*.txt", f"{tmp_path}/images/*.xml"],
             "clipped": 0, "specks": 0, "orphans": 0, "unread": 0, "twins": 0, "notes": []}
+
+
+def test_a_part_of_a_split_is_counted_by_its_own_images(tmp_path: Path) -> None:
+    """Half of the images have no label file, a quarter has an empty one."""
+    labels: dict[str, str | None] = {}
+    for number in range(40):
+        labels[f"{number:02}"] = [ROW, None, "", None][number % 4]
+    index = read_index(write_dataset(tmp_path, labels), "train")
+    for seed in range(5):
+        part = sample_images(index, 0.25, seed)
+        counted = survey(part)
+        kinds = [int(Path(path).stem) % 4 for path in part.paths]
+        assert (counted.images, counted.no_file) == (10, sum(kind in (1, 3) for kind in kinds))
+        assert (counted.empty_file, counted.boxes) == (kinds.count(2), kinds.count(0))
 
 
 def test_a_coco_file_is_where_labels_are_looked_for(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_every_layout_gives_the_same_labels(
     merged = read_index(description, "val")
     assert merged.digest == index.digest
     assert not merged.findings
-    assert merged.num_without_file == 0
+    assert len(merged.without_file) == 0
 
 
 def test_some_classes_are_the_labels_of_these(index: AnnotationIndex) -> None:

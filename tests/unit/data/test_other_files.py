@@ -93,7 +93,7 @@ def test_a_label_file_under_another_spelling_is_read_and_reported(tmp_path: Path
     for _ in range(2):  # from the files, and from the cache
         index = scan(tmp_path, image.split("/")[0])
         assert boxes(index) == {Path(image).name: [BOX]}
-        assert index.num_without_file == 0
+        assert len(index.without_file) == 0
         assert index.other_files.matched == ((str(tmp_path / image), str(tmp_path / label)),)
         assert index.other_files.labels == ()
         note, = survey(index).notes

@@ -42,12 +42,21 @@ def test_classes_that_look_counted_from_1_are_refused(tmp_path: Path, shift: int
         rows = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
         file.write_text("\n".join(f"{int(kind) + shift} {box}" for kind, box in rows))
     data.write_text(f"train: images/train\nval: images/val\nnames: {names}\n")
-    recipe = Recipe(data=str(data))
-    if not refused:
-        read_dataset(recipe)
-        return
-    with pytest.raises(DatasetError, match=r"seem to count from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
-        read_dataset(recipe)
+    for single_cls in (False, True):
+        recipe = Recipe(data=str(data), single_cls=single_cls)
+        if not refused:
+            read_dataset(recipe)
+            continue
+        with pytest.raises(DatasetError, match=r"seem to count from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
+            read_dataset(recipe)
+
+
+def test_some_classes_can_be_trained_as_one(tmp_path: Path) -> None:
+    data = make_dataset(tmp_path, 8)
+    _, train, _ = read_dataset(Recipe(data=str(data), classes=(1,), single_cls=True))
+    _, both, _ = read_dataset(Recipe(data=str(data)))
+    assert train.names == ("item",)
+    assert train.classes.tolist() == [0] * (both.classes == 1).sum()
 
 
 def test_a_processor_multiplies_bf16_if_it_says_so(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def test_a_side_without_settings_of_its_own_has_those_of_the_flags() -> None:
     ("best.pt", {"weights": "best.pt"}),
     ("weights=s3://bucket/best.pt", {"weights": "s3://bucket/best.pt"}),
     ("model=yolov8n", {"model": "yolov8n"}),
+    ("data=data.yaml", {"data": "data.yaml"}),
+    ("weights=best.pt", {"weights": "best.pt"}),
 ])
 def test_a_word_is_read_as_what_it_names(word: str, settings: dict[str, float | str]) -> None:
     a, b = sides("base", word, "--epochs", "4")
