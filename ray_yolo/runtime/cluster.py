@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +164,11 @@ def _shortened(job: str) -> str:
 
 
 def parallel_trainings(placement: Placement, workers: int, gpus: float) -> int:
-    """The number of trainings on `workers` workers each that the whole cluster can hold at once."""
-    total = ray.cluster_resources()
+    """The number of trainings on `workers` workers each that the whole cluster, or else this machine, can hold at
+    once."""
+    total: Mapping[str, float] = {"CPU": cores(), "GPU": torch.cuda.device_count()}
+    if ray.is_initialized():
+        total = ray.cluster_resources()
     needed = {"CPU": placement.cpus * workers, "GPU": gpus * workers}
     return min(count_places(kind, total.get(kind, 0), amount) for kind, amount in needed.items() if amount)
 

@@ -34,7 +34,6 @@ from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.core.system import cores
 from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
@@ -104,7 +103,7 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
 
 
 def room_for_trials(config: TuneConfig, gpus: float) -> int:
-    """The number of trials that fit on the current cluster in parallel; 0: none."""
+    """The number of trials that fit on the current cluster, or else on this machine, in parallel; 0: none."""
     slots = cluster.parallel_trainings(config.placement, config.sweep.workers_per_trial, gpus)
     return slots if config.sweep.max_concurrent == "auto" else min(slots, config.sweep.max_concurrent)
 
@@ -212,8 +211,8 @@ def dry_run(config: TuneConfig) -> PlannedSweep:
 
 def _describe(config: TuneConfig, space: TuneSpace, train: AnnotationIndex) -> list[str]:
     """The trainings of a sweep, line by line."""
-    here = cores() // (config.placement.cpus * config.sweep.workers_per_trial)  # trials that fit on this machine
-    slots = max(1, room_for_trials(config, 0.0) if ray.is_initialized() else int(here))
+    gpus = cluster.planned_gpus(config.placement) or 0.0  # None: the cluster decides, and is not asked here
+    slots = max(1, room_for_trials(config, gpus))
     begun = _begun(config, space, config.recipe, train, slots, {}, {})
     seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
                                      config.sweep.workers_per_trial)

@@ -10,6 +10,7 @@ import torch
 from ray_yolo.cli import parse_tune
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.families import build_model
+from ray_yolo.runtime import cluster
 from ray_yolo.tune import tuner as module
 from ray_yolo.tune.search import SweepConfig
 from ray_yolo.tune.tuner import concurrent_trials, pool_range, room_for_trials, trials_ahead
@@ -24,6 +25,7 @@ def test_trials_have_room_for_all_their_workers_or_none(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, float], gpus: float, limit: object,
         room: int) -> None:
     config = make_sweep(tmp_path, workers_per_trial=2, max_concurrent=limit)
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(module.ray, "cluster_resources", lambda: there)
     assert room_for_trials(config, gpus) == room
     if room:
@@ -31,6 +33,21 @@ def test_trials_have_room_for_all_their_workers_or_none(
     else:
         with pytest.raises(ConfigError, match=r"workers_per_trial: 2 workers need 2 CPU and \d GPU, the cluster has "):
             concurrent_trials(config, gpus)
+
+
+@pytest.mark.parametrize(("gpus", "limit", "line"), [
+    ("0", "auto", "slots: 96 trials at a time"), ("1", "auto", "slots: 8 trials at a time"),
+    ("1", "3", "slots: 3 trials at a time"), ("0.5", "auto", "slots: 16 trials at a time"),
+    ("auto", "auto", "slots: 8 trials at a time")])
+def test_without_a_cluster_a_plan_is_that_of_this_machine(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, limit: str, line: str) -> None:
+    monkeypatch.setattr(cluster, "cores", lambda: 96)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    words = ["--data", "shapes8", "--model", "yolov5n", "--epochs", "2", "--space", "quick", "--trials", "9",
+             "--storage-path", str(tmp_path), "--gpus-per-worker", gpus, "--max-concurrent", limit]
+    notes = module.dry_run(parse_tune(words).config).notes
+    assert any(note.startswith(line) for note in notes), notes
 
 
 @pytest.mark.parametrize(("min_slots", "per_trial", "slots", "expected"), [
