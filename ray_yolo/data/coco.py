@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -33,7 +33,7 @@ from ray_yolo.data.labels import (
 )
 from ray_yolo.data.other_files import resolve_names
 from ray_yolo.data.remarks import CLIPPED_PX, Kind, Remark, combine
-from ray_yolo.data.values import find_class, identity, number, size_conflict, truth
+from ray_yolo.data.values import find_class, folded, identity, number, size_conflict, truth
 
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
 _TOLERANCE = 0.1  # this share of the side, whichever is more
@@ -291,7 +291,8 @@ def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple
 
 
 def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> dict[_Id, dict[str, Any]]:
-    """The categories by id, without Roboflow's first one, which has the data set's name and no annotations."""
+    """The categories by id, without Roboflow's root: it has the data set's name and no annotations. It is the
+    supercategory of the others, or one of them has its name, too."""
     rows: dict[_Id, dict[str, Any]] = {}
     for row in content["categories"]:
         own_id = _id(row, file)
@@ -299,16 +300,15 @@ def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> d
             raise DatasetError(f"{file}: {_text(rows[own_id])} and {_text(row)} are categories with the same id; give "
                                "each category its own id")
         rows[own_id] = row
+    names = Counter(folded(str(row.get("name"))) for row in rows.values())
+    parents = {folded(str(row.get("supercategory"))) for row in rows.values()} - {"none"}
     kept = {}
     for own_id, row in rows.items():
-        is_root = row.get("supercategory") == "none" and own_id not in used and _has_name_of_another(row, rows)
-        if not is_root:
+        name = folded(str(row.get("name")))
+        is_unused_top = row.get("supercategory") == "none" and own_id not in used
+        if not (is_unused_top and (name in parents or names[name] > 1)):
             kept[own_id] = row
     return kept
-
-
-def _has_name_of_another(row: dict[str, Any], rows: dict[_Id, dict[str, Any]]) -> bool:
-    return any(other is not row and other.get("name") == row.get("name") for other in rows.values())
 
 
 def _refuse_repeats(classes: dict[_Id, int], rows: dict[_Id, dict[str, Any]], names: Sequence[str], file: Path) -> None:

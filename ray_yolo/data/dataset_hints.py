@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -66,23 +67,25 @@ def _explain_darknet(path: Path) -> str:
         return ""
     names = _darknet_names(path.parent, entries.get("names", ""))
     lines = [f"`train: {entries.get('train', 'FOLDER')}`", f"`val: {entries.get('valid', 'FOLDER')}`",
-             f"`names: [{names}]`"]
-    return f"is Darknet's description, not YAML; write a YAML file with the lines {', '.join(lines)}"
+             f"`names: {names}`"]
+    return ("is Darknet's description, not YAML; in the folder in which Darknet is started, often "
+            f"{path.absolute().parent.parent}, write a YAML file with the lines {', '.join(lines)}")
 
 
 def _darknet_names(folder: Path, names: str) -> str:
-    """The class names of a Darknet file, which starts relative paths in the folder above its own."""
+    """The class names of a Darknet file, as a YAML list. Darknet is often started in the folder above that
+    of obj.data, where the relative paths start then."""
     if not names:
-        return "..."
+        return "[...]"
     for start in (folder, folder.parent):
         try:
-            lines = (start / names).read_text("utf-8").splitlines()
+            lines = (start / names).read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError, ValueError):
             continue
         found = [line.strip() for line in lines if line.strip()]
         if found:
-            return ", ".join(found)
-    return f"the lines of {names}"
+            return json.dumps(found, ensure_ascii=False)  # quoted: a name may have a comma
+    return f"[the lines of {names}]"
 
 
 def other_spelling(content: Mapping[str, Any], key: str) -> str | None:

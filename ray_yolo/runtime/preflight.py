@@ -257,7 +257,11 @@ def with_workers(config: RunConfig, run: Run | None) -> tuple[RunConfig, str]:
         else:
             number, why = workers_here(torch.cuda.device_count(), placement.gpus_per_worker)
         recipe = run.training.recipe if run else config.recipe
-        number = next((few for few in range(number, 1, -1) if _can_share(recipe, few)), min(number, 1))
+        room = number
+        while number > 1 and not _can_share(recipe, number):
+            number -= 1
+        if number < room:
+            why += f"; a step of this recipe cannot be shared by more than {number}"
     fixed = placement.model_copy(update={"num_workers": number})
     return config.model_copy(update={"placement": fixed}), f"--num-workers auto: {number}, {why}"
 

@@ -126,7 +126,7 @@ DATASETS = [
     ("photo.jpg", "photo.jpg:1: not UTF-8", "give a YAML file"),
     ("set.zip", "set.zip: is an archive", "unpack it, and give its folder or the YAML file in it"),
     ("coco.json", "coco.json: is a JSON file", "`val: {annotations: coco.json, images: FOLDER}`"),
-    ("obj.data", "obj.data: is Darknet's description, not YAML", "`val: data/val.txt`, `names: [cat, dog]`"),
+    ("obj.data", "obj.data: is Darknet's description, not YAML", "`val: data/val.txt`, `names: [\"cat\", \"dog\"]`"),
     ("valid.yaml", "valid.yaml:3: valid: is not read", "write `val:` instead"),
     ("capital.yaml", "capital.yaml:2: Train: is not read", "write `train:` instead"),
     ("classes.yaml", "classes.yaml:4: classes: is not read", "write `names:` instead"),

@@ -158,12 +158,12 @@ def test_a_cluster_decides_but_no_step_has_fewer_parts_than_workers(tmp_path: Pa
     monkeypatch.setattr("ray_yolo.runtime.cluster.connect", lambda placement: 1.0)
     monkeypatch.setattr("ray_yolo.runtime.cluster.free_nodes", lambda placement: [NodeResources(64, 6.0)])
     given = {"num_workers": "auto", "address": "10.0.0.1:6379"}
-    for batch, workers in ((None, 6), (16, 4)):
+    for batch, workers, limit in ((None, 6, ""), (16, 4, "; a step of this recipe cannot be shared by more than 4")):
         config = make_config(tmp_path, 0, given, epochs=1, batch_size=batch, microbatch=None,
                              optimizer={"nominal_batch": 4})
         chosen, why = with_workers(config, None)
         assert (chosen.placement.num_workers, why) == (
-            workers, f"--num-workers auto: {workers}, free GPUs: 6")
+            workers, f"--num-workers auto: {workers}, free GPUs: 6{limit}")
 
 
 def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(

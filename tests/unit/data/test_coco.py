@@ -248,6 +248,18 @@ def test_what_an_annotation_says_and_is_not_used_is_reported(
     assert bool(index.findings) == bool(what)
 
 
+@pytest.mark.parametrize(("root", "names", "mapped"), [
+    ("pets", ["Katze", "Hund"], True),  # the supercategory of the others: Katze is cat, Hund is dog
+    ("pets", ["cat", "dog"], False), ("CAT", ["cat", "dog"], False)])
+def test_the_root_of_roboflow_is_no_class(tmp_path: Path, root: str, names: list[str], mapped: bool) -> None:
+    value = content([{"bbox": [1, 1, 9, 9], "category_id": number} for number in (1, 2)])
+    children = [{"id": number, "name": name, "supercategory": root} for number, name in enumerate(names, 1)]
+    value["categories"] = [{"id": 0, "name": root, "supercategory": "none"}, *children]
+    index = read_index(write(tmp_path, value), "train")
+    assert index.classes.tolist() == [0, 1]
+    assert ["Katze is cat" in finding.what for finding in index.findings] == [True] * mapped
+
+
 def test_a_bbox_of_corners_is_refused(tmp_path: Path) -> None:
     """As Detectron2 numbers them; 1 is COCO's own."""
     rows: list[dict[str, Any]] = [{"bbox": [0, 0, 9, 9], "bbox_mode": 0}, {"bbox": [0, 0, 9, 9]}]

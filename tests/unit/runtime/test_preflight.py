@@ -25,6 +25,7 @@ from ray_yolo.runtime.preflight import (
     planned_recipe,
     read_dataset,
     resolve_recipe,
+    with_workers,
 )
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks.report import fine_tuning_line
@@ -57,6 +58,14 @@ def test_some_classes_can_be_trained_as_one(tmp_path: Path) -> None:
     _, both, _ = read_dataset(Recipe(data=str(data)))
     assert train.names == ("item",)
     assert train.classes.tolist() == [0] * (both.classes == 1).sum()
+
+
+def test_a_number_of_workers_that_a_step_limits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config = make_config(tmp_path, 0, {"num_workers": "auto", "gpus_per_worker": 1}, batch_size=16, microbatch=4)
+    chosen, why = with_workers(config, None)
+    assert chosen.placement.num_workers == 4
+    assert why == "--num-workers auto: 4, 8 GPUs here; a step of this recipe cannot be shared by more than 4"
 
 
 def test_a_processor_multiplies_bf16_if_it_says_so(tmp_path: Path) -> None:
