@@ -130,7 +130,8 @@ class GraphedForward:
         except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
             self._failed = True
             reason = " ".join(str(error).split())[:200]
-            self._complaint = f"the network runs without CUDA graphs: {reason}; --no-cuda-graphs does not try them"
+            self._complaint = (f"no further shape is recorded as a CUDA graph: {reason}; --no-cuda-graphs does not "
+                               "try it")
             return None
         self._recordings[key] = recording
         return recording

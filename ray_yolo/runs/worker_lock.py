@@ -66,4 +66,5 @@ def _processes_in(path: Path) -> str:
         with contextlib.suppress(ValueError):  # two clients of a network file system may have mixed their lines
             node, space, pid = line.split("\t")
             processes.append(Process(node, space, int(pid)))
-    return ", ".join(f"process {each.pid} on {each.node}" for each in processes if not each.has_ended)
+    living = [f"process {each.pid} on {each.node}" for each in processes if not each.has_ended]
+    return ", ".join(living) or f"unknown ones; {path} is locked"

@@ -240,11 +240,12 @@ class MlflowRecord:
         plan = plan_run(events, _parent_run(self._folder, self._uri))
         if plan is None:
             return
+        if ended:
+            self._stop_monitor()  # first: delivery may have to be tried again long after the training
         with explained(self._uri):
             run_id = self._delivery.deliver(plan, with_files=ended)
         if ended:
             (self._folder / OWED_FILE).unlink(missing_ok=True)
-            self._stop_monitor()
         elif self._measures and self._monitor is None:
             self._start_monitor(run_id)
 

@@ -55,6 +55,16 @@ def test_an_object_without_a_valid_box_is_left_out() -> None:
         assert parse(item("dog", 1, 1, 5, 5), item("cat", *sides)) == ([1], [[0, 0, 5, 5]], [True]), sides
 
 
+def test_an_object_of_which_it_is_not_clear_whether_it_is_difficult_is_left_out() -> None:
+    unclear = item("cat", 1, 1, 5, 5).replace("</object>", "<difficult>maybe</difficult></object>")
+    content = f"<annotation>{unclear}{item('dog', 1, 1, 5, 5)}</annotation>"
+    read = parse_voc(content.encode(), (48, 64), LabelRules(NAMES), "a.xml")
+    assert read.labels.classes.tolist() == [1]
+    [finding] = read.findings
+    assert (finding.where, finding.dropped) == ("a.xml: object 1", True)
+    assert "has the difficult 'maybe', which is neither 0 nor 1" in finding.what
+
+
 def test_objects_of_unnamed_classes_are_left_out_and_all_reported() -> None:
     content = f"<annotation>{item('Katze', 1, 1, 5, 5)}{item('dog', 1, 1, 5, 5)}{item('owl', 1, 1, 5, 5)}</annotation>"
     read = parse_voc(content.encode(), (48, 64), LabelRules(NAMES), "a.xml")
