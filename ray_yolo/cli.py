@@ -315,8 +315,10 @@ def serve(argv: Sequence[str] | None = None) -> int:
 
 
 def checks(argv: Sequence[str] | None = None) -> int:
-    """Show versions, devices, cluster and storage, or a data set, on one page. Returns 4 if a check fails, and 2 if a
-    training would refuse the data set."""
+    """Show versions, devices, cluster and storage, or a data set, on one page.
+
+    Returns 4 if a check fails, and 2 if a training would refuse the data set.
+    """
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.checks", description=(
         "Versions, devices, cluster and storage on one page, for a bug report. With --data: what a training would read "
         "from a data set, without training."))
@@ -363,7 +365,10 @@ def _check_data(data: str, storage_path: str) -> int:
 
 
 def sync(argv: Sequence[str] | None = None) -> int:
-    """Complete the records of a run or sweep: pictures, tables, MLflow. Returns 3 if some cannot be completed."""
+    """Complete the records of a run or sweep: pictures, tables, MLflow.
+
+    Returns 3 if some cannot be completed.
+    """
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=(
         "Complete the records of a run or sweep from its log: tables, pictures, TensorBoard's files, the MLflow run, "
         "files in a bucket. What is complete is not made again."))
@@ -387,8 +392,10 @@ def sync(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Check a run or sweep, and compare it with another one. Returns 3 if a check fails, or with --exit-code what
-    `git bisect run` expects."""
+    """Check a run or sweep, or compare it with another one.
+
+    Returns 3 if a check fails, or with --exit-code what `git bisect run` expects.
+    """
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
         "Check every checkpoint and weights file of a run against its manifest, or compute all decisions of a sweep "
         "again. With a second run, compare their weights bit by bit at every step that both have saved; with a second "
@@ -518,7 +525,7 @@ def console() -> int:
         if name not in ("-h", "--help"):
             raise InputError(f"{name}: no such command; the commands are {', '.join(commands)}")
         print("\n".join(["ray_yolo COMMAND ...; each has --help", *(
-            f"    {known:<8} {command.__doc__}" for known, command in commands.items()), "", "examples:", *(
+            f"    {known:<8} {(command.__doc__ or '').splitlines()[0]}" for known, command in commands.items()), "", "examples:", *(
             f"    {line}\n        {effect}" for line, effect in EXAMPLES)]))
         return 0
 

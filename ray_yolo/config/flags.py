@@ -318,20 +318,23 @@ def _give(given: dict[str, SourcedValue], path: str, new: SourcedValue) -> None:
     given[path] = new
 
 
-class _Device(argparse.Action):
-    """YOLOv5's --device: Ray assigns GPUs to workers, so only 'cpu' and '' are supported.
+_WORKERS_HAVE_GPUS = "Ray assigns the devices; set their number with --num-workers and --gpus-per-worker"
+_REPLICAS_HAVE_GPUS = "Ray assigns the devices; set their number with --gpus-per-replica"
+_NO_GPUS = "this command runs on the CPU; omit it"
 
-    `const`: whether the command can use GPUs.
+
+class _Device(argparse.Action):
+    """YOLOv5's --device: Ray assigns GPUs, so only 'cpu' and '' are supported.
+
+    `const`: the advice for other values.
     """
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
-        if values == "cpu" and self.const:
+        if values == "cpu" and self.const == _WORKERS_HAVE_GPUS:
             _give(namespace.given, "gpus_per_worker", SourcedValue("0", "--device cpu"))
         elif values not in ("cpu", ""):
-            advice = ("Ray assigns the devices; set their number with --num-workers and --gpus-per-worker" if self.const
-                      else "this command runs on the CPU; omit it")
-            raise InputError(f"--device {values}: {advice}")
+            raise InputError(f"--device {values}: {self.const}")
 
 
 class _UnsupportedFlag(argparse.Action):
@@ -376,12 +379,14 @@ def _help(field: ConfigField) -> str:
 def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
     for flag, (path, value) in command.switches.items():
         group.add_argument(flag, dest=path, action=_Note, nargs=0, const=value, help=f"same as --set {path}={value}")
-    can_use_gpus = "gpus_per_worker" in config_fields(command.model)
-    if can_use_gpus:
-        text = "cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself"
+    fields = config_fields(command.model)
+    if "gpus_per_worker" in fields:
+        advice, text = _WORKERS_HAVE_GPUS, "cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself"
+    elif "gpus_per_replica" in fields:
+        advice, text = _REPLICAS_HAVE_GPUS, "cpu: the default; for GPUs give --gpus-per-replica"
     else:
-        text = "cpu only: this command uses no GPU"
-    group.add_argument("--device", action=_Device, const=can_use_gpus, help=text)
+        advice, text = _NO_GPUS, "cpu only: this command uses no GPU"
+    group.add_argument("--device", action=_Device, const=advice, help=text)
     for flag, answer in command.unsupported.items():
         group.add_argument(flag, action=_UnsupportedFlag, nargs="?", metavar="X", help=answer)
 

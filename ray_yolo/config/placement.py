@@ -33,7 +33,7 @@ class Placement(ConfigModel):
     accelerator_type: str = ""
     """Type of GPU to request, by Ray's names (A100, H100, ...)."""
     address: str = ""
-    """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
+    """Ray cluster to use; '': RAY_ADDRESS, else the one that `ray start` started on this machine, else a private one."""
     workers: int = Field(-1, ge=-1, le=256)
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
     1, at most 64."""
@@ -64,7 +64,8 @@ class Placement(ConfigModel):
     priority: int = Field(0, ge=-10, le=10)
     """Of a range of workers: those above the minimum leave for jobs of equal or higher priority that wait."""
     max_failures: int = Field(3, ge=-1)
-    """Consecutive worker failures allowed without a new checkpoint; -1: no limit."""
+    """Consecutive worker failures allowed without progress (a step if other workers continue, else a new checkpoint);
+    -1: no limit."""
     wait_for_resources: float = Field(15.0, ge=0.0)
     """Seconds to wait before giving up on workers that the cluster can never provide (exit 4)."""
     save_period: int = Field(-1, ge=-1)

@@ -179,7 +179,7 @@ class Recipe(ConfigModel):
     changes: Annotated[
         tuple[Change, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
-    """Settings of the next four sections that change during training, each 'EPOCHS: NAME=VALUE ...': the values hold
+    """Settings of optimizer, schedule, loss and augment that change during training, each 'EPOCHS: NAME=VALUE ...': the values hold
     after that many epochs. The best weights and patience restart there."""
     optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
     schedule: sections.ScheduleConfig = sections.ScheduleConfig()

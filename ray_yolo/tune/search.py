@@ -47,7 +47,7 @@ class SweepConfig(ConfigModel):
     """Trials at the same virtual time, which determine the results that a proposal can use. Equal numbers make equal
     sweeps on any cluster; 0: chosen by the first start for its cluster."""
     keep_weights: bool = False
-    """Keep the weights and checkpoints of every trial, not only those of the best one."""
+    """Keep the weights and checkpoints of every trial, not only those of the best one and of paused ones."""
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files: their genes are tried first."""
 

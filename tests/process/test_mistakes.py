@@ -102,6 +102,7 @@ WORDS = [
     ("tune --data DATA --space good.yaml --trials 0", "--trials: got '0'", ">= 1"),
     ("tune --data DATA --space good.yaml --workers-per-trial 0", "--workers-per-trial: got '0'", ">= 1"),
     ("tune --evolve", "--evolve: not needed", "use --space evolve --trials N"),
+    ("serve --weights BEST --device 0", "--device 0", "set their number with --gpus-per-replica"),
     ("serve", "weights is required", "such as runs/train/exp/weights/best.pt"),
     ("serve --weights BEST --conf 3", "--conf: confidence: got '3'", "< 1.0"),
     ("serve --weights nowhere.pt", "weights: nowhere.pt", "no such weights file"),
