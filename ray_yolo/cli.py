@@ -524,9 +524,13 @@ def console() -> int:
             return 0
         if name not in ("-h", "--help"):
             raise InputError(f"{name}: no such command; the commands are {', '.join(commands)}")
-        print("\n".join(["ray_yolo COMMAND ...; each has --help", *(
-            f"    {known:<8} {(command.__doc__ or '').splitlines()[0]}" for known, command in commands.items()), "", "examples:", *(
-            f"    {line}\n        {effect}" for line, effect in EXAMPLES)]))
+        print("ray_yolo COMMAND ...; each has --help")
+        for known, command in commands.items():
+            first_line = (command.__doc__ or "").splitlines()[0]
+            print(f"    {known:<8} {first_line}")
+        print("\nexamples:")
+        for line, effect in EXAMPLES:
+            print(f"    {line}\n        {effect}")
         return 0
 
     return run(start)

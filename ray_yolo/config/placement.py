@@ -33,7 +33,7 @@ class Placement(ConfigModel):
     accelerator_type: str = ""
     """Type of GPU to request, by Ray's names (A100, H100, ...)."""
     address: str = ""
-    """Ray cluster to use; '': RAY_ADDRESS, else the one that `ray start` started on this machine, else a private one."""
+    """Ray cluster to use; '': RAY_ADDRESS, else the one that `ray start` started here, else a private one."""
     workers: int = Field(-1, ge=-1, le=256)
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
     1, at most 64."""

@@ -179,8 +179,8 @@ class Recipe(ConfigModel):
     changes: Annotated[
         tuple[Change, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
-    """Settings of optimizer, schedule, loss and augment that change during training, each 'EPOCHS: NAME=VALUE ...': the values hold
-    after that many epochs. The best weights and patience restart there."""
+    """Settings of optimizer, schedule, loss and augment that change during training, each 'EPOCHS: NAME=VALUE ...': the
+    values hold after that many epochs. The best weights and patience restart there."""
     optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
     schedule: sections.ScheduleConfig = sections.ScheduleConfig()
     loss: sections.LossConfig = sections.LossConfig()

@@ -10,10 +10,11 @@ import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -377,12 +378,18 @@ class Session:
         self.context.activity.enter("computing")
 
     def _compare(self, collectives: Collectives) -> None:
-        """Compare the weights of those workers of a group that have its newest state. All workers get `_agreed`."""
-        own = [self.state.progress.step if self._has_state else -1, self._agreed, int(fingerprint(self.components))]
-        rows = collectives.gather(torch.tensor([own])).tolist()
-        step, self._agreed = max(row[0] for row in rows), max(row[1] for row in rows)
-        weights = [row[2] for row in rows if row[0] == step]
-        if len(set(weights)) == 1:
+        """Compare the weights of those workers of a group that have its newest state. All workers get `_agreed`.
+
+        Raises:
+            WrongWeightsError, PeerLostError: see `compare_weights`.
+        """
+        step = self.state.progress.step if self._has_state else -1
+        own = _Standing(step, self._agreed, int(fingerprint(self.components)))
+        standings = [_Standing(*row) for row in collectives.gather(torch.tensor([own])).tolist()]
+        self._agreed = max(each.agreed for each in standings)
+        newest = max(each.step for each in standings)
+        votes = Counter(each.weights for each in standings if each.step == newest)
+        if len(votes) == 1:
             return
         self._has_state = False
         self._await_saver()
@@ -390,13 +397,14 @@ class Session:
             # a barrier: a worker that left earlier would appear lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
         if collectives.worker == 0:  # faulty workers have contributed to checkpoints since the last comparison
-            self._warn(f"the workers' weights differ after step {step}: training goes back to the newest checkpoint on "
-                       "which they agreed")
+            self._warn(f"the workers' weights differ after step {newest}: training goes back to the newest checkpoint "
+                       "on which they agreed")
             self._remove_uncompared()
-        if own[0] == step and 2 * weights.count(own[2]) <= len(weights):
-            raise WrongWeightsError(f"the weights after step {step} are not those of the other workers: memory or "
+        has_majority = 2 * votes[own.weights] > votes.total()
+        if own.step == newest and not has_majority:
+            raise WrongWeightsError(f"the weights after step {newest} are not those of the other workers: memory or "
                                     "arithmetic that is broken, or a processor of another kind")
-        raise PeerLostError(f"a worker had other weights than the rest after step {step}")
+        raise PeerLostError(f"a worker had other weights than the rest after step {newest}")
 
     def _remove_uncompared(self) -> None:
         """Remove the checkpoints after the last step on which all workers agreed.
@@ -485,6 +493,14 @@ class Session:
         except OSError as error:  # a TimeoutError is one
             self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
         self.context.activity.enter("computing")
+
+
+class _Standing(NamedTuple):
+    """What a worker knows when weights are compared."""
+
+    step: int  # of its state; -1: it has none
+    agreed: int  # newest step after which it has compared its weights
+    weights: int  # their fingerprint
 
 
 @dataclass

@@ -191,13 +191,18 @@ def _start_over(components: TrainComponents) -> TrainState:
 
 
 def sync_from_peer(components: TrainComponents, state: TrainState, generation: Generation) -> TrainState:
-    """The state of the most advanced worker, from its memory; `state` if no worker is behind. Collective."""
+    """The state of the most advanced worker, from its memory. Collective.
+
+    That worker keeps its own, and so do all if none is behind. If one is, all others get a copy, also those that have
+    an equal state.
+    """
     if not generation.behind:
         return state
     collectives, source = generation.collectives, cast(int, generation.source)
-    own = capture(components, state, {}) if collectives.worker == source else None
-    shared = collectives.broadcast_state(own, source)
-    return state if own else restore(components, shared)
+    if collectives.worker == source:
+        collectives.broadcast_state(capture(components, state, {}), source)
+        return state
+    return restore(components, collectives.broadcast_state(None, source))
 
 
 def about(spec: TrainSpec) -> dict[str, Any]:

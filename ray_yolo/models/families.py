@@ -198,16 +198,17 @@ def _with_rows(detector: Detector, state: Mapping[str, Tensor], classes: GivenCl
 def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool,
              classes: GivenClasses | None = None) -> dict[str, Tensor]:
     """The tensors of a state whose name and shape are those of a model's tensor."""
-    given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
     if classes is not None:
-        given = _with_rows(detector, given, classes)
+        tensors = _with_rows(detector, tensors, classes)
     fitting: dict[str, Tensor] = {}
     for name, tensor in own.items():
-        is_kept = keep_anchors and name.endswith(".anchors")
-        if name in given and given[name].shape == tensor.shape and not is_kept:
-            fitting[name] = given[name]
+        if keep_anchors and name.endswith(".anchors"):
+            continue
+        if name in tensors and tensors[name].shape == tensor.shape:
+            fitting[name] = tensors[name]
     if not fitting:
-        raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(given)} given ones; "
-                              f"expected names such as {next(iter(own))}")
+        raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(tensors)} given "
+                              f"ones; expected names such as {next(iter(own))}")
     return fitting

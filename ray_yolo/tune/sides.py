@@ -101,11 +101,13 @@ def settings_of_sides(config: CompareConfig, origins: Mapping[str, str]) -> tupl
 
 def _settings_of(side: str, word: str, extra: tuple[str, ...], common: Mapping[str, SourcedValue]
                  ) -> dict[str, SourcedValue]:
-    own: dict[str, SourcedValue] = {}
+    """The settings of a side. Precedence, lowest first: what a named recipe or a run has, the common flags, what the
+    side's word gives itself, and its --set-a or --set-b."""
+    added: dict[str, SourcedValue] = {}
     for text in extra:
-        own |= _assignment(f"--set-{side.lower()}", text)
-    meaning = _read_word(side, word, common, own)
-    own = {**meaning.above, **own}
+        added |= _assignment(f"--set-{side.lower()}", text)
+    meaning = _read_word(side, word, common, added)
+    own = {**meaning.above, **added}
     _check_settings(own)
     below = {path: value for path, value in meaning.below.items() if path != "seed"}
     return {**below, **common, **own}
