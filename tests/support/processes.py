@@ -34,9 +34,12 @@ def on_machine(machine: Path, *words: str | Path) -> Iterator[subprocess.Popen[b
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that live, in the order of their starts."""
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()]
+    """The processes that a process has started and that live, in the order of their starts; none if it has ended."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may have ended meanwhile
+            found += map(int, file.read_text().split())
+    return found
 
 
 def descendants(pid: int) -> list[int]:
