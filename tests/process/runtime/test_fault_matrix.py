@@ -9,6 +9,7 @@ workers are in tests/cluster/test_faults.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -96,9 +97,10 @@ class Training:
         while True:
             found = []
             for pid in descendants(self.process.pid):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-                if all(word in line for word in words):
-                    found.append(pid)
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended meanwhile
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+                    if all(word in line for word in words):
+                        found.append(pid)
             if found:
                 return found[-1]
             assert self.process.poll() is None, self.process.stderr.read().decode()
