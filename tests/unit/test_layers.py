@@ -5,6 +5,7 @@ modules import Ray, MLflow, torch.distributed and obstore.
 import ast
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,13 @@ def within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
-def mentions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+@cache  # two tests look at all modules
+def mentions(source: str) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of everything that is imported, and of bare names and attributes."""
+    return tuple(_mentions(ast.parse(source)))
+
+
+def _mentions(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         match node:
             case ast.Import():
@@ -76,13 +82,13 @@ def objection(path: str, name: str) -> str | None:
 
 def breaches(path: str, source: str) -> list[str]:
     """`file:line: name: reason` of every breach of the rule in one module of the package."""
-    found = [(line, name, objection(path, name)) for line, name in mentions(ast.parse(source))]
+    found = [(line, name, objection(path, name)) for line, name in mentions(source)]
     return [f"ray_yolo/{path}:{line}: {name}: {reason}" for line, name, reason in found if reason]
 
 
 def imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """The modules of the package that one of them imports."""
-    for _, name in mentions(ast.parse(path.read_text("utf-8"))):
+    for _, name in mentions(path.read_text("utf-8")):
         module = name.removeprefix("ray_yolo.")
         if within(name, "ray_yolo"):
             yield from modules.keys() & {module, module.rpartition(".")[0]}
