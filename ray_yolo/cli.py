@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import io
 import os
 import select
@@ -215,6 +216,7 @@ def train(argv: Sequence[str] | None = None) -> int:
     parsed = parse_train(argv)
     if not parsed.config.placement.resume:
         check_model_name(parsed.config.recipe.model)
+    _load_numpy()
     from ray_yolo.runtime import trainer
 
     config, origins, is_dry_run = parsed
@@ -245,6 +247,7 @@ def tune(argv: Sequence[str] | None = None) -> int:
     """Search for a better recipe by many trainings."""
     parsed = parse_tune(argv)
     check_model_name(parsed.config.recipe.model)
+    _load_numpy()
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import tuner
 
@@ -281,6 +284,7 @@ def compare(argv: Sequence[str] | None = None) -> int:
 def val(argv: Sequence[str] | None = None) -> int:
     """Validate trained weights."""
     parsed = parse_val(argv)
+    _load_numpy()
     from ray_yolo.runtime.validator import check, validate
 
     return _act(parsed, validate, lambda config: check(config)[0])
@@ -289,6 +293,7 @@ def val(argv: Sequence[str] | None = None) -> int:
 def predict(argv: Sequence[str] | None = None) -> int:
     """Detect in images and videos."""
     parsed = parse_predict(argv)
+    _load_numpy()
     from ray_yolo.runtime import predictor
 
     return _act(parsed, predictor.predict, lambda config: predictor.check(config)[0])
@@ -297,6 +302,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
 def export(argv: Sequence[str] | None = None) -> int:
     """Write trained weights for other programs."""
     parsed = parse_export(argv)
+    _load_numpy()
     from ray_yolo.inference.export import check, export
 
     return _act(parsed, lambda config: print(export(config)), lambda config: check(config)[0])
@@ -307,6 +313,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
     parsed = parse_serve(argv)
     if not (is_address(parsed.config.weights) or os.path.isfile(parsed.config.weights)):
         raise InputError(f"weights: {parsed.config.weights}: no such weights file")
+    _load_numpy()
     try:
         from ray_yolo.runtime import serving
     except ImportError as error:
@@ -455,6 +462,7 @@ def replay(argv: Sequence[str] | None = None) -> int:
     run = parsed.config.run
     if not is_address(run):
         _require_log(Path(run))
+    _load_numpy()
     from ray_yolo.runtime import replay as replay_module
 
     return _act(parsed, replay_module.replay, lambda config: replay_module.check(config).config)
@@ -612,6 +620,15 @@ def _has_no_reader(file_number: int) -> bool:
     poll = select.poll()
     poll.register(file_number, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _load_numpy() -> None:
+    """Import NumPy, before torch imports it in native code.
+
+    torch drops the exceptions of that import, also the one of a signal: the command would go on, perhaps with half of
+    NumPy.
+    """
+    importlib.import_module("numpy")
 
 
 def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config]) -> int:

@@ -60,7 +60,12 @@ class Media(NamedTuple):
     @property
     def is_stream(self) -> bool:
         """Whether it is a camera or a network stream, which may not end."""
-        return self.path.isdigit() or bool(_STREAM.match(self.path))
+        return _is_number(self.path) or bool(_STREAM.match(self.path))
+
+
+def _is_number(path: str) -> bool:
+    """Whether a source is the number of a camera."""
+    return path.isascii() and path.isdecimal()  # int() refuses the ² that `isdigit` takes
 
 
 def suffix(path: str) -> str:
@@ -75,7 +80,7 @@ def find_media(source: str) -> list[Media]:
     Raises:
         InputError: if there are none, or the list names a file that does not exist.
     """
-    if _STREAM.match(source) or (source.isdigit() and not os.path.exists(source)):
+    if _STREAM.match(source) or (_is_number(source) and not os.path.exists(source)):
         shown = redact(source)
         if _WEB.match(source) and suffix(source.partition("?")[0]) in SUFFIXES:
             raise InputError(f"source: {shown}: is the address of a picture, and addresses are read as videos; save "
@@ -252,7 +257,7 @@ def read_video(path: str) -> Iterator[np.ndarray]:
         UnreadableImageError: if there is none.
     """
     with _plain_path(path) as plain:
-        video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(plain, cv2.CAP_FFMPEG)
+        video = cv2.VideoCapture(int(path)) if _is_number(path) else cv2.VideoCapture(plain, cv2.CAP_FFMPEG)
         try:
             ok, frame = video.read()
             if not ok:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
@@ -248,6 +249,24 @@ def write_tables(output: Output, predictions: Sequence[Prediction], names: Seque
         atomic_write(output.folder / "predictions.csv", to_csv(predictions, names))
 
 
+def own_ids(index: AnnotationIndex, description: DatasetDescription, split: str
+            ) -> list[tuple[int | str, dict[int, object]]]:
+    """Each image's id, and the category ids by class; see `coco_results`.
+
+    Raises:
+        InputError: if two images have the same id.
+    """
+    sources = LabelSources(description, split)
+    ids = [sources.own_ids(path) for path in index.paths]
+    paths: dict[int | str, str] = {}
+    for path, (image_id, _) in zip(index.paths, ids, strict=True):
+        if image_id in paths:
+            raise InputError(f"save_json: {paths[image_id]} and {path} have the same image_id, {image_id}; give the "
+                             "images names of their own, or their COCO files ids of their own, or use --coco")
+        paths[image_id] = path
+    return ids
+
+
 def coco_results(table: np.ndarray, index: AnnotationIndex, description: DatasetDescription, split: str
                  ) -> list[dict[str, Any]]:
     """Rows of image_id, category_id, bbox (x, y, width, height) and score for COCO evaluators.
@@ -255,8 +274,7 @@ def coco_results(table: np.ndarray, index: AnnotationIndex, description: Dataset
     Ids are those of the split's COCO files. Without them, the image id is the file's stem (as an integer if it is one)
     and the category id is the class number. `table` has the detections of an `Evaluation`.
     """
-    sources = LabelSources(description, split)
-    ids = [sources.own_ids(path) for path in index.paths]
+    ids = own_ids(index, description, split)
     rows = []
     for image, x1, y1, x2, y2, score, kind, _ in table.tolist():
         image_id, category_ids = ids[int(image)]

@@ -59,6 +59,9 @@ def fork_settings(source: str, given: Mapping[str, SourcedValue]) -> dict[str, S
     inherited = _differing(_recipe_of(record, given))
     for path in _NOT_INHERITED:
         inherited.pop(path, None)
+    if "classes" in inherited and "data" in given and "classes" not in given:
+        raise InputError(f"--from {source}: that run was trained on the classes {inherited['classes']} of its data "
+                         f"set, and {given['data'].origin} names another one, whose numbers may differ; give --classes")
     inherited |= {"weights": str(weights), "match_classes": True}
     return {path: SourcedValue(value, f"--from {source}") for path, value in inherited.items()}
 

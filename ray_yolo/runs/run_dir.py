@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -267,6 +268,7 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
         raise InputError(f"resume: {resume} is neither a run folder nor inside one (a run folder holds run.json)")
     if (folder / FINISHED).exists():
         raise InputError(f"resume: {location(folder)} is finished; start a new run with {_weights_flag(folder)}")
+    _refuse_older_state(path, folder)
     run = _open(folder)
     if isinstance(run.record, SweepRecord):
         run.release()
@@ -276,6 +278,20 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
         raise InputError(f"resume: {folder} is a sweep; to continue it, run its python -m ray_yolo.tune command again "
                          f"(--space {shlex.quote(run.record.space)})")
     return _checked_settings(recipe, run)
+
+
+def _refuse_older_state(path: Path, folder: Path) -> None:
+    """Refuse a path in a run folder that names an older state than the newest, from which the run continues.
+
+    Raises:
+        InputError: for an older checkpoint, or the weights of an epoch.
+    """
+    names = [each.name for each in newest_first(folder)]
+    older = {*names[1:]} & {*path.relative_to(folder).parts}
+    if older or re.fullmatch(r"epoch[0-9]+\.pt", path.name):
+        newest = names[0] if names else "none"
+        raise InputError(f"resume: {path}: a run continues from its newest checkpoint, {newest}; give the run's "
+                         "folder, or start another run from these weights with --weights or --from")
 
 
 def _run_around(path: Path) -> Path | None:

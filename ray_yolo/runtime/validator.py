@@ -39,7 +39,7 @@ from ray_yolo.engine.evaluate import (
     per_class,
     twelve_numbers,
 )
-from ray_yolo.inference.output import coco_results, write_label_files
+from ray_yolo.inference.output import coco_results, own_ids, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
@@ -177,6 +177,8 @@ def check(config: ValConfig) -> Checked:
         index = only_classes(index, config.classes)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
+    if config.save_json:
+        own_ids(index, description, config.split)
     trained, note = _with_classes_of(trained, decided, index.names)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)  # refuses a GPU that is not there

@@ -70,6 +70,15 @@ def test_a_fork_has_the_recipe_with_the_given_changes(parent: Path) -> None:
     assert parsed.origins["epochs"] == "--epochs"
 
 
+def test_classes_by_number_are_not_inherited_for_another_data_set(tmp_path: Path) -> None:
+    run = fit(make_config(tmp_path, 0, epochs=1, classes=(1,)), quiet=True).run_dir
+    other = make_dataset(tmp_path / "other")
+    with pytest.raises(InputError, match=r"trained on the classes \[1\] of its data set, and --data names another one"):
+        forked(run, "--data", str(other))
+    assert forked(run, "--data", str(other), "--classes", "0").classes == (0,)
+    assert forked(run).classes == (1,)
+
+
 def test_a_fork_keeps_the_optimiser_of_its_run(tmp_path: Path) -> None:
     """Also where it is the default of a training from scratch, which one from weights does not have."""
     config = make_config(tmp_path, 0, epochs=1)

@@ -16,7 +16,7 @@ from pycocotools.cocoeval import COCOeval
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.core.errors import CheckpointError, DatasetError
+from ray_yolo.core.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.inference.predictor import Trained, load_trained
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS
@@ -230,6 +230,15 @@ def test_validation_finds_what_prediction_finds_in_jpegs_of_any_size(weights: Pa
         corners = np.column_stack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]])
         assert np.abs(corners - np.asarray(found.boxes.xyxy)).max() < 2e-3, number
         assert np.abs(scores - np.asarray(found.boxes.conf)).max() < 2e-5, number
+
+
+def test_images_of_one_name_are_refused_where_it_would_be_their_id(weights: Path, tmp_path: Path) -> None:
+    for folder in ("cam0", "cam1"):
+        write_image(tmp_path / "images" / folder / "0001.jpg", smooth_picture(48, 64))
+    yaml = tmp_path / "data.yaml"
+    yaml.write_text(f"train: images\nval: images\nnames: [{', '.join(NAMES)}]\n")
+    with pytest.raises(InputError, match=r"cam0/0001\.jpg and .*cam1/0001\.jpg have the same image_id, 1; give"):
+        run(weights, Set(yaml, [], []), tmp_path, coco=False, allow_empty=True, save_json=True)
 
 
 def test_settings_change_what_they_name(weights: Path, data: Set, tmp_path: Path, local: ValResult) -> None:

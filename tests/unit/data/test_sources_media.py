@@ -93,7 +93,7 @@ def test_a_missing_file_of_a_list_is_named_with_its_line(folder: Path) -> None:
         find_media(str(folder / "list.txt"))
 
 
-@pytest.mark.parametrize("source", ["nowhere", "x.pdf", "*.gif", "ftp://host/a.mp4", "file:///etc/hosts"])
+@pytest.mark.parametrize("source", ["nowhere", "x.pdf", "*.gif", "ftp://host/a.mp4", "file:///etc/hosts", "²"])
 def test_a_source_without_files_is_refused(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(InputError, match=r"^source: "):

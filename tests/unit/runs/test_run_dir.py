@@ -161,6 +161,17 @@ def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path:
         start(resume="auto")
 
 
+def test_resume_refuses_a_state_that_is_not_the_newest(start: Open) -> None:
+    run = start(name="mine")
+    for step in (1, 2):
+        save(run.folder, step, "last", f"epoch{step}")
+    run.release()
+    for older in ("checkpoints/step-1", "checkpoints/step-1/state.pt", "weights/epoch2.pt"):
+        with pytest.raises(InputError, match="a run continues from its newest checkpoint, step-2; give the run's"):
+            start(resume=str(run.folder / older))
+    start(resume=str(run.folder / "checkpoints" / "step-2"))
+
+
 def test_resume_takes_what_was_asked_for_or_decided_and_no_other_setting(tmp_path: Path) -> None:
     """Settings that are given as they are by default count, too."""
     where = Placement(storage_path=str(tmp_path), project="p", name="mine")
