@@ -135,8 +135,9 @@ def _row(item: _Object, size: tuple[int, int], rules: LabelRules) -> LabelRow:
     place = item.place
     if item.repeated:
         raise UnreadableLabelsError(place, f"has more than one {min(item.repeated)}")
-    difficult = item.texts.get("difficult")
-    if truth(difficult) is None:
+    difficult = item.texts.get("difficult", "")
+    is_stated = difficult.strip().lower() != "unspecified"  # some files say so, as of poses
+    if is_stated and truth(difficult) is None:
         raise UnreadableLabelsError(place, f"has the difficult {short(difficult)}, which is neither 0 nor 1")
     sides = [number(item.texts.get(side)) for side in _SIDES]
     left, above, right, below = sides
