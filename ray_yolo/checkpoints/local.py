@@ -141,7 +141,7 @@ def remove_newer(run_dir: Path, newer_than: int) -> None:
     for manifest in (run_dir / "weights").glob("*.json"):
         if step_shown(manifest.read_bytes()) > newer_than:
             manifest.unlink()  # first: a state without a manifest is linked anew
-            manifest.with_suffix(".pt").unlink()
+            manifest.with_suffix(".pt").unlink(missing_ok=True)
     _link_weights(run_dir)
 
 
