@@ -318,23 +318,38 @@ def _give(given: dict[str, SourcedValue], path: str, new: SourcedValue) -> None:
     given[path] = new
 
 
-_WORKERS_HAVE_GPUS = "Ray assigns the devices; set their number with --num-workers and --gpus-per-worker"
-_REPLICAS_HAVE_GPUS = "Ray assigns the devices; set their number with --gpus-per-replica"
-_NO_GPUS = "this command runs on the CPU; omit it"
+class _DeviceRule(NamedTuple):
+    """What --device does in a command."""
+
+    gpus: str  # the setting that `cpu` sets to 0; '': none, as the command uses the CPU by default
+    advice: str  # for other values
+    help: str
+
+
+def _device_rule(fields: Mapping[str, ConfigField]) -> _DeviceRule:
+    if "gpus_per_worker" in fields:
+        return _DeviceRule("gpus_per_worker",
+                           "Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
+                           "cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself")
+    if "gpus_per_replica" in fields:
+        return _DeviceRule("gpus_per_replica", "Ray assigns the devices; set their number with --gpus-per-replica",
+                           "cpu: same as --gpus-per-replica 0, the default")
+    return _DeviceRule("", "this command runs on the CPU; omit it", "cpu only: this command uses no GPU")
 
 
 class _Device(argparse.Action):
     """YOLOv5's --device: Ray assigns GPUs, so only 'cpu' and '' are supported.
 
-    `const`: the advice for other values.
+    `const`: its `_DeviceRule`.
     """
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
-        if values == "cpu" and self.const == _WORKERS_HAVE_GPUS:
-            _give(namespace.given, "gpus_per_worker", SourcedValue("0", "--device cpu"))
+        rule: _DeviceRule = self.const
+        if values == "cpu" and rule.gpus:
+            _give(namespace.given, rule.gpus, SourcedValue("0", "--device cpu"))
         elif values not in ("cpu", ""):
-            raise InputError(f"--device {values}: {self.const}")
+            raise InputError(f"--device {values}: {rule.advice}")
 
 
 class _UnsupportedFlag(argparse.Action):
@@ -379,14 +394,8 @@ def _help(field: ConfigField) -> str:
 def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
     for flag, (path, value) in command.switches.items():
         group.add_argument(flag, dest=path, action=_Note, nargs=0, const=value, help=f"same as --set {path}={value}")
-    fields = config_fields(command.model)
-    if "gpus_per_worker" in fields:
-        advice, text = _WORKERS_HAVE_GPUS, "cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself"
-    elif "gpus_per_replica" in fields:
-        advice, text = _REPLICAS_HAVE_GPUS, "cpu: the default; for GPUs give --gpus-per-replica"
-    else:
-        advice, text = _NO_GPUS, "cpu only: this command uses no GPU"
-    group.add_argument("--device", action=_Device, const=advice, help=text)
+    rule = _device_rule(config_fields(command.model))
+    group.add_argument("--device", action=_Device, const=rule, help=rule.help)
     for flag, answer in command.unsupported.items():
         group.add_argument(flag, action=_UnsupportedFlag, nargs="?", metavar="X", help=answer)
 

@@ -249,38 +249,42 @@ def write_tables(output: Output, predictions: Sequence[Prediction], names: Seque
         atomic_write(output.folder / "predictions.csv", to_csv(predictions, names))
 
 
-def own_ids(index: AnnotationIndex, description: DatasetDescription, split: str
-            ) -> list[tuple[int | str, dict[int, object]]]:
-    """Each image's id, and the category ids by class; see `coco_results`.
+class CocoIds(NamedTuple):
+    """The ids of an image and of its classes in `coco_results`."""
+
+    image: int | str
+    categories: dict[int, object]  # by class number; of other classes it is that number
+
+
+def coco_ids(index: AnnotationIndex, description: DatasetDescription, split: str) -> list[CocoIds]:
+    """The ids of each image: those of the split's COCO files. Without them, the image id is the file's stem (as an
+    integer if it is one).
 
     Raises:
         InputError: if two images have the same id.
     """
     sources = LabelSources(description, split)
-    ids = [sources.own_ids(path) for path in index.paths]
+    ids = [CocoIds(*sources.own_ids(path)) for path in index.paths]
     paths: dict[int | str, str] = {}
-    for path, (image_id, _) in zip(index.paths, ids, strict=True):
-        if image_id in paths:
-            raise InputError(f"save_json: {paths[image_id]} and {path} have the same image_id, {image_id}; give the "
+    for path, own in zip(index.paths, ids, strict=True):
+        if own.image in paths:
+            raise InputError(f"save_json: {paths[own.image]} and {path} have the same image_id, {own.image}; give the "
                              "images names of their own, or their COCO files ids of their own, or use --coco")
-        paths[image_id] = path
+        paths[own.image] = path
     return ids
 
 
-def coco_results(table: np.ndarray, index: AnnotationIndex, description: DatasetDescription, split: str
-                 ) -> list[dict[str, Any]]:
+def coco_results(table: np.ndarray, ids: Sequence[CocoIds]) -> list[dict[str, Any]]:
     """Rows of image_id, category_id, bbox (x, y, width, height) and score for COCO evaluators.
 
-    Ids are those of the split's COCO files. Without them, the image id is the file's stem (as an integer if it is one)
-    and the category id is the class number. `table` has the detections of an `Evaluation`.
+    `table` has the detections of an `Evaluation`, `ids` those of its images.
     """
-    ids = own_ids(index, description, split)
     rows = []
     for image, x1, y1, x2, y2, score, kind, _ in table.tolist():
-        image_id, category_ids = ids[int(image)]
+        own = ids[int(image)]
         bbox = (x1, y1, x2 - x1, y2 - y1)
-        rows.append({"image_id": image_id,
-                     "category_id": category_ids.get(int(kind), int(kind)),
+        rows.append({"image_id": own.image,
+                     "category_id": own.categories.get(int(kind), int(kind)),
                      "bbox": [round(value, 3) for value in bbox],
                      "score": round(score, 5)})
     return rows

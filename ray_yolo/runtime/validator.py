@@ -23,7 +23,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
+from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey, with_single_class
 from ray_yolo.data.labels import LabelOptions
@@ -39,7 +39,7 @@ from ray_yolo.engine.evaluate import (
     per_class,
     twelve_numbers,
 )
-from ray_yolo.inference.output import coco_results, own_ids, write_label_files
+from ray_yolo.inference.output import CocoIds, coco_ids, coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
@@ -77,7 +77,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         ResourcesError: if there is no such GPU, or the cluster can never hold the workers.
         TrainingError: if a worker fails.
     """
-    config, trained, description, index, note = check(config)
+    config, trained, ids, index, note = check(config)
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         from ray_yolo.runtime import cluster
@@ -107,7 +107,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     rows = [row.model_dump() for row in classes]
     coco = twelve_numbers(evaluation, index) if config.coco else {}
     result = ValResult(folder, evaluation.summary, evaluation.losses, rows, coco, evaluation.speed)
-    if failed := _write(config, evaluation, description, index, folder):
+    if failed := _write(config, evaluation, ids, index, folder):
         report(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     where = location(folder)
     record = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
@@ -119,14 +119,14 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     return result
 
 
-def _write(config: ValConfig, evaluation: Evaluation, description: DatasetDescription, index: AnnotationIndex,
-           folder: Path) -> list[str]:
+def _write(config: ValConfig, evaluation: Evaluation, ids: Sequence[CocoIds], index: AnnotationIndex, folder: Path
+           ) -> list[str]:
     """Write the requested files and the same pictures as in training. Returns the pictures that could not be drawn."""
     failed: Failed = {}
     if config.save_txt:
         write_label_files(evaluation.detections, index, folder, scores=config.save_conf)
     if config.save_json:
-        rows = coco_results(evaluation.detections, index, description, config.split)
+        rows = coco_results(evaluation.detections, ids)
         atomic_write(folder / "detections.json", json.dumps(rows))
     assert config.imgsz, "the configuration is decided"
     if config.worst:
@@ -141,7 +141,7 @@ class Checked(NamedTuple):
 
     config: ValConfig  # with the settings of the weights
     trained: Trained  # its classes are those of the data set
-    description: DatasetDescription
+    ids: Sequence[CocoIds]  # of the images, for `save_json`; else empty
     labels: AnnotationIndex
     note: str  # on the classes; '' if data set and weights name the same
 
@@ -177,12 +177,11 @@ def check(config: ValConfig) -> Checked:
         index = only_classes(index, config.classes)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
-    if config.save_json:
-        own_ids(index, description, config.split)
+    ids = coco_ids(index, description, config.split) if config.save_json else []
     trained, note = _with_classes_of(trained, decided, index.names)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)  # refuses a GPU that is not there
-    return Checked(decided, trained, description, index, note)
+    return Checked(decided, trained, ids, index, note)
 
 
 def _with_classes_of(trained: Trained, config: ValConfig, names: Sequence[str]) -> tuple[Trained, str]:

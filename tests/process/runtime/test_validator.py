@@ -27,7 +27,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
-from ray_yolo.inference.output import coco_results
+from ray_yolo.inference.output import coco_ids, coco_results
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
@@ -230,9 +230,10 @@ def test_results_for_coco_have_the_ids_of_the_file(tmp_path: Path) -> None:
     description = describe({"val": "instances_val.json", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
     index = read_index(description, "val")
     found = detections(index, 0)
+    ids = coco_ids(index, description, "val")
     with contextlib.redirect_stdout(io.StringIO()):
         known: Any = COCO(str(file))
-        evaluation: Any = COCOeval(known, known.loadRes(coco_results(found, index, description, "val")), "bbox")
+        evaluation: Any = COCOeval(known, known.loadRes(coco_results(found, ids)), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
