@@ -260,6 +260,15 @@ def test_the_root_of_roboflow_is_no_class(tmp_path: Path, root: str, names: list
     assert ["Katze is cat" in finding.what for finding in index.findings] == [True] * mapped
 
 
+def test_the_root_of_roboflow_is_no_class_by_its_place_either(tmp_path: Path) -> None:
+    """With it, there would be as many categories as classes, and Katze, the second one, would be dog."""
+    value = content([{"bbox": [1, 1, 9, 9], "category_id": 1}])
+    value["categories"] = [{"id": 0, "name": "animals", "supercategory": "none"},
+                           {"id": 1, "name": "Katze", "supercategory": "animals"}]
+    with pytest.raises(DatasetError, match="its 1 categories do not match the 2 classes of the description"):
+        read_index(write(tmp_path, value), "train")
+
+
 def test_a_bbox_of_corners_is_refused(tmp_path: Path) -> None:
     """As Detectron2 numbers them; 1 is COCO's own."""
     rows: list[dict[str, Any]] = [{"bbox": [0, 0, 9, 9], "bbox_mode": 0}, {"bbox": [0, 0, 9, 9]}]
