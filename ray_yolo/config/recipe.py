@@ -128,7 +128,7 @@ class Recipe(ConfigModel):
     seed: int = Field(0, ge=0, lt=2**32)
     """Determines initial weights, order of samples and every augmentation."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of forward and backward; auto: bf16 on GPUs and on CPUs that multiply it, else fp32."""
+    """Arithmetic of forward and backward; auto: bf16 on GPUs and on CPUs where it is faster, else fp32."""
     no_tf32: bool = False
     """On GPUs, convolutions of fp32 keep all bits of their inputs. By default they round them to TF32, as torch does,
     which is faster; bf16 and fp16 are not affected."""
@@ -287,7 +287,7 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False,
     | threads | 1 with exact |
 
     Args:
-        bf16: whether the workers' CPUs multiply bf16 in hardware.
+        bf16: whether the workers' CPUs are faster in bf16.
         images_per_worker: result of AutoBatch under `batch_size: -1`.
 
     Raises:

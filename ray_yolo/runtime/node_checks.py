@@ -30,7 +30,7 @@ from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
-from ray_yolo.core.system import multiplies_bf16
+from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.data.remote import WAIT_SECONDS, snapshot
 from ray_yolo.runtime import cluster
@@ -194,9 +194,9 @@ def make_snapshots(*indices: AnnotationIndex) -> None:
                 _log.warning("node %s: %s", name, line)
 
 
-def all_multiply_bf16() -> bool:
-    """Whether the processors of the other nodes support bf16 multiplication."""
-    return all(supported for supported, _ in _run_on(other_nodes(), multiplies_bf16).values())
+def bf16_is_faster_everywhere() -> bool:
+    """Whether the processors of the other nodes multiply bf16 faster than fp32."""
+    return all(supported for supported, _ in _run_on(other_nodes(), is_bf16_faster).values())
 
 
 def describe_cluster(address: str) -> tuple[list[str], bool]:

@@ -35,7 +35,7 @@ from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.core.system import multiplies_bf16
+from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.index import label_sizes, read_splits, refuse_count_from_one, require_boxes, select_part
 from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
@@ -217,11 +217,11 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     if asked.weights:  # workers have other working directories
         asked = asked.model_copy(update={"weights": absolute_weights(asked.weights)})
     asked = fine_tuned(asked, len(train), len(train.names))
-    bf16 = asked.precision == "auto" and not gpus and multiplies_bf16()
+    bf16 = asked.precision == "auto" and not gpus and is_bf16_faster()
     if bf16 and placement.num_workers != 0:
         from ray_yolo.runtime import node_checks  # here, as below: Ray takes seconds
 
-        bf16 = node_checks.all_multiply_bf16()
+        bf16 = node_checks.bf16_is_faster_everywhere()
     decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16)
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
@@ -281,11 +281,11 @@ def _can_share(recipe: Recipe, num_workers: int) -> bool:
 
 
 def slower_precision(run: Run, gpus: float) -> str:
-    """A warning if this machine's processor does not support the run's precision; '': no warning."""
-    if run.training.recipe.precision != "bf16" or gpus or multiplies_bf16():
+    """A warning if this machine's processor is slower in the run's precision than in fp32; '': no warning."""
+    if run.training.recipe.precision != "bf16" or gpus or is_bf16_faster():
         return ""
-    return (f"{run.folder} trains in bf16, which this processor does not multiply: its steps are slower and round "
-            "differently; a new run (--name, --precision fp32) has fp32")
+    return (f"{run.folder} trains in bf16, in which this processor is slower than in fp32; a new run "
+            "(--name, --precision fp32) has fp32")
 
 
 def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
@@ -294,14 +294,14 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     `gpus` of each worker are None if unknown. With `auto` workers the batch stays open, too.
     """
     asked = fine_tuned(asked, len(train), len(train.names))
-    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16())
+    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=is_bf16_faster())
     left_open: list[str] = []
     is_measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0  # by AutoBatch, on a worker
     if is_measured or placement.num_workers == "auto":
         left_open += ["batch_size", "microbatch"]
-    # The workers of a cluster may have other processors than this one, which multiplies bf16.
+    # The workers of a cluster may have other processors than this one, which is faster in bf16.
     on_other_processors = not gpus and placement.num_workers != 0 and cluster_asked_for(placement)
-    if gpus is None or (on_other_processors and multiplies_bf16()):
+    if gpus is None or (on_other_processors and is_bf16_faster()):
         left_open.append("precision")
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 

@@ -66,7 +66,7 @@ def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(folder / "cache"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("ray_yolo.runtime.preflight.is_bf16_faster", lambda: False)
     before = signal.getsignal(signal.SIGTERM)
 
     def enter(line: str) -> Ended:

@@ -528,7 +528,7 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
 
 def test_the_record_of_a_run_has_the_request_and_the_decisions(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("ray_yolo.runtime.preflight.is_bf16_faster", lambda: False)
     result = fit(make_config(tmp_path, 0, epochs=1, precision="auto"), quiet=True)
     record = json.loads((result.run_dir / "run.json").read_text())
     assert record["asked"]["precision"] == "auto"

@@ -14,7 +14,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
-from ray_yolo.core.system import multiplies_bf16
+from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import map_on_workers, preflight
@@ -68,24 +68,40 @@ def test_a_number_of_workers_that_a_step_limits_says_so(tmp_path: Path, monkeypa
     assert why == "--num-workers auto: 4, 8 GPUs here; a step of this recipe cannot be shared by more than 4"
 
 
-def test_a_processor_multiplies_bf16_if_it_says_so(tmp_path: Path) -> None:
-    processors = {"fpu avx512f avx512_bf16": True, "fpu amx_bf16 amx_tile": True, "fpu avx512f avx512_bf16x": False,
-                  "": False}
-    for flags, known in processors.items():
-        path = tmp_path / f"cpuinfo {flags}"
-        path.write_text(f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: {flags}\n\n")
-        assert multiplies_bf16(path) is known, flags
-    assert not multiplies_bf16(tmp_path / "nowhere")
+@pytest.mark.parametrize(("processor", "faster"), [
+    ("Cooper Lake: GenuineIntel avx512_bf16", False),
+    ("Sapphire Rapids: GenuineIntel avx512_bf16 amx_bf16 amx_tile amx_int8", True),
+    ("Sapphire Rapids, AMX masked: GenuineIntel avx512_bf16", False),
+    ("Zen 4: AuthenticAMD avx512_bf16 avx512_vnni", True),
+    ("Zen 5: AuthenticAMD avx_vnni avx512_bf16 avx512_vp2intersect", True),
+    ("Zen 3: AuthenticAMD avx2", False),
+    ("Cascade Lake: GenuineIntel avx512f avx512_vnni", False),
+    ("Zen, a longer word: AuthenticAMD avx512_bf16x", False)])
+def test_processors_that_are_faster_in_bf16(tmp_path: Path, processor: str, faster: bool) -> None:
+    """By the lines of /proc/cpuinfo; the name of a model decides nothing."""
+    name, _, recorded = processor.partition(": ")
+    vendor, *flags = recorded.split()
+    core = f"vendor_id\t: {vendor}\nmodel name\t: {name} avx512_bf16 amx_bf16\nflags\t\t: fpu {' '.join(flags)}\n"
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\n{core}\nprocessor\t: 1\n{core}\n")
+    assert is_bf16_faster(path) is faster
+
+
+def test_a_machine_without_processor_flags_keeps_fp32(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    assert not is_bf16_faster(path)
+    path.write_text("")
+    assert not is_bf16_faster(path)
 
 
 @pytest.mark.parametrize(("here", "others", "gpus", "asked", "decided"), [
     (True, True, 0.0, "auto", "bf16"), (False, True, 0.0, "auto", "fp32"), (True, False, 0.0, "auto", "fp32"),
     (False, False, 1.0, "auto", "bf16"), (True, True, 0.0, "fp32", "fp32")])
-def test_auto_is_bf16_where_every_workers_processor_multiplies_it(
+def test_auto_is_bf16_where_it_is_faster_everywhere(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, others: bool, gpus: float, asked: str,
         decided: str) -> None:
-    monkeypatch.setattr(preflight, "multiplies_bf16", lambda: here)
-    monkeypatch.setattr("ray_yolo.runtime.node_checks.all_multiply_bf16", lambda: others)
+    monkeypatch.setattr(preflight, "is_bf16_faster", lambda: here)
+    monkeypatch.setattr("ray_yolo.runtime.node_checks.bf16_is_faster_everywhere", lambda: others)
     config = make_config(tmp_path, 2, precision=asked)
     _, train, _ = read_dataset(config.recipe)
     assert first_record(config, train, gpus, ["train"]).recipe.precision == decided
@@ -93,14 +109,14 @@ def test_auto_is_bf16_where_every_workers_processor_multiplies_it(
 
 def test_a_run_in_bf16_on_a_processor_without_it_is_a_warning(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(preflight, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(preflight, "is_bf16_faster", lambda: True)
     config = make_config(tmp_path, 0, precision="auto", epochs=1)
     _, train, _ = read_dataset(config.recipe)
     begin_run(config.placement, first_record(config, train, 0.0, ["train"])).release()
-    monkeypatch.setattr(preflight, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(preflight, "is_bf16_faster", lambda: False)
     result = fit(config, quiet=True)
     assert yaml.safe_load((result.run_dir / "opt.yaml").read_text())["recipe"]["precision"] == "bf16"
-    assert "trains in bf16, which this processor does not multiply" in capsys.readouterr().err
+    assert "trains in bf16, in which this processor is slower than in fp32" in capsys.readouterr().err
 
 
 def test_autobatch_is_decided_by_the_smallest_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
