@@ -16,8 +16,8 @@ def format_cell(value: float | None, decimals: int = 4) -> str:
 
 
 def format_count(value: float, noun: str) -> str:
-    """'1 epoch', '2 epochs', '2 processes'."""
-    plural = noun if value == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    """'1 epoch', '2 epochs', '2 processes', '2 microbatches'."""
+    plural = noun if value == 1 else f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
     return f"{value if isinstance(value, int) else format(value, 'g')} {plural}"
 
 

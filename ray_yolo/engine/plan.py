@@ -104,6 +104,20 @@ class Plan:
             return [count] * num_workers
         return [len(numbers) for numbers in sharding.shards_by_speed(count, seconds or (1.0,) * num_workers)]
 
+    def idle_share(self, epoch: int, num_workers: int) -> float:
+        """The share of the workers' time in an epoch's steps in which they have no microbatch, at equal speed.
+
+        With W workers, a step of m microbatches takes the time of ceil(m / W) of them. So over the steps of the epoch
+
+            idle = 1 - sum of m / sum of W ceil(m / W)
+
+        Under sync_bn, each worker has a part of every microbatch.
+        """
+        if self.recipe.sync_bn:
+            return 0.0
+        counts = [self.microbatches(step) for step in self.steps(epoch)]
+        return 1 - sum(counts) / sum(num_workers * math.ceil(count / num_workers) for count in counts)
+
     def loader_batch(self, num_workers: int, worker: int) -> int:
         """Images of a worker's full microbatch, the batch size of its loader."""
         _, size = resolved_batch(self.recipe)

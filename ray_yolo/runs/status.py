@@ -17,6 +17,7 @@ from ray_yolo.core.events import (
     Event,
     Frozen,
     RunEvent,
+    ShardEvent,
     StartEvent,
     StepEvent,
     WarningEvent,
@@ -101,6 +102,8 @@ def describe_run(run_dir: Path) -> list[str]:
         lines.append(_progress(events, now))
     if isinstance(balance := last_of(events, StartEvent, BalanceEvent), BalanceEvent):  # of this group of workers
         lines.append(balance.line)
+    if shares := _shares(events):
+        lines.append(shares)
     cost = measure_goodput(events)
     if cost.restarts or cost.regroupings:
         lines.append(cost.line)
@@ -137,6 +140,16 @@ def _progress(events: Sequence[Event], now: float) -> str:
     assert isinstance(last, (StepEvent, EpochEvent)), "the caller has seen one"
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
     return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
+
+
+def _shares(events: Sequence[Event]) -> str:
+    """The share of the images that each worker computed in the last epoch that is logged; '' with one worker."""
+    shards = [event for event in events if isinstance(event, ShardEvent)]
+    images = {shard.worker: shard.images for shard in shards if shard.epoch == shards[-1].epoch}
+    if len(images) < 2 or not any(images.values()):
+        return ""
+    shares = [f"{100 * images[worker] / sum(images.values()):.0f}" for worker in sorted(images)]
+    return f"images of epoch {shards[-1].epoch + 1} by worker: {', '.join(shares)} %"
 
 
 def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:

@@ -19,7 +19,7 @@ import torch
 
 from ray_yolo.checkpoints.local import check_weights, slim_weights
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import AUTO_BATCH, Recipe
 from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.structures import AnnotationIndex
@@ -27,11 +27,11 @@ from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.devices import local_device
+from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.runs.run_record import TransferRecord
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import await_former_workers
 from ray_yolo.runtime.graceful_stop import extend_if_saved, graceful_signals
@@ -51,7 +51,14 @@ from ray_yolo.runtime.resources import Images, NodeResources, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
-from ray_yolo.sinks.report import dry_placement_line, fine_tuning_line, placement_line, tf32_line, transfer_line
+from ray_yolo.sinks.report import (
+    dry_placement_line,
+    fine_tuning_line,
+    idle_line,
+    placement_line,
+    tf32_line,
+    transfer_line,
+)
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
@@ -198,15 +205,13 @@ def dry_run(config: RunConfig) -> Planned:
 
         asked = config.recipe
         recipe = planned_recipe(asked, placement, train, cluster.planned_gpus(placement))
-    return Planned(config.model_copy(update={"recipe": recipe}), _planned_notes(asked, recipe, transfer))
-
-
-def _planned_notes(asked: Recipe, recipe: Recipe, transfer: TransferRecord | None) -> tuple[str, ...]:
     notes = [dry_placement_line(asked, recipe), placement_line(asked, recipe), fine_tuning_line(asked, recipe)]
+    if recipe.batch_size not in (None, AUTO_BATCH) and recipe.microbatch:
+        notes.append(idle_line(Plan(recipe, len(train)), placement.max_workers))
     if transfer:
         notes += [transfer.note, transfer_line(transfer, recipe.weights)]
         notes += [f"new values: {name}" for name in transfer.left_out]
-    return tuple(note for note in notes if note)
+    return Planned(config.model_copy(update={"recipe": recipe}), tuple(note for note in notes if note))
 
 
 def _find(config: RunConfig) -> Run | None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import (
     AUTO_BATCH,
+    LEAST_MICROBATCH,
     QUAD,
     Recipe,
     accumulate_batches,
     default_microbatch,
+    divisors,
     resolved_batch,
 )
 from ray_yolo.config.sections import OptimizerConfig
@@ -37,6 +39,7 @@ from ray_yolo.core.events import (
 from ray_yolo.core.formatting import format_cell, format_count, format_duration, format_number
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.data.index import first_paths
+from ray_yolo.engine.plan import Plan
 from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_record import TransferRecord
@@ -53,6 +56,7 @@ _RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that ar
 _LAYERS_SHOWN = 3  # of those that initial weights do not cover
 _CLASSES_SHOWN = 20  # on the console; the event log has all
 _ROWS_PER_HEADER = 30
+_IDLE_SHARE = 0.1  # of the workers' time in the first epoch; more is told at the start
 _SMOOTHING = 0.9  # of images per second, over step events
 
 
@@ -324,6 +328,39 @@ def placement_line(asked: Recipe, decided: Recipe) -> str:
         return ""
     flags = f"--batch-size {batch}" + ("" if asked.sync_bn else f" --microbatch {micro}")
     return f"{what}; the same weights on another number of workers: add {flags}"
+
+
+def idle_line(plan: Plan, num_workers: int) -> str:
+    """How many workers have no work at the start, until when, and the flag that mends it; '' up to 10 % of the time of
+    the first epoch.
+
+    YOLOv5's warm-up accumulates 1, 2, ... batches a step, so its first steps have the fewest microbatches. After the
+    warm-up, the idle share of an epoch stays what it is.
+    """
+    idle = plan.idle_share(0, num_workers)
+    if idle <= _IDLE_SHARE:
+        return ""
+    settled = min(math.ceil(plan.warmup / plan.batches), plan.recipe.epochs - 1)
+    busy = next((epoch for epoch in range(1, settled + 1) if plan.idle_share(epoch, num_workers) <= _IDLE_SHARE), None)
+    until = f"until epoch {busy + 1}" if busy else "in every epoch"
+    batch, micro = resolved_batch(plan.recipe)
+    parts = plan.microbatches(plan.steps(0)[0])
+    line = (f"{num_workers} workers are idle for {100 * idle:.0f} % of their time in the first epoch: its first step "
+            f"has {format_count(parts, 'microbatch')} of {micro} images")
+    if parts < num_workers:
+        line += f", so {format_count(num_workers - parts, 'worker')} without work"
+    line += f", {until}"
+    smaller = {}
+    for size in divisors(batch):
+        if min(LEAST_MICROBATCH, batch) <= size < micro and not (plan.recipe.quad and size % QUAD):
+            mended = Plan(plan.recipe.model_copy(update={"microbatch": size}), plan.num_images)
+            smaller[size] = mended.idle_share(0, num_workers)
+    if not smaller or min(smaller.values()) >= idle:
+        return line
+    # The largest one that suffices: BatchNorm averages over a microbatch, and a smaller one costs launches.
+    best = max((size for size, share in smaller.items() if share <= _IDLE_SHARE),
+               default=min(smaller, key=lambda size: (smaller[size], -size)))
+    return f"{line}; with --microbatch {best}, a new training with other weights, {100 * smaller[best]:.0f} %"
 
 
 def tf32_line(decided: Recipe, gpus: float | None) -> str:

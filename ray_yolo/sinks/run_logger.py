@@ -29,19 +29,19 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
 from ray_yolo.data.notes import file_lines
 from ray_yolo.engine.build import TrainSpec
+from ray_yolo.engine.plan import Plan
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder
 from ray_yolo.runs.fork import lineage_line
 from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, open_log
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
-from ray_yolo.runs.run_record import RunRecord
 from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import requested_tracking
 from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, RecordSink, waiting_limit
-from ray_yolo.sinks.report import fine_tuning_line, placement_line, transfer_line
+from ray_yolo.sinks.report import fine_tuning_line, idle_line, placement_line, transfer_line
 from ray_yolo.sinks.results_csv import ResultsCsv, edited_options, write_options
 from ray_yolo.sinks.upload import LogUpload
 
@@ -194,13 +194,17 @@ def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> 
         run_id=run_id, name=run.folder.name, recipe=spec.recipe.model_dump(mode="json"),
         placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
         num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
-        provenance=run.training.provenance, notes=_start_notes(run.training),
+        provenance=run.training.provenance, notes=_start_notes(run, spec, placement),
         tracking=requested_tracking(), forked_from=run.training.forked_from)
 
 
-def _start_notes(record: RunRecord) -> tuple[str, ...]:
-    """What the user must know of a start: settings that follow the placement, and initial weights."""
+def _start_notes(run: Run, spec: TrainSpec, placement: Placement) -> tuple[str, ...]:
+    """What the user must know of a start: settings that follow the placement, workers without work, and initial
+    weights."""
+    record = run.training
     notes = [placement_line(record.asked, record.recipe), fine_tuning_line(record.asked, record.recipe)]
+    if not run.has_checkpoints:  # The workers that wait are those of the first epochs.
+        notes.append(idle_line(Plan(spec.recipe, len(spec.train)), placement.max_workers))
     if record.forked_from:
         notes.append(lineage_line(record.forked_from))
     if record.transfer:

@@ -10,6 +10,7 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.engine.plan import Plan, ShardSampler, Step
 from ray_yolo.ops.seeding import epoch_order
+from ray_yolo.sinks.report import idle_line
 
 
 def make_plan(num_images: int = 37, **recipe: object) -> Plan:
@@ -143,3 +144,29 @@ def test_rates_use_the_steps_last_batch_and_the_integer_epoch() -> None:
     assert rates.lr == pytest.approx((0.01 * (0.4 * 0.99 + 0.01),) * 3)
     first = plan.rates(plan.steps(0)[0], 0)
     assert first.lr == pytest.approx((0.1, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(("num_workers", "settings"), [
+    (1, {}), (2, {"microbatch": 16}), (4, {"microbatch": 16}), (3, {"microbatch": 4}), (2, {"microbatch": 8}),
+    (5, {"batch_size": 8, "microbatch": 4}), (3, {"sync_bn": True, "microbatch": None})])
+def test_idle_share_is_that_of_the_shards(num_workers: int, settings: dict[str, object]) -> None:
+    """Against a slow loop over the shards: a step lasts as long as the largest one. 205 images, as BCCD has."""
+    plan = make_plan(205, **settings)
+    for epoch in (0, 1, 5, 40):
+        worked = lasted = 0
+        for step in plan.steps(epoch):
+            sizes = [len(plan.shard(step, worker, num_workers)) for worker in range(num_workers)]
+            worked += sum(sizes)
+            lasted += max(sizes) * num_workers
+        assert plan.idle_share(epoch, num_workers) == pytest.approx(1 - worked / lasted), epoch
+
+
+def test_idle_line_of_a_warm_up() -> None:
+    """BCCD with a batch of 16: its first epoch has steps of one microbatch, so half of two workers' time is idle."""
+    plan = make_plan(205, microbatch=None)
+    assert idle_line(plan, 1) == ""
+    assert idle_line(plan, 2) == (
+        "2 workers are idle for 50 % of their time in the first epoch: its first step has 1 microbatch of 16 images, "
+        "so 1 worker without work, until epoch 3; with --microbatch 8, a new training with other weights, 0 %")
+    assert idle_line(make_plan(205, microbatch=8), 2) == ""
+    assert "in every epoch" in idle_line(make_plan(640, batch_size=64, microbatch=16), 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import BalanceEvent, WarningEvent, WorkerEvent
+from ray_yolo.core.events import BalanceEvent, ShardEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs import status
 from ray_yolo.runs.event_log import EVENTS_FILE
@@ -45,6 +45,16 @@ def test_the_shards_of_this_group_of_workers_are_shown_if_they_are_balanced(held
     assert describe_run(held)[2] == line
     run_log.write(held / EVENTS_FILE, [*TRAINING, balance, run_log.start(7, regrouped=True)])
     assert line not in describe_run(held)
+
+
+def test_shares_of_work_are_those_of_the_last_epoch(held: Path) -> None:
+    """An idle worker of a warm-up is visible: it computed none of the images."""
+    def shard(worker: int, epoch: int, images: int) -> ShardEvent:
+        return ShardEvent(worker=worker, epoch=epoch, step=7, images=images, wait_seconds=0.0, seconds=1.0, node="n0",
+                          pid=40 + worker)
+
+    run_log.write(held / EVENTS_FILE, [*TRAINING, shard(0, 0, 100), shard(1, 0, 105), shard(1, 1, 0), shard(0, 1, 205)])
+    assert describe_run(held)[2] == "images of epoch 2 by worker: 100, 0 %"
 
 
 def test_workers_are_shown_in_their_last_reported_state(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
