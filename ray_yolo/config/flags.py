@@ -11,7 +11,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from reprlib import repr as short
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from ray_yolo import __version__
 from ray_yolo.config.model_facts import MODELS, facts_of
-from ray_yolo.config.named_recipes import RECIPES, named_recipe
+from ray_yolo.config.named_recipes import RECIPES, YOLOV5_FILES, named_recipe
 from ray_yolo.config.recipe import Recipe, family_defaults
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.config.settings import (
@@ -159,6 +159,9 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     for flag in FILES:
         path = getattr(options, flag.strip("-"))
         if path:
+            file = PurePath(path).name
+            if file in YOLOV5_FILES and not Path(path).exists():
+                raise InputError(f"{flag} {path}: no such file; --recipe {YOLOV5_FILES[file]} has its settings")
             settings = read_config_file(path)
             _check_allowed(settings, flag, config_fields(command.model))
             given |= settings
@@ -321,24 +324,31 @@ def _give(given: dict[str, SourcedValue], path: str, new: SourcedValue) -> None:
 class _DeviceRule(NamedTuple):
     """What --device does in a command."""
 
-    gpus: str  # the setting that `cpu` sets to 0; '': none, as the command uses the CPU by default
+    settings: Mapping[str, Mapping[str, str]]  # value -> the settings that it stands for, by path
     advice: str  # for other values
     help: str
 
 
-def _device_rule(fields: Mapping[str, ConfigField]) -> _DeviceRule:
-    if "gpus_per_worker" in fields:
-        return _DeviceRule("gpus_per_worker",
+def _device_rule(command: Command[Any]) -> _DeviceRule:
+    fields = config_fields(command.model)
+    if "num_workers" in command.paths:
+        return _DeviceRule({"cpu": {"gpus_per_worker": "0"}, "0": {"num_workers": "0", "gpus_per_worker": "1"}},
                            "Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
+                           "cpu: same as --gpus-per-worker 0; 0: in this process, on its first GPU, same as "
+                           "--num-workers 0 --gpus-per-worker 1; for several, Ray chooses the GPUs")
+    if "gpus_per_worker" in fields:
+        return _DeviceRule({"cpu": {"gpus_per_worker": "0"}},
+                           "Ray assigns the devices; set their number with --gpus-per-worker",
                            "cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself")
     if "gpus_per_replica" in fields:
-        return _DeviceRule("gpus_per_replica", "Ray assigns the devices; set their number with --gpus-per-replica",
+        return _DeviceRule({"cpu": {"gpus_per_replica": "0"}},
+                           "Ray assigns the devices; set their number with --gpus-per-replica",
                            "cpu: same as --gpus-per-replica 0, the default")
-    return _DeviceRule("", "this command runs on the CPU; omit it", "cpu only: this command uses no GPU")
+    return _DeviceRule({"cpu": {}}, "this command runs on the CPU; omit it", "cpu only: this command uses no GPU")
 
 
 class _Device(argparse.Action):
-    """YOLOv5's --device: Ray assigns GPUs, so only 'cpu' and '' are supported.
+    """YOLOv5's --device, as far as it names what Ray does not assign: the CPU, or the first GPU of this machine.
 
     `const`: its `_DeviceRule`.
     """
@@ -346,10 +356,10 @@ class _Device(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         rule: _DeviceRule = self.const
-        if values == "cpu" and rule.gpus:
-            _give(namespace.given, rule.gpus, SourcedValue("0", "--device cpu"))
-        elif values not in ("cpu", ""):
+        if values not in rule.settings and values != "":
             raise InputError(f"--device {values}: {rule.advice}")
+        for path, value in rule.settings.get(values, {}).items():
+            _give(namespace.given, path, SourcedValue(value, f"--device {values}"))
 
 
 class _UnsupportedFlag(argparse.Action):
@@ -394,7 +404,7 @@ def _help(field: ConfigField) -> str:
 def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
     for flag, (path, value) in command.switches.items():
         group.add_argument(flag, dest=path, action=_Note, nargs=0, const=value, help=f"same as --set {path}={value}")
-    rule = _device_rule(config_fields(command.model))
+    rule = _device_rule(command)
     group.add_argument("--device", action=_Device, const=rule, help=rule.help)
     for flag, answer in command.unsupported.items():
         group.add_argument(flag, action=_UnsupportedFlag, nargs="?", metavar="X", help=answer)

@@ -52,6 +52,9 @@ def _columns(table: str) -> dict[str, dict[str, str]]:
 RECIPES: Mapping[str, Mapping[str, str]] = _columns(_TABLE)
 """Name -> value of each gene, as text."""
 
+YOLOV5_FILES = {"hyp.VOC.yaml": "fine-tune"} | {f"hyp.{name}.yaml": name for name in RECIPES if name != "fine-tune"}
+"""Name of a file that YOLOv5 contains -> the named recipe with its values."""
+
 
 def named_recipe(name: str, *, has_anchors: bool) -> dict[str, SourcedValue]:
     """The settings of a named recipe by config path.

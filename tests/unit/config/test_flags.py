@@ -155,6 +155,7 @@ def test_every_alias_is_of_a_field_that_some_command_has() -> None:
     ("--resume", "--resume auto"), ("--noautoanchor", "--set autoanchor=false"), ("--cos-lr", "--set cos_lr=yes"),
     ("--optimizer AdamW", "--set optimizer.name=AdamW"), ("--sync-bn", "--set sync_bn=true"),
     ("--label-smoothing 0.1", "--set loss.label_smoothing=0.1"), ("--device cpu", "--gpus-per-worker 0"),
+    ("--device 0", "--num-workers 0 --gpus-per-worker 1"),
     ("--device=", ""), ("--freeze 10", "--freeze 0 1 2 3 4 5 6 7 8 9"), ("--freeze 2", "--set freeze=2"),
     ("--exist-ok --nosave --rect", "--set exist_ok=1 --set nosave=on --set rect=true"),
     ("--batch-size 8", "--set batch_size=8"), ("--set lr0=0.02", "--set optimizer.lr0=0.02"),
@@ -276,7 +277,7 @@ REFUSED = {
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
                    "letter or digit; folders go into --project",
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
-    "--device 0": "--device 0: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
+    "--device 1": "--device 1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
     "--device 0,1": "--device 0,1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
     "--bucket b": "--bucket: use --storage-path s3://BUCKET (or gs://, az://)",
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
