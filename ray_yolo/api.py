@@ -24,8 +24,10 @@ from pydantic import BaseModel
 from ray_yolo.checkpoints.weights_file import is_weights, local_file, weights_file
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, TUNE, VAL
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.config.effects import refuse_unread_loss
 from ray_yolo.config.flags import Command
 from ray_yolo.config.keywords import read_keywords, with_keywords
+from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.settings import resolve_config, sourced_by_keyword
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.formatting import format_count
@@ -42,10 +44,12 @@ from ray_yolo.inference.predictor import (
     check_iou,
     input_size,
     open_weights,
+    warn_of_classes,
 )
 from ray_yolo.inference.results import Results
 from ray_yolo.models.detector import Detector, count_parameters, gflops
 from ray_yolo.models.families import build_model, read_model
+from ray_yolo.tune.search import TuneConfig
 
 if TYPE_CHECKING:
     from ray_yolo.inference.export import ExportResult
@@ -222,8 +226,11 @@ class YOLO:
             own["weights"] = self._weights
         if settings.get("resume"):  # the run's record has its own
             own = {}
-        values = own | read_keywords(command, settings)
-        return resolve_config(command.model, sourced_by_keyword(values))[0]
+        given = sourced_by_keyword(own | read_keywords(command, settings))
+        config = resolve_config(command.model, given)[0]
+        if isinstance(config, (RunConfig, TuneConfig)) and not config.placement.resume:
+            refuse_unread_loss(given, config.recipe)
+        return config
 
     def _refuse_exported(self, call: str) -> None:
         if isinstance(self._trained, Exported):
@@ -247,6 +254,7 @@ class YOLO:
         """The predictor for these settings. The model is fused and moved to each device once."""
         assert self._trained, "_config has checked that there are weights"
         check_iou(self._trained, config)
+        warn_of_classes(self._trained, config.classes)
         target = local_device(config.placement.gpus_per_worker) if device is None else _device(device)
         if target not in self._predictors:
             self._predictors[target] = build_predictor(self._trained, config, target)

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 import ray_yolo
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, ServeConfig, ValConfig
+from ray_yolo.config.effects import refuse_unread_loss
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
@@ -214,12 +215,13 @@ parse_serve, parse_replay, parse_compare = partial(parse, SERVE), partial(parse,
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model."""
     parsed = parse_train(argv)
-    if not parsed.config.placement.resume:
-        check_model_name(parsed.config.recipe.model)
+    config, origins, is_dry_run, given = parsed
+    if not config.placement.resume:  # else the model is the run's
+        check_model_name(config.recipe.model)
+        refuse_unread_loss(given, config.recipe)
     _load_numpy()
     from ray_yolo.runtime import trainer
 
-    config, origins, is_dry_run = parsed
     if not is_dry_run:
         trainer.fit(config)
         return 0
@@ -245,14 +247,14 @@ def _plan_of_workers(config: RunConfig) -> list[str]:
 
 def tune(argv: Sequence[str] | None = None) -> int:
     """Search for a better recipe by many trainings."""
-    parsed = parse_tune(argv)
-    check_model_name(parsed.config.recipe.model)
+    config, origins, is_dry_run, given = parse_tune(argv)
+    check_model_name(config.recipe.model)
+    refuse_unread_loss(given, config.recipe)
     _load_numpy()
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import tuner
 
     check_cache_folder()
-    config, origins, is_dry_run = parsed
     if not is_dry_run:
         tuner.search(config)
         return 0
@@ -263,12 +265,13 @@ def tune(argv: Sequence[str] | None = None) -> int:
 
 def compare(argv: Sequence[str] | None = None) -> int:
     """Say which of two recipes, data sets or weights is better, from pairs of trainings."""
-    config, origins, is_dry_run = parse_compare(argv)
+    config, origins, is_dry_run, given = parse_compare(argv)
     from ray_yolo.tune.sides import read_sides, settings_of_sides  # here: they load NumPy
 
     sides = read_sides(config, origins)
     for recipe in sides:
         check_model_name(recipe.model)
+    refuse_unread_loss(given, *sides)
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import comparer
 
@@ -636,7 +639,7 @@ def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callabl
     from ray_yolo.core.cache_folder import check_cache_folder
 
     check_cache_folder()
-    config, origins, dry_run = parsed
+    config, origins, dry_run, _ = parsed
     if not dry_run:
         act(config)
         return 0

@@ -127,6 +127,7 @@ class Parsed(NamedTuple, Generic[Config]):
     config: Config
     origins: dict[str, str]
     dry_run: bool
+    given: Mapping[str, SourcedValue]  # all values that are no defaults, by config path
 
 
 def has_recipe(model: type[BaseModel]) -> bool:
@@ -177,7 +178,7 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     if has_recipe(command.model):
         _warn_of_gain(vars(config)["recipe"], given)
         _warn_of_freeze(given)
-    return Parsed(config, origins, options.dry_run)
+    return Parsed(config, origins, options.dry_run, given)
 
 
 def _warn_of_gain(recipe: Recipe, given: Mapping[str, SourcedValue]) -> None:
@@ -306,7 +307,7 @@ class _Note(argparse.Action):
                                  "give one number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        _give(namespace.given, self.dest, SourcedValue(value, option_string or self.dest.upper()))
+        _give(namespace.given, self.dest, SourcedValue(value, option_string or self.dest.upper(), alone=True))
 
 
 def _give(given: dict[str, SourcedValue], path: str, new: SourcedValue) -> None:
@@ -415,7 +416,7 @@ def _read_assignment(text: str) -> tuple[str, SourcedValue]:
     if not equals:
         raise InputError(f"--set {text}: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02")
     path = canonical(key)
-    return path, SourcedValue(None if value == "null" else value, f"--set {key}")
+    return path, SourcedValue(None if value == "null" else value, f"--set {key}", alone=True)
 
 
 def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:

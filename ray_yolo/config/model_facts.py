@@ -21,6 +21,11 @@ _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releas
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
 _CLOSE_MOSAIC = 10  # of the anchor-free families
+_CLASSIFICATION = frozenset({"loss.cls", "loss.cls_pw", "loss.label_smoothing"})
+_READ_WITH_ANCHORS = _CLASSIFICATION | {"loss.box", "loss.obj", "loss.obj_pw", "loss.anchor_t", "loss.fl_gamma",
+                                        "autoanchor", "evaluate.iou"}
+_READ_WITHOUT_ANCHORS = frozenset({"loss.box", "loss.cls", "loss.dfl", "evaluate.iou"})
+_READ_END_TO_END = _READ_WITHOUT_ANCHORS - {"evaluate.iou"}  # its detections need no suppression
 _SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
 
 
@@ -40,6 +45,9 @@ class ModelFacts(NamedTuple):
     gains: Mapping[str, float] = MappingProxyType({})  # loss gains that differ from the recipe's defaults
     releases: str = ""  # page of the published weights
     close_mosaic: int = 0  # final epochs without mosaic, as its authors train it
+    # Config paths of the settings of `loss`, of `autoanchor` and `evaluate.iou` that its family reads; None: unknown
+    reads: frozenset[str] | None = None
+    unread_with_one_class: frozenset[str] = frozenset()  # those of them that a single class leaves without effect
 
     @property
     def has_anchors(self) -> bool:
@@ -56,18 +64,28 @@ class Plugin(NamedTuple):
     version: str = ""
 
 
+_ANCHOR_BASED = ModelFacts("yolov5", releases=_YOLOV5, reads=_READ_WITH_ANCHORS, unread_with_one_class=_CLASSIFICATION)
+_ANCHOR_FREE = ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC, _READ_WITHOUT_ANCHORS)
+_BY_FAMILY = {
+    "yolov3": _ANCHOR_BASED._replace(family="yolov3", releases=_YOLOV3),
+    "yolov5": _ANCHOR_BASED,
+    "yolov8": _ANCHOR_FREE,
+    "yolo11": _ANCHOR_FREE._replace(family="yolo11"),
+    "yolo12": _ANCHOR_FREE._replace(family="yolo12"),
+    "yolo26": _ANCHOR_FREE._replace(family="yolo26", reads=_READ_END_TO_END),
+}
 _PATTERNS = {
-    "yolov5{}": ModelFacts("yolov5", releases=_YOLOV5),
-    "yolov5{}6": ModelFacts("yolov5", 64, releases=_YOLOV5),
-    "yolov8{}": ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
-    "yolov5{}u": ModelFacts("yolov8", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
-    "yolov5{}6u": ModelFacts("yolov8", 64, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
-    "yolo11{}": ModelFacts("yolo11", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
-    "yolo12{}": ModelFacts("yolo12", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
-    "yolo26{}": ModelFacts("yolo26", GRID, _NO_ANCHORS, _ULTRALYTICS, _CLOSE_MOSAIC),
+    "yolov5{}": _ANCHOR_BASED,
+    "yolov5{}6": _ANCHOR_BASED._replace(grid=64),
+    "yolov8{}": _ANCHOR_FREE,
+    "yolov5{}u": _ANCHOR_FREE,
+    "yolov5{}6u": _ANCHOR_FREE._replace(grid=64),
+    "yolo11{}": _BY_FAMILY["yolo11"],
+    "yolo12{}": _BY_FAMILY["yolo12"],
+    "yolo26{}": _BY_FAMILY["yolo26"],
 }
 MODELS = {pattern.format(size): facts for pattern, facts in _PATTERNS.items() for size in "nsmlx"} | dict.fromkeys(
-    ("yolov3", "yolov3-spp", "yolov3-tiny"), ModelFacts("yolov3", releases=_YOLOV3))
+    ("yolov3", "yolov3-spp", "yolov3-tiny"), _BY_FAMILY["yolov3"])
 
 
 def facts_of(model: str) -> ModelFacts | None:
@@ -84,9 +102,7 @@ def facts_of(model: str) -> ModelFacts | None:
         family = family_of_table(read_model_file(model))
     except InputError:
         return None  # the preflight check reports it
-    if family == "yolov5":
-        return ModelFacts(family)
-    return ModelFacts(family, gains=_NO_ANCHORS, close_mosaic=_CLOSE_MOSAIC)
+    return _BY_FAMILY[family]._replace(releases="")
 
 
 def read_model_file(path: str | Path) -> dict[str, Any]:

@@ -159,6 +159,7 @@ class SourcedValue(NamedTuple):
 
     value: object
     origin: str
+    alone: bool = False  # given by itself, as a flag, --set or a keyword, and not with a file or a named recipe
 
 
 def read_config_file(path: str) -> dict[str, SourcedValue]:
@@ -195,7 +196,7 @@ def sourced_by_keyword(settings: Mapping[str, Any]) -> dict[str, SourcedValue]:
         earlier = values.get(path)
         if earlier is not None and earlier.value != value:
             raise ConfigError(f"{name}=: is the same setting as {earlier.origin}, with another value; give one of them")
-        values[path] = SourcedValue(value, f"{name}=")
+        values[path] = SourcedValue(value, f"{name}=", alone=True)
     return values
 
 
@@ -277,7 +278,7 @@ def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, SourcedV
     """The message of a value that its field refuses."""
     if detail["type"] == "missing":
         return f"{path} is required: {field.description}"
-    value, origin = given[path]
+    value, origin, _ = given[path]
     names_field = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size already names batch_size
     where = origin if names_field else f"{origin}: {path}"
     if detail["type"] == "value_error":

@@ -36,6 +36,7 @@ from ray_yolo.storage.store import is_address
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+_log = logging.getLogger(__name__)
 LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, and of scores
 
 _ONNX = ("onnx", "onnxruntime", "onnxscript")
@@ -136,6 +137,8 @@ def export(config: ExportConfig) -> ExportResult:
         "nms" if trained.family.suppress else "detections": str(config.nms)}
     if trained.pixel_range:
         metadata["pixel_range"] = json.dumps(dict(trained.pixel_range))
+    if trained.trained_classes is not None:
+        metadata["classes"] = json.dumps(trained.trained_classes)
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
     write = {"onnx": _write_onnx, "openvino": _write_openvino, "torchscript": _write_torchscript}[config.format]
     with replacing(path) as temporary, _quiet():
@@ -164,6 +167,10 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     folder = Path(weights).parent
     trained = load_trained(Path(weights))
     check_iou(trained, config)
+    if trained.trained_classes is not None:
+        kept = ", ".join(map(str, trained.trained_classes))
+        _log.warning("the weights were trained with --classes %s: the file has scores of all %d classes; those of the "
+                     "others mean nothing, and predict leaves them out", kept, len(trained.names))
     if not os.access(folder, os.W_OK):
         raise InputError(f"weights: {folder} cannot be written to; copy the weights to a writable folder")
     return config.model_copy(update={"weights": weights, "imgsz": input_size(trained, config.imgsz)}), trained

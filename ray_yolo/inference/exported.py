@@ -36,6 +36,7 @@ class Exported:
     batch_size: int | None  # images of a call; None: any number of images, of any sides
     pixel_range: PixelRange  # of the training images with more than 8 bits
     run: RunExported
+    trained_classes: tuple[int, ...] | None = None  # None: all
 
     @property
     def takes_rectangles(self) -> bool:
@@ -98,8 +99,9 @@ def load_exported(path: Path) -> Exported:
             suppress=suppress,
             batch_size=batch_size,
             pixel_range=read_pixel_range(json.loads(metadata.get("pixel_range", "{}"))),
-            run=run)
-    except (KeyError, ValueError, SyntaxError):
+            run=run,
+            trained_classes=tuple(json.loads(metadata["classes"])) if "classes" in metadata else None)
+    except (KeyError, TypeError, ValueError, SyntaxError):
         raise CheckpointError(f"{path}: was not exported by ray_yolo; export the .pt file with python -m "
                               "ray_yolo.export") from None
 

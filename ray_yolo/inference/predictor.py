@@ -56,6 +56,11 @@ class Trained:
     pixel_range: PixelRange = field(default_factory=dict)  # of the training images with more than 8 bits
 
     @property
+    def trained_classes(self) -> tuple[int, ...] | None:
+        """The classes that were trained, if not all (`classes` of the recipe); the others were background."""
+        return None if self.recipe.single_cls else self.recipe.classes  # under single_cls all became one
+
+    @property
     def imgsz(self) -> int:
         """Long side of the training's images in pixels."""
         return self.recipe.imgsz
@@ -208,7 +213,10 @@ class TorchNetwork:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A callable model: `predictor(image)`. Thread-safe."""
+    """A callable model: `predictor(image)`. Thread-safe.
+
+    It detects the classes of its settings, else those that were trained.
+    """
 
     network: Network
     names: tuple[str, ...]
@@ -216,6 +224,7 @@ class Predictor:
     settings: DetectConfig
     device: torch.device
     pixel_range: PixelRange = field(default_factory=dict)  # of images with more than 8 bits
+    trained_classes: tuple[int, ...] | None = None  # None: all
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """The detections of one image (height, width, 3) uint8 RGB, as in `ImageDetections`."""
@@ -252,9 +261,10 @@ class Predictor:
     def _select(self, boxes: Tensor, scores: Tensor) -> np.ndarray:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
-        if settings.classes is not None:  # boxes whose best class is a requested one
+        classes = self.trained_classes if settings.classes is None else settings.classes
+        if classes is not None:  # boxes whose best class is one of them
             best = scores[0].argmax(1)
-            chosen = torch.isin(best, torch.tensor(settings.classes, device=scores.device))
+            chosen = torch.isin(best, torch.tensor(classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
         iou = settings.iou if self.network.suppress else None  # None: the model's boxes need no suppression
         selected = select(boxes, scores, confidence=settings.confidence, iou=iou,
@@ -270,7 +280,8 @@ def build_predictor(trained: Opened, settings: DetectConfig, device: torch.devic
     else:
         model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
         network = TorchNetwork(model, trained.family, device)
-    return Predictor(network, trained.names, input_size(trained, settings.imgsz), settings, device, trained.pixel_range)
+    return Predictor(network, trained.names, input_size(trained, settings.imgsz), settings, device, trained.pixel_range,
+                     trained.trained_classes)
 
 
 def input_size(trained: Opened, imgsz: int | None) -> int:
@@ -293,6 +304,19 @@ def check_iou(trained: Opened, settings: NmsConfig | EvaluateConfig) -> None:
 @cache
 def _warn_of_iou() -> None:
     _log.warning("iou is ignored: this model's detections need no non-maximum suppression")
+
+
+def warn_of_classes(trained: Opened, classes: Sequence[int] | None = None) -> None:
+    """Warn, once in a process, that only some classes were trained, unless `classes` are given."""
+    if classes is None and trained.trained_classes is not None:
+        kept = ", ".join(f"{number} {trained.names[number]}" for number in trained.trained_classes)
+        _warn_of_classes(kept, len(trained.names))
+
+
+@cache
+def _warn_of_classes(kept: str, total: int) -> None:
+    _log.warning("the weights were trained with --classes: of %d classes, only %s are used; --classes chooses others",
+                 total, kept)
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from ray_yolo.inference.predictor import (
     check_iou,
     input_size,
     open_weights,
+    warn_of_classes,
 )
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
@@ -100,6 +101,7 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Opened, list[Media]]:
     trained = open_weights(local_file(config.weights))
     check_classes(config.classes, trained.names)
     check_iou(trained, config)
+    warn_of_classes(trained, config.classes)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained, media

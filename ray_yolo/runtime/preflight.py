@@ -27,6 +27,13 @@ from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import are_placeholders, common_classes, match_classes
+from ray_yolo.config.effects import (
+    Surroundings,
+    describe_unused,
+    given_settings,
+    placement_without_effect,
+    without_effect,
+)
 from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.model_facts import MODELS, assumed_scale, file_of_scales, off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig
@@ -59,6 +66,9 @@ from ray_yolo.runs.run_record import RunRecord, TransferRecord
 from ray_yolo.runtime.resources import workers_here, workers_on
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 from ray_yolo.sinks.mlflow_client import tracking_uri
+
+LABEL_SETTINGS = ("labels_with_confidence", "keep_difficult", "keep_repeats", "classes", "fraction")
+"""Settings that decide which images and labels are read."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +115,41 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     return description, replace(train, findings=(*description.findings, *train.findings)), val
 
 
+def unused_lines(asked: RunConfig, decided: RunConfig, description: DatasetDescription, train: AnnotationIndex,
+                 val: AnnotationIndex, gpus: float | None) -> list[str]:
+    """What a start says about given settings without effect, one line for each reason.
+
+    Args:
+        asked: the configuration as given.
+        decided: the same with what was decided since.
+        train: with `val` and `description`, of `read_dataset`.
+        gpus: of each worker; None: not known yet.
+    """
+    given = given_settings(asked.recipe) | given_settings(asked.placement)
+    around = surroundings(decided.recipe, description, train, val, gpus)
+    unused = without_effect(decided.recipe, around)
+    return describe_unused(given, unused | placement_without_effect(decided.placement, decided.recipe, gpus))
+
+
+def surroundings(recipe: Recipe, description: DatasetDescription, train: AnnotationIndex, val: AnnotationIndex,
+                 gpus: float | None = None) -> Surroundings:
+    """What decides, besides a recipe, which of its settings have an effect. Labels are read again without each setting
+    about labels that is not at its default."""
+    unchanged = []
+    for name in LABEL_SETTINGS:
+        default = Recipe.model_fields[name].default
+        if getattr(recipe, name) == default:
+            continue
+        without = recipe.model_copy(update={name: default, "strict": False, "allow_empty": True})
+        try:
+            _, other_train, other_val = read_dataset(without)
+        except DatasetError:
+            continue
+        if (other_train.digest, other_val.digest) == (train.digest, val.digest):
+            unchanged.append(name)
+    return Surroundings(len(description.names), bool(train.polygons), unchanged, gpus)
+
+
 def check_model(recipe: Recipe) -> None:
     """Refuse unknown models, invalid model files, unreadable weights, and freezing of missing layers or of all layers.
 
@@ -126,9 +171,11 @@ def check_model(recipe: Recipe) -> None:
     missing = [number for number in recipe.freeze if number >= len(layers)]
     if missing:
         raise ConfigError(f"freeze: there is no layer {missing[0]}; {range_text}")
-    trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
-    if not any(list(layer.parameters()) for layer in trained):
+    with_parameters = {number for number, layer in enumerate(layers) if any(True for _ in layer.parameters())}
+    if with_parameters <= set(recipe.freeze):
         raise ConfigError(f"freeze: no layer would be trained; {range_text}")
+    if not with_parameters & set(recipe.freeze):
+        _log.warning("no effect: freeze (layer %s has no parameters)", ", ".join(map(str, recipe.freeze)))
 
 
 def _check_missing_model_file(model: str) -> None:

@@ -54,7 +54,7 @@ from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.devices import local_device
-from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained
+from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained, warn_of_classes
 from ray_yolo.runtime.cluster import connect, is_shared
 
 # A GIF may have many pictures, and the reply has the detections of one.
@@ -106,7 +106,9 @@ def run(config: ServeConfig) -> None:
         InputError: for weights or classes that cannot be used, before Ray starts.
         ResourcesError: if there is no cluster at RAY_ADDRESS, or it denies access.
     """
-    check_classes(config.classes, load_trained(local_file(config.weights)).names)
+    trained = load_trained(local_file(config.weights))
+    check_classes(config.classes, trained.names)
+    warn_of_classes(trained, config.classes)
     connect(Placement(), logs=True)
     other = serve.status().applications.get(NAME)
     if other and other.status != ApplicationStatus.DELETING:

@@ -45,6 +45,7 @@ from ray_yolo.runtime.preflight import (
     read_dataset,
     slower_precision,
     spec_of_run,
+    unused_lines,
     with_workers,
 )
 from ray_yolo.runtime.resources import Images, NodeResources, share_out
@@ -107,21 +108,25 @@ def fit(config: RunConfig, *, quiet: bool = False,
             if run:
                 await_former_workers(run.folder, lambda text: status.print(f"warning: {text}"))
             status.phase("reading the data set")
-            _, train, val = read_dataset(_read_by(config, run))
+            description, train, val = read_dataset(_read_by(config, run))
+            asked = config
             transfer = None if run else compare_initial_weights(config.recipe, train.names)
             config, workers_reason = with_workers(config, run)
             gpus = _connect(config.placement, run, queue, status, train, val)
             if run and (slower := slower_precision(run, gpus)):
                 status.print(f"warning: {slower}")
             status.phase("building the model")
+            is_new = run is None
             run = run or begin_run(config.placement, first_record(config, train, gpus, command, transfer))
             spec = spec_of_run(run, config.placement.max_workers, train, val)
+            unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
+                                  val, gpus) if is_new and has_own_records else []
             placement, resources = _share_out(config.placement, gpus, spec)
             reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus)]
             resources = resources.model_copy(update={"reasons": tuple(reason for reason in reasons if reason)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
-            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, queue=queue,
+            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, unused=unused, queue=queue,
                             trained=trained, has_own_records=has_own_records)
     finally:
         deadline.end(run.release if run else None)
@@ -129,7 +134,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
 
 
 def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
-           quiet: bool, queue: PoolShare | None, trained: Callable[[], None], has_own_records: bool) -> TrainResult:
+           quiet: bool, unused: Sequence[str], queue: PoolShare | None, trained: Callable[[], None],
+           has_own_records: bool) -> TrainResult:
     local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
@@ -143,7 +149,7 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
         sinks.append(RayMetrics(run.folder))
     own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
-        with RunLogger(run, spec, placement, local=local, quiet=quiet,
+        with RunLogger(run, spec, placement, local=local, quiet=quiet, unused=unused,
                        writer=queue.recorder if queue else None,
                        has_own_records=has_own_records, in_other_sessions=in_other_sessions) as run_logger:
             run_logger.emit(resources)
@@ -192,26 +198,30 @@ def dry_run(config: RunConfig) -> Planned:
     check_early(config)
     if run := _find(config):
         run.release()
-    _, train, val = read_dataset(_read_by(config, run))
+    description, train, val = read_dataset(_read_by(config, run))
+    given = config
     transfer = run.training.transfer if run else compare_initial_weights(config.recipe, train.names)
     if (run and run.training.num_workers is not None) or not cluster_asked_for(config.placement):
         config, _ = with_workers(config, run)
+    from ray_yolo.runtime import cluster
+
     placement = config.placement
+    gpus = cluster.planned_gpus(placement)
     if run:
         asked = run.training.asked
         recipe = spec_of_run(run, placement.max_workers, train, val).recipe
     else:
-        from ray_yolo.runtime import cluster
-
         asked = config.recipe
-        recipe = planned_recipe(asked, placement, train, cluster.planned_gpus(placement))
+        recipe = planned_recipe(asked, placement, train, gpus)
+    planned = config.model_copy(update={"recipe": recipe})
     notes = [dry_placement_line(asked, recipe), placement_line(asked, recipe), fine_tuning_line(asked, recipe)]
     if recipe.batch_size not in (None, AUTO_BATCH) and recipe.microbatch:
         notes.append(idle_line(Plan(recipe, len(train)), placement.max_workers))
     if transfer:
         notes += [transfer.note, transfer_line(transfer, recipe.weights)]
         notes += [f"new values: {name}" for name in transfer.left_out]
-    return Planned(config.model_copy(update={"recipe": recipe}), tuple(note for note in notes if note))
+    notes += unused_lines(given, planned, description, train, val, gpus)
+    return Planned(planned, tuple(note for note in notes if note))
 
 
 def _find(config: RunConfig) -> Run | None:

@@ -100,7 +100,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         device = local_device(placement.gpus_per_worker)
         parts = [_evaluate_share(trained, config, index, 0, 1, device)]
     evaluation = combine(parts, _build_loss(trained, config), index)
-    if config.classes is not None:
+    if config.classes is not None and not config.single_cls:  # under single_cls all detections are of one class
         kept = np.isin(evaluation.detections[:, 6], config.classes)
         evaluation = replace(evaluation, detections=evaluation.detections[kept])
     classes = per_class(evaluation, index)
@@ -155,6 +155,10 @@ def check(config: ValConfig) -> Checked:
     trained = load_trained(local_file(config.weights))
     check_iou(trained, config.evaluate)
     recipe = trained.recipe
+    evaluate = recipe.evaluate.model_copy(update=config.evaluate.model_dump(exclude_unset=True))
+    taken = [f"--set evaluate.{name}={value}" for name, value in evaluate if value != getattr(config.evaluate, name)]
+    if recipe.single_cls and not config.single_cls:
+        taken.append("--single-cls")
     if not config.data and "data" not in recipe.model_fields_set:  # a file of another program
         raise InputError(f"data: {config.weights} does not say which data set it was trained on; give --data")
     precision = config.precision if config.precision != "auto" else recipe.precision
@@ -162,26 +166,53 @@ def check(config: ValConfig) -> Checked:
         "data": config.data or recipe.data,
         "imgsz": input_size(trained, config.imgsz),
         "precision": precision if precision != "auto" else "fp32",  # the training, too, left the choice to its device
+        "evaluate": evaluate,
+        "single_cls": config.single_cls or recipe.single_cls,
     })
     description = read_description(decided.data)
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
     index = read_index(description, config.split, options=options)
-    # not the recipe's single_cls: weights of one class are compared with all classes only if the user says so
-    if config.single_cls:
-        index = with_single_class(index)
     index = replace(index, findings=(*description.findings, *index.findings),
                     pixel_range={**index.pixel_range, **trained.pixel_range})
-    if config.classes is not None:
-        check_classes(config.classes, index.names)
-        index = only_classes(index, config.classes)
+    check_classes(config.classes, index.names)
+    trains_alike = recipe.single_cls or not config.single_cls  # else all detections are to count as one class
+    if config.classes is None and recipe.classes is not None and trains_alike:
+        classes = _trained_classes(trained, decided, index.names)
+        taken.append(f"--classes {' '.join(map(str, classes))}")
+        decided = decided.model_copy(update={"classes": classes})
+    if decided.classes is not None:
+        index = only_classes(index, decided.classes)
+    if decided.single_cls:
+        index = with_single_class(index)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
     ids = coco_ids(index, description, config.split) if config.save_json else []
     trained, note = _with_classes_of(trained, decided, index.names)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)  # refuses a GPU that is not there
+    if taken:
+        note = f"{note}\n" * bool(note) + f"as the weights were trained: {' '.join(taken)} (flags here override it)"
     return Checked(decided, trained, ids, index, note)
+
+
+def _trained_classes(trained: Trained, config: ValConfig, names: Sequence[str]) -> tuple[int, ...]:
+    """The numbers in the data set, whose classes have these names, of the classes that the weights were trained on.
+
+    Raises:
+        DatasetError: if the weights lack a class of the data set.
+        InputError: if their classes cannot be found in another data set.
+    """
+    recipe = trained.recipe
+    assert recipe.classes is not None
+    if not recipe.single_cls:
+        rows = match_classes(names, trained.names, data_file=config.data, weights_file=config.weights,
+                             allow_names=config.allow_names).rows
+        return tuple(number for number, row in enumerate(rows) if row in recipe.classes)
+    if config.data != recipe.data:  # the weights have one name for all of them
+        raise InputError(f"classes: {config.weights} was trained on classes {', '.join(map(str, recipe.classes))} of "
+                         f"{recipe.data} as one; say with --classes which ones of {config.data} these are")
+    return recipe.classes
 
 
 def _with_classes_of(trained: Trained, config: ValConfig, names: Sequence[str]) -> tuple[Trained, str]:
@@ -192,6 +223,9 @@ def _with_classes_of(trained: Trained, config: ValConfig, names: Sequence[str]) 
         DatasetError: if the weights lack a class of the data set.
     """
     if config.single_cls:
+        if config.classes is not None and trained.model.num_classes > 1:
+            raise InputError(f"classes: {config.weights} has {trained.model.num_classes} classes, whose detections all "
+                             "count as one under --single-cls; leave one of the two out")
         return trained, ""
     match = match_classes(names, trained.names, data_file=config.data, weights_file=config.weights,
                           allow_names=config.allow_names)
@@ -229,6 +263,7 @@ def _evaluate_share(trained: Trained, config: ValConfig, index: AnnotationIndex,
                     device: torch.device) -> EvaluatedBatches:
     """The results of one worker's share of the batches."""
     keep_freed_memory()
+    torch.backends.cudnn.allow_tf32 = not trained.recipe.no_tf32  # as in training
     imgsz = config.imgsz or trained.recipe.imgsz
     context = WorkerContext(collectives=Collectives(worker, num_workers), device=device,
                             loader_processes=config.placement.loader_processes)

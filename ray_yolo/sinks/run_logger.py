@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,7 @@ class RunLogger:
     Args:
         local: write from a thread of this process instead of from a Ray actor.
         quiet: print nothing.
+        unused: lines about given settings without effect.
         writer: an actor of a sweep's trials that writes one log after another; None: start a writer for this log, and a
         process that makes its records.
         in_other_sessions: whether the workers may be in other sessions than this process, as those of a Ray that others
@@ -62,6 +63,7 @@ class RunLogger:
     """
 
     def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
+                 unused: Sequence[str] = (),
                  writer: RecorderHandle | None = None, has_own_records: bool = True,
                  in_other_sessions: bool = False) -> None:
         self._run_dir = run.folder
@@ -78,7 +80,8 @@ class RunLogger:
         self.recorder: LocalRecorder | RecorderClient = LocalRecorder(str(log)) if local else open_log(str(log), writer)
         self.emit = self.recorder.emit
         if is_first_start or past[-1].command != run.training.command:  # a forked trial continues its parent's log
-            self.emit(_run_event(run, spec, placement, run_id=uuid.uuid4().hex if is_first_start else past[0].run_id))
+            run_id = uuid.uuid4().hex if is_first_start else past[0].run_id
+            self.emit(_run_event(run, spec, placement, run_id, (*_start_notes(run, spec, placement), *unused)))
         stream = io.StringIO() if quiet else sys.stdout
         if lasting_folder() != Path.cwd():
             print("the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
@@ -189,12 +192,12 @@ def finalize_abandoned_run(run_dir: Path) -> None:
             remote.release()
 
 
-def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> RunEvent:
+def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str, notes: tuple[str, ...]) -> RunEvent:
     return RunEvent(
         run_id=run_id, name=run.folder.name, recipe=spec.recipe.model_dump(mode="json"),
         placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
         num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
-        provenance=run.training.provenance, notes=_start_notes(run, spec, placement),
+        provenance=run.training.provenance, notes=notes,
         tracking=requested_tracking(), forked_from=run.training.forked_from)
 
 

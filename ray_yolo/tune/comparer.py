@@ -15,6 +15,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,13 @@ from typing import Any, NamedTuple, TextIO
 
 import ray.tune
 
+from ray_yolo.config.effects import (
+    Surroundings,
+    describe_unused,
+    effective_settings,
+    given_settings,
+    without_effect,
+)
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.settings import SourcedValue
@@ -46,6 +54,7 @@ from ray_yolo.runtime.preflight import (
     planned_recipe,
     read_dataset,
     resolve_recipe,
+    surroundings,
 )
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
@@ -87,7 +96,7 @@ from ray_yolo.tune.trainable import train_task
 from ray_yolo.tune.trials import train_command
 
 NOTE_SECONDS = 5.0  # between two notes of the time
-EQUAL = "A and B have equal settings, so both trainings of a pair are the same: no difference can be shown"
+_log = logging.getLogger(__name__)
 
 _REFUSED = {
     "resume": "the same command continues a comparison; leave it out",
@@ -167,7 +176,7 @@ def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
     planned = Recipes(*(planned_recipe(recipe, placement, train, gpus)
                         for recipe, train in zip(sides, checked.train, strict=True)))
     return [f"both sides, except for the differences: {settings_line(planned.a)}", *checked.differences,
-            *_differences(planned, checked.differences),
+            *planned.differences,
             f"at most {format_count(config.comparison.pairs, 'pair')}"]
 
 
@@ -184,20 +193,44 @@ def _check(config: CompareConfig, sides: Recipes) -> _CheckedComparison:
             raise ConfigError(f"{name}: {reason}")
     if is_address(placement.storage_path) or is_address(placement.project):
         raise ConfigError("storage_path: a comparison is kept in a folder; give one that all nodes mount")
-    train, val = [], []
+    train, val, around = [], [], []
     for recipe in sides:
         check_early(RunConfig(recipe=recipe, placement=placement))
-        _, train_labels, val_labels = read_dataset(recipe)
+        description, train_labels, val_labels = read_dataset(recipe)
         compare_initial_weights(recipe, train_labels.names)
         train.append(train_labels)
         val.append(val_labels)
+        around.append(surroundings(recipe, description, train_labels, val_labels))
     if val[0].digest != val[1].digest:
         described = [f"{side} ({recipe.data}: {format_count(len(labels), 'image')}, "
                      f"{format_count(len(labels.classes), 'label')})"
                      for side, recipe, labels in zip("AB", sides, val, strict=True)]
         raise DatasetError(f"data: the validation sets of {' and '.join(described)} differ in images, labels or class "
                            "names, so their fitness cannot be compared; give the data set of B the `val` of A")
-    return _CheckedComparison(config, sides, (train[0], train[1]), val[0], _find_packages(config))
+    checked = _CheckedComparison(config, sides, (train[0], train[1]), val[0], _find_packages(config))
+    _check_effects(checked, around)
+    return checked
+
+
+def _check_effects(checked: _CheckedComparison, around: Sequence[Surroundings]) -> None:
+    """Warn of given settings without effect, and refuse sides that would train the same weights.
+
+    Raises:
+        ConfigError: naming the settings that differ without effect.
+    """
+    planned = Recipes(*(planned_recipe(recipe, checked.config.placement, train, None)
+                        for recipe, train in zip(checked.asked, checked.train, strict=True)))
+    lines = []
+    for side, asked, recipe, about in zip("AB", checked.asked, planned, around, strict=True):
+        for line in describe_unused(given_settings(asked), without_effect(recipe, about)):
+            lines.append(f"{side}: {line}")
+    a, b = (effective_settings(recipe, about) for recipe, about in zip(planned, around, strict=True))
+    if a == b and len(checked.differences) < len(planned):
+        reasons = "; ".join([*planned.differences, *lines]) if planned.differences else "their settings are equal"
+        raise ConfigError(f"A and B train the same weights, so no difference can be shown: {reasons}; give sides that "
+                          "differ in a setting that has an effect")
+    for line in lines:
+        _log.warning("%s", line)
 
 
 def _find_packages(config: CompareConfig) -> tuple[Package, Package] | None:
@@ -282,12 +315,6 @@ def _has_more(folder: Path, config: CompareConfig) -> bool:
     return not claim.better and claim.pairs < config.comparison.pairs and (not hours or spent < 3600 * hours)
 
 
-def _differences(recipes: Recipes, packages: Sequence[str]) -> list[str]:
-    """The settings in which the sides differ. Two packages are described by a line each, equal ones by one."""
-    are_equal = not recipes.differences and len(packages) < len(recipes)
-    return [EQUAL] if are_equal else recipes.differences
-
-
 class _ComparisonExecution:
     """One command's part of a comparison.
 
@@ -344,7 +371,7 @@ class _ComparisonExecution:
         self.say(f"{location(self.folder)}: {format_count(len(self.schedule.results), 'training')} so far")
         self.say(f"both sides, except for the differences: {settings_line(self.recipes.a)}")
         packages = self.ledger.begun.packages
-        for line in (*packages, *_differences(self.recipes, packages)):
+        for line in (*packages, *self.recipes.differences):
             self.say(line)
         write_options(self.folder, self.config)
         wait_seconds = min(waiting_limit(), PROMPT_SECONDS)

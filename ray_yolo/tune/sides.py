@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_yolo.config.effects import refuse_unread_loss
 from ray_yolo.config.model_facts import facts_of
 from ray_yolo.config.named_recipes import RECIPES, named_recipe
 from ray_yolo.config.recipe import Recipe
@@ -81,7 +82,10 @@ def read_sides(config: CompareConfig, origins: Mapping[str, str]) -> Recipes:
         ConfigError: for a setting that is unknown, illegal, or would measure the sides differently.
         InputError: for a word that means nothing, or a file that cannot be read.
     """
-    a, b = (resolve_config(Recipe, settings)[0] for settings in settings_of_sides(config, origins))
+    settings = settings_of_sides(config, origins)
+    a, b = (resolve_config(Recipe, each)[0] for each in settings)
+    for recipe, own in zip((a, b), settings, strict=True):
+        refuse_unread_loss(own, recipe)
     for section in ("objective", "evaluate"):
         if getattr(a, section) != getattr(b, section):
             raise ConfigError(f"{section}: A has {getattr(a, section)}, B has {getattr(b, section)}, so their fitness "
@@ -175,7 +179,7 @@ def _assignment(origin: str, text: str) -> dict[str, SourcedValue]:
     path = canonical(key)
     if path not in config_fields(CompareConfig):
         raise ConfigError(f"{origin}: {explain_unknown(path, config_fields(Recipe))}")
-    return {path: SourcedValue(None if value == "null" else value, origin)}
+    return {path: SourcedValue(None if value == "null" else value, origin, alone=True)}
 
 
 def _shown(value: object) -> str:

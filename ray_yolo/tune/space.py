@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from ray_yolo.config.effects import DECIDING, UNKNOWN, Surroundings, without_effect
 from ray_yolo.config.model_facts import facts_of
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import CHANGEABLE, Recipe
@@ -77,6 +78,7 @@ class TuneSpace(NamedTuple):
 
     space: Space
     search: Search
+    left_out: Mapping[str, str] = {}  # genes of a shipped space that have no effect here -> why
 
 
 class _Range(ConfigModel):
@@ -123,13 +125,16 @@ _FORMS: dict[str, type[_Range | _Choice | _Fixed]] = {
     "uniform": _Range, "loguniform": _Range, "int": _Range, "choice": _Choice, "fixed": _Fixed}
 
 
-def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
+def load_space(path: str | Path, recipe: Recipe, around: Surroundings = UNKNOWN) -> TuneSpace:
     """The space of a YAML file, or a shipped one by its name, checked against the recipe; see `read_space`.
+
+    Shipped spaces are for all models and data sets: they lose genes that have no effect here.
 
     Raises:
         InputError: also if the file cannot be read as YAML.
     """
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    is_shipped = str(path) in shipped
     path = shipped.get(str(path), Path(path))
     if not os.path.exists(path):
         raise InputError(f"space: {path}: no such file; give a YAML file, or one of {', '.join(shipped)}")
@@ -139,19 +144,25 @@ def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
         """The line of the key, or of the nearest enclosing one (a short list has no key `low`)."""
         return file.where(*next(keys[:n] for n in range(len(keys), -1, -1) if keys[:n] in file.lines or n == 0))
 
-    return read_space(file.data, recipe, where)
+    return read_space(file.data, recipe, where, around, drops_unused=is_shipped)
 
 
-def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space") -> TuneSpace:
+def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space",
+               around: Surroundings = UNKNOWN, *, drops_unused: bool = False) -> TuneSpace:
     """The space of a mapping in the form shown at the top of this module.
 
     Trial 0 is the base recipe, with each gene set to the nearest value that the space allows.
 
+    Args:
+        around: of the trainings, as far as it is known.
+        drops_unused: leave out genes without effect instead of refusing them.
+
     Raises:
-        ConfigError: for the first invalid entry, with its file and line.
+        ConfigError: for the first invalid entry, with its file and line; also for a gene without effect.
     """
     search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
     genes: dict[str, Gene] = {}
+    places: dict[str, str] = {}  # of the genes, for messages
     for key, entry, where_entry in _entries(data, recipe, where):
         gene = _read_gene(key, entry, where_entry)
         if gene.name in genes:
@@ -163,6 +174,13 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
             raise ConfigError(f"{where_entry()}: {key} cannot change during a training, as population based training "
                               "requires; remove it, or use another scheduler")
         genes[gene.name] = gene
+        places[gene.name] = where_entry()
+    unused = unused_under(genes.values(), recipe, around)
+    left_out = {name: unused[canonical(name)] for name in genes if canonical(name) in unused}
+    for name, reason in left_out.items():
+        if not drops_unused:
+            raise ConfigError(f"{places[name]}: {name} has no effect: {reason}; remove it")
+        del genes[name]
     if not genes:
         raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
     _check_models(data, genes, where)
@@ -171,7 +189,21 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent, search.random_first,
                   search.random_share)
     _check_algorithm(space, where())
-    return TuneSpace(space, search)
+    return TuneSpace(space, search, left_out)
+
+
+def unused_under(genes: Collection[Gene], recipe: Recipe, around: Surroundings = UNKNOWN) -> dict[str, str]:
+    """The settings that have no effect in any trial, as `without_effect` says it: genes may switch others on."""
+    deciding = [gene for gene in genes if canonical(gene.name) in DECIDING]
+    unused: dict[str, str] | None = None
+    for values in itertools.product(*map(_ends, deciding)):
+        try:
+            trial = overlay(recipe, {gene.name: value for gene, value in zip(deciding, values, strict=True)})
+        except ValidationError:  # genes that exclude each other are refused elsewhere
+            continue
+        found = without_effect(trial, around)
+        unused = found if unused is None else {path: reason for path, reason in unused.items() if path in found}
+    return unused or {}
 
 
 def _entries(data: Mapping[Any, Any], recipe: Recipe, where: Where) -> Iterator[tuple[str, Any, Where]]:

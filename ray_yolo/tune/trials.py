@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ray_yolo.config.effects import unread_by_loss
 from ray_yolo.config.fine_tuning import OPTIMIZER_SETTINGS
 from ray_yolo.config.recipe import Change, Recipe, family_defaults
 from ray_yolo.config.sections import SECTIONS
@@ -209,7 +210,15 @@ def recipe_arguments(recipe: Recipe) -> list[str]:
     with weights for the optimiser in any case, because its defaults differ then."""
     default = Recipe(model=recipe.model)
     words: list[str] = []
+    unread = unread_by_loss(recipe.model)  # the command would refuse these
+    changes = []
+    for change in recipe.changes:
+        settings = {path: value for path, value in change.settings.items() if path not in unread}
+        changes += [Change(epoch=change.epoch, settings=settings)] if settings else []
+    recipe = recipe.model_copy(update={"changes": tuple(changes)})
     for path in config_fields(Recipe):
+        if path in unread:
+            continue
         value = recipe_value(recipe, path)
         usual = Recipe().model if path == "model" else recipe_value(default, path)
         depends_on_weights = bool(recipe.weights) and path in OPTIMIZER_SETTINGS

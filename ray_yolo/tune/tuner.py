@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
 import math
 import sys
 import time
@@ -26,9 +27,11 @@ from typing import Any, NamedTuple, TextIO
 import ray
 import ray.tune
 
+from ray_yolo.config.effects import describe_unused, given_settings
 from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.config.settings import canonical
 from ray_yolo.core import deadline
 from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import ConfigError, TrainingError
@@ -48,6 +51,7 @@ from ray_yolo.runtime.preflight import (
     planned_recipe,
     read_dataset,
     resolve_recipe,
+    surroundings,
 )
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
 from ray_yolo.sinks.mlflow_client import tracking_uri
@@ -77,12 +81,13 @@ from ray_yolo.tune.ray_adapter import (
 from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
 from ray_yolo.tune.search import Ladder, Pbt, Search, SweepConfig, TuneConfig
-from ray_yolo.tune.space import TuneSpace, combinations, load_space, warnings
+from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
 from ray_yolo.tune.sweep_page import sweep_page
 from ray_yolo.tune.trainable import train_task, train_trial
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 NOTE_SECONDS = 5.0  # between two notes of the time
+_log = logging.getLogger(__name__)
 
 
 def concurrent_trials(config: TuneConfig, gpus: float) -> int:
@@ -267,9 +272,16 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
                           "folder that all nodes mount, or another scheduler")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
-    _, train, val = read_dataset(config.recipe)
+    description, train, val = read_dataset(config.recipe)
     decided = fine_tuned(config.recipe, len(train), len(train.names))
-    space = load_space(settings.space, decided).space  # its first start has the learning rate that the default has
+    around = surroundings(config.recipe, description, train, val)
+    loaded = load_space(settings.space, decided, around)  # its first start has the learning rate that the default has
+    space = loaded.space
+    for name, reason in loaded.left_out.items():
+        _log.warning("--space %s: the gene %s is left out: %s", settings.space, name, reason)
+    given = given_settings(config.recipe) - {canonical(gene.name) for gene in space.genes}
+    for line in describe_unused(given, unused_under(space.genes, config.recipe, around)):
+        _log.warning("%s", line)
     _check_weights(config, space, train)
     warm = read_warm_start(settings.warm_start, space, loaded.search, decided) if settings.warm_start else []
     return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train, val

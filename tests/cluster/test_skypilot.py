@@ -134,7 +134,7 @@ def test_a_head_that_cannot_start_fails_the_job(tmp_path: Path) -> None:
 def test_our_command_line_accepts_its_command(tmp_path: Path) -> None:
     [words] = Node(tmp_path, 0).calls("python")
     assert words[:2] == ["-m", "ray_yolo.train"]
-    config, _, _ = parse_train(words[2:])
+    config, *_ = parse_train(words[2:])
     low, high = config.placement.min_workers, config.placement.max_workers
     gpus = int(TASK["resources"]["accelerators"].partition(":")[2])
     assert (low, high) == (gpus, gpus * TASK["num_nodes"])  # it continues while one node is left

@@ -12,7 +12,7 @@ __all__ = ["folder", "say"]  # fixtures
 
 
 def test_a_dry_run_shows_what_the_start_then_decides(say: Say, folder: Path) -> None:
-    line = f"train {TRAIN} --num-workers 0 --cpus-per-worker 2 --noval --project mine --exact"
+    line = f"train {TRAIN} --num-workers 0 --cpus-per-worker 2 --noval --patience 5 --project mine --exact"
     dry = say(f"{line} --dry-run")
     assert dry.status == 0, dry.err
     assert not (folder / "mine").exists()
@@ -26,5 +26,7 @@ def test_a_dry_run_shows_what_the_start_then_decides(say: Say, folder: Path) -> 
         name: shown[name] for name in recipe if name in shown}
     settings = ("batch 16, microbatch 16, accumulation 4 (64 images per step), precision fp32, "
                 "learning rate 0.01 (SGD)")
-    assert f"# {settings}\n" in dry.out
-    assert f"\n{settings}\n" in start.out
+    unused = "no effect: patience (under noval, there is no validation before the last epoch)"
+    for note in (settings, unused):
+        assert f"# {note}\n" in dry.out
+        assert f"\n{note}\n" in start.out

@@ -28,6 +28,8 @@ REFUSED = [
     (f"train {TRAIN} --model coarse.yaml", 2, "the head of coarse.yaml has cells of 64 px"),
     (f"train {TRAIN} --weights nowhere.pt", 2, "nowhere.pt: no such weights file"),
     (f"train {TRAIN} --callbacks nowhere.py", 2, "nowhere.py"),
+    (f"train {TRAIN} --set loss.dfl=2", 2, "--set loss.dfl: loss.dfl has no effect: the loss of tiny.yaml does not"),
+    (f"tune {TUNE} --space idle.yaml", 2, "idle.yaml:2: copy_paste has no effect: no training label has an outline"),
     (f"train {TRAIN} --num-workers 8 --batch-size 4 --set optimizer.nominal_batch=4", 2, "num_workers: 8 workers"),
     (f"train {TRAIN} --num-workers 0 --gpus-per-worker 1", 4, "gpus_per_worker: 1 was requested"),
     ("train --resume nowhere", 2, "nowhere is neither a run folder"),
@@ -58,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "coarse.yaml").write_text(json.dumps({
         "nc": 2, "anchors": [[10, 13, 16, 30]], "backbone": stem, "head": [[[5], 1, "Detect", ["nc", "anchors"]]]}))
     (folder / "space.yaml").write_text("lr0: [0.001, 0.1]\n")
+    (folder / "idle.yaml").write_text("lr0: [0.001, 0.1]\ncopy_paste: [0.0, 0.5]\n")
     return folder
 
 
@@ -127,3 +130,15 @@ def test_the_dry_run_of_weights_shows_the_size_that_they_were_trained_at(say: Sa
     assert "\nimgsz: 64                                 # default; decided at the start\n" in dry.out
     assert not (folder / "runs").exists()
     assert not list(folder.rglob("*.torchscript"))
+
+
+def test_a_dry_run_reports_given_settings_without_effect(say: Say, folder: Path) -> None:
+    (folder / "high.yaml").write_text("copy_paste: 0.1\nloss.dfl: 2.0\n")
+    dry = say(f"train {TRAIN} --hyp high.yaml --classes 0 1 --priority 2 --num-workers 0 --gpus-per-worker 0 --dry-run")
+    assert dry.status == 0, dry.err
+    lines = [line for line in dry.out.splitlines() if line.startswith("# no effect: ")]
+    assert sorted(lines) == [
+        "# no effect: augment.copy_paste (no training label has an outline)",
+        "# no effect: classes (the training has the same images and labels without it)",
+        "# no effect: loss.dfl (the loss of tiny.yaml does not read it)",
+        "# no effect: priority (the training is in this process, without Ray)"]

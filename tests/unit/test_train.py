@@ -40,7 +40,7 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
         calls: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--dry-run", "--epochs", "3", "--num-workers", "2"]
     assert main(argv) == 0
-    config, origins, _ = parse_train(argv)
+    config, origins, *_ = parse_train(argv)
     decided = config.model_copy(update={"recipe": resolve(config.recipe, 2, gpu=False)})
     output = capsys.readouterr().out
     assert output == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "

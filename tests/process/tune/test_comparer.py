@@ -169,11 +169,19 @@ def test_a_training_that_diverges_counts_and_one_that_fails_ends_the_command(
     assert str(result.claim).endswith("1 training of B diverged, counted with a fitness of 0")
 
 
-def test_equal_sides_are_said_to_be_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("b", "reason"), [
+    ("base", "their settings are equal"),
+    ("mixup=0.5", "augment.mixup: 0.0 in A, 0.5 in B; .*B: no effect: augment.mixup .no sample is a mosaic"),
+    ("strict=true", "strict: False in A, True in B"),
+])
+def test_sides_that_train_equal_weights_are_refused(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b: str, reason: str) -> None:
     StandIn(monkeypatch)
-    config = make_comparison(tmp_path, b="base")
+    config = make_comparison(tmp_path, b=b)
     sides = read_sides(config, dict.fromkeys(config_fields(CompareConfig), "config"))
-    assert comparer.EQUAL in comparer.dry_run(config, sides)
+    with pytest.raises(ConfigError, match=f"A and B train the same weights.*: {reason}"):
+        comparer.dry_run(config, sides)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_another_data_set_of_a_side_is_refused_when_it_continues(

@@ -2,4 +2,5 @@
 
 from ray_yolo.config.model_facts import ModelFacts, Plugin
 
-PLUGIN = Plugin({"toy": ModelFacts("toy", gains={"box": 7.5})}, "toy_family.code:FAMILY")
+READS = frozenset({"loss.box", "loss.cls", "loss.dfl", "evaluate.iou"})
+PLUGIN = Plugin({"toy": ModelFacts("toy", gains={"box": 7.5}, reads=READS)}, "toy_family.code:FAMILY")

@@ -187,8 +187,9 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_keywords_of_a_python_call_are_read_as_a_files_keys() -> None:
     given = sourced_by_keyword({"epochs": 3, "lr0": 0.02, "loss": {"box": 0.1}, "augment": {}})
-    assert given == {"epochs": SourcedValue(3, "epochs="), "optimizer.lr0": SourcedValue(0.02, "lr0="),
-                     "loss.box": SourcedValue(0.1, "loss.box=")}
+    assert given == {"epochs": SourcedValue(3, "epochs=", alone=True),
+                     "optimizer.lr0": SourcedValue(0.02, "lr0=", alone=True),
+                     "loss.box": SourcedValue(0.1, "loss.box=", alone=True)}
     with pytest.raises(ConfigError) as caught:
         resolve_config(RunConfig, sourced_by_keyword({"epochs": 0, "lr0": "x"}))
     assert str(caught.value).splitlines() == [

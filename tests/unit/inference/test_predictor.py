@@ -23,7 +23,15 @@ from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import evaluate
 from ray_yolo.inference import export
 from ray_yolo.inference import predictor as module
-from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, load_trained, to_network
+from ray_yolo.inference.predictor import (
+    Predictor,
+    Trained,
+    build_predictor,
+    check_classes,
+    load_trained,
+    to_network,
+    warn_of_classes,
+)
 from ray_yolo.runtime import predictor as prediction
 from ray_yolo.runtime import serving, validator
 from tests.support.jobs import NAMES, make_dataset, make_index
@@ -43,6 +51,21 @@ def image() -> np.ndarray:
 
 def predictor(trained: Trained, **settings: object) -> Predictor:
     return build_predictor(trained, DetectConfig.model_validate(settings))
+
+
+def test_only_trained_classes_are_detected_unless_others_are_asked_for(
+        tmp_path: Path, image: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+    part = load_trained(make_weights(tmp_path, classes=(0,)))
+    whole = replace(part, recipe=part.recipe.model_copy(update={"classes": None}))
+    found = predictor(whole, confidence=0.01)(image)
+    assert set(found[:, 5]) == {0.0, 1.0}
+    of_one = predictor(whole, confidence=0.01, classes=(0,))(image)
+    assert np.array_equal(predictor(part, confidence=0.01)(image), of_one)
+    assert np.array_equal(predictor(part, confidence=0.01, classes=(0, 1))(image), found)
+    warn_of_classes(part, (0, 1))
+    assert not caplog.messages
+    warn_of_classes(part)
+    assert "of 2 classes, only 0 dark are used" in caplog.messages[0]
 
 
 def test_the_network_sees_an_image_as_in_validation(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import CheckpointError, DatasetError
+from ray_yolo.core.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.core.events import RunEvent
 from ray_yolo.engine.build import build_network
 from ray_yolo.models.families import build_model
@@ -23,7 +23,7 @@ from ray_yolo.runs.run_dir import find_run
 from ray_yolo.runs.run_record import RunRecord, read_record
 from ray_yolo.runtime.preflight import compare_initial_weights, first_record, read_dataset
 from ray_yolo.runtime.trainer import dry_run, fit
-from ray_yolo.runtime.validator import ValResult, validate
+from ray_yolo.runtime.validator import ValResult, check, validate
 from tests.support.jobs import NAMES, make_config, make_dataset
 from tests.support.weights import make_weights
 
@@ -93,6 +93,44 @@ def test_other_names_are_refused_before_anything_is_written(weights: Path, tmp_p
     assert not (yaml.parent / "runs").exists()
     assert set(by_name(validated(weights, yaml, allow_names=True))) == {"cat", "dog"}
     assert [row["name"] for row in validated(weights, yaml, single_cls=True).per_class] == ["item"]
+
+
+def test_weights_are_validated_on_the_classes_they_were_trained_on(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By name: in the second data set the class has another number."""
+    weights = make_weights(tmp_path / "weights", classes=(0,))
+    data = dataset(tmp_path / "data", "names: [dark, bright]")
+    swapped = dataset(tmp_path / "swapped", "names: [bright, dark]", SWAPPED)
+    for yaml, number in ((data, 0), (swapped, 1)):
+        asked = validated(weights, yaml, classes=(number,))
+        assert validated(weights, yaml).metrics == asked.metrics
+        assert [row["name"] for row in asked.per_class] == ["dark"]
+        assert len(validated(weights, yaml, classes=(0, 1)).per_class) == 2
+    validate(ValConfig.model_validate({"weights": str(weights), "data": str(data), "placement": {
+        "storage_path": str(tmp_path), "gpus_per_worker": 0, "noplots": True}}))
+    assert "\nas the weights were trained: --classes 0 (flags here override it)\n" in capsys.readouterr().out
+
+
+def test_weights_are_validated_with_the_settings_of_their_training(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "data", "names: [dark, bright]")
+    weights = make_weights(tmp_path / "weights", evaluate={"iou": 0.3, "max_detections": 2})
+    config = ValConfig.model_validate({"weights": str(weights), "data": str(data), "evaluate": {"iou": 0.7}})
+    evaluate = check(config).config.evaluate
+    assert (evaluate.iou, evaluate.max_detections) == (0.7, 2)
+
+
+def test_some_classes_that_were_trained_as_one_are_validated_as_one(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "data", "names: [dark, bright]")
+    (tmp_path / "run").mkdir()
+    config = make_config(tmp_path / "run", 0, data=str(data), classes=(1,), single_cls=True, epochs=1)
+    best = fit(config, quiet=True).best
+    [row] = validated(best, data).per_class
+    assert row["name"] == "item"
+    assert row["labels"] == (check(ValConfig(weights=str(best))).labels.classes == 0).sum() > 0
+    other = dataset(tmp_path / "other", "names: [dark, bright]")
+    with pytest.raises(InputError, match=r"was trained on classes 1 of .*; say with --classes which ones of "):
+        validated(best, other)
+    assert validated(best, other, classes=(1,)).per_class == validated(best, data).per_class
 
 
 def test_a_note_says_how_classes_were_matched(

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sides(*words: str) -> Recipes:
-    config, origins, _ = parse_compare(words)
+    config, origins, *_ = parse_compare(words)
     return read_sides(config, origins)
 
 

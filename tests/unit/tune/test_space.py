@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_yolo.config.effects import UNKNOWN, Surroundings
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES, canonical
 from ray_yolo.core.errors import ConfigError, InputError
@@ -318,3 +319,33 @@ def test_every_gene_of_yolov5_can_be_searched():
 def test_settings_of_a_scheduler_are_read():
     data = {"lr0": [0.01, 0.1], "search": {"scheduler": {"name": "ladder", "first_epochs": 3}}}
     assert read_space(data, Recipe()).search.scheduler == Ladder(first_epochs=3)
+
+
+class TestEffects:
+    @pytest.mark.parametrize(("data", "recipe", "around", "reason"), [
+        ({"obj": [0.2, 4.0]}, {"model": "yolov8n"}, UNKNOWN, "the loss of yolov8n does not read it"),
+        ({"mixup": [0.0, 0.5]}, {"augment": {"mosaic": 0.0}}, UNKNOWN, "no sample is a mosaic"),
+        ({"cls": [0.2, 4.0]}, {}, Surroundings(num_classes=1), "no term of classes where there is only one"),
+        ({"copy_paste": [0.0, 0.5]}, {}, Surroundings(has_outlines=False), "no training label has an outline"),
+    ])
+    def test_a_gene_without_effect_is_refused_with_its_line(
+            self, tmp_path: Path, data: dict[str, object], recipe: dict[str, object], around: Surroundings, reason: str
+    ) -> None:
+        path = tmp_path / "space.yaml"
+        [(gene, limits)] = data.items()
+        path.write_text(f"lr0: [0.01, 0.1]\n{gene}: {limits}\n")
+        with pytest.raises(ConfigError, match=rf"space\.yaml:2: {gene} has no effect: .*{reason}.*; remove it"):
+            load_space(path, Recipe.model_validate(recipe), around)
+
+    def test_a_gene_that_another_one_switches_on_has_an_effect(self) -> None:
+        recipe = Recipe.model_validate({"augment": {"mosaic": 0.0}})
+        data = {"search": {"algorithm": "random"}, "mosaic": [0.0, 1.0], "mixup": [0.0, 0.5]}
+        genes = read_space(data, recipe).space.genes
+        assert [gene.name for gene in genes] == ["mosaic", "mixup"]
+
+    def test_the_included_spaces_lose_genes_without_effect(self) -> None:
+        around = Surroundings(num_classes=1, has_outlines=False)
+        whole, part = load_space("evolve", Recipe()), load_space("evolve", Recipe(), around)
+        assert set(part.left_out) == {"cls", "cls_pw", "copy_paste"}
+        names, kept = ({gene.name for gene in each.space.genes} for each in (whole, part))
+        assert names - kept == set(part.left_out)

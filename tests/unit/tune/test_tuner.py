@@ -44,7 +44,8 @@ def test_a_dry_run_reads_everything_once(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "hyp.yaml").write_text("lr0: 5\n")
     config = make_sweep(tmp_path, "lr0: [0.001, 0.1]", warm_start=str(tmp_path / "hyp.yaml"), trials=3)
     planned = tuner.dry_run(config)
-    assert [message.rpartition("/")[2] for message in caplog.messages] == [
+    warm_starts = [record.getMessage() for record in caplog.records if record.name == "ray_yolo.tune.files"]
+    assert [message.rpartition("/")[2] for message in warm_starts] == [
         "hyp.yaml: lr0 5 is not in the space: the start has 0.1"]
     assert planned.config.sweep.trials == 3
     assert any("genes: lr0" in line for line in planned.notes)
