@@ -110,7 +110,12 @@ VAL = Command(
         "project", "name", "exist_ok", "storage_path", "noplots", "mlflow_uri",
     ),
     switches={"--half": ("precision", "fp16")},
-    unsupported={"--augment": "not supported: a larger --imgsz has most of its effect"},
+    unsupported={
+        "--augment": "not supported: a larger --imgsz has most of its effect",
+        "--save-hybrid": "not supported: labels are never added to detections",
+        "--verbose": "not needed: the table of classes is always printed",
+        "--dnn": "not supported: weights are of torch",
+    },
 )
 
 PREDICT = Command(
@@ -128,6 +133,9 @@ PREDICT = Command(
         "--data": "not needed: the weights contain the names of their classes",
         "--view-img": "not supported: open the pictures in the folder that the command prints at its end",
         "--augment": "not supported: a larger --imgsz has most of its effect",
+        "--visualize": "not supported: features are not drawn",
+        "--update": "not supported: files of other programs are read as they are",
+        "--dnn": "not needed: ONNX files are read by ONNX Runtime",
     },
 )
 
@@ -140,6 +148,7 @@ EXPORT = Command(
     unsupported={
         "--data": "not needed: the weights contain the names of their classes",
         "--half": "not supported: the program that runs the file chooses its precision",
+        "--int8": "not supported: the program that runs the file chooses its precision",
         "--simplify": "not needed: constants are always folded",
     },
 )

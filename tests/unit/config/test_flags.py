@@ -51,7 +51,7 @@ VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
     "--allow-empty", "--allow-names", "--labels-with-confidence", "--keep-difficult",
     "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
-    "--classes", "--augment", "--save-txt", "--save-conf", "--save-json", "--worst", "--num-workers",
+    "--classes", "--augment", "--save-hybrid", "--verbose", "--dnn", "--save-txt", "--save-conf", "--save-json", "--worst", "--num-workers",
     "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
     "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
@@ -64,14 +64,14 @@ PREDICT_FLAGS = frozenset([
     "--save-json", "--save-csv", "--save-crop", "--square", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
-    "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
+    "--visualize", "--update", "--dnn", "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])
 
 EXPORT_FLAGS = frozenset([
     "--weights", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch", "--dynamic",
     "--nms", "--opset", "--confidence", "--conf", "--conf-thres", "--iou", "--iou-thres", "--max-detections",
     "--max-det",
-    "--agnostic-nms", "--data", "--half", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
+    "--agnostic-nms", "--data", "--half", "--int8", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
     "--version", "--help",
 ])
 
