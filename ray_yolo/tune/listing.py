@@ -72,8 +72,7 @@ def run_names(project: str) -> list[str]:
         except OSError as error:
             raise InputError(f"{project}: {error}") from None
         return sorted(folders)
-    folders = Path(project).iterdir() if Path(project).is_dir() else ()
-    return sorted(folder.name for folder in folders if _may_be_run(folder))
+    return sorted(folder.name for folder in Path(project).glob("*") if _may_be_run(folder))
 
 
 def _may_be_run(folder: Path) -> bool:
