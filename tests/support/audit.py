@@ -29,7 +29,7 @@ class Deeds(NamedTuple):
     changed: list[Path]  # files and folders that were written, made, moved or removed
     started: list[str]  # programs
     called: list[str]  # addresses
-    locked: list[str]  # files, by their numbers
+    locked: list[Path]  # files
 
     def outside(self, *places: Path) -> list[Path]:
         """What was changed elsewhere than in these folders. Python's compiled modules do not count."""
@@ -63,7 +63,7 @@ def _hear(event: str, args: tuple[object, ...]) -> None:
         if event in STARTS:
             deeds.started.append(str(args[:2]))
         if event in LOCKS or (event == "fcntl.fcntl" and args[1] in _LOCK_COMMANDS):
-            deeds.locked.append(f"{event} {args[:2]}")
+            deeds.locked.append(Path(os.readlink(f"/proc/self/fd/{args[0]}")))
         if event in CALLS:
             deeds.called.append(f"{event} {args[1:]}")
 

@@ -16,7 +16,6 @@ from ray_yolo.sinks.record_process import (
     waiting_limit,
 )
 
-
 TINI, SYSTEMD = (1, "tini -- x", 0, 1), (1, "systemd", 0, 1)
 
 
