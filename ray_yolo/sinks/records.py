@@ -417,7 +417,7 @@ class Driver:
                 self._append(text)
 
     def tell(self, text: str) -> None:
-        """Bring a line to the user, who reads it at the end of the command; nobody does after that."""
+        """Bring a line to the user, who reads it at the end of the command; after the end it is lost."""
         self._send({"note": text})
 
     def report(self, pending: Sequence[str], failing: Sequence[str]) -> None:

@@ -428,7 +428,7 @@ class TestSync:
 
 def test_weights_are_registered_once_if_the_newest_end_says_that_training_has_ended_well(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registered, told = list[str](), list[str]()
+    registered, lines = list[str](), list[str]()
 
     def log_model(*model: Any) -> Registered:
         registered.append(model[-1])
@@ -442,15 +442,15 @@ def test_weights_are_registered_once_if_the_newest_end_says_that_training_has_en
         ([run_log.end(10, "stopped"), run_log.start(), run_log.end(30)], True),
         ([run_log.end(10), run_log.start(10)], False),
     ]:
-        record = Registry(tmp_path, "http://127.0.0.1:9", "shapes", told.append)
+        record = Registry(tmp_path, "http://127.0.0.1:9", "shapes", lines.append)
         record.update(events, ended=False)
         assert registered == [], events
         for _ in range(2):
             record.update(events, ended=True)
         assert registered == ["shapes"] * well, events
-        assert told == ["it is the best"] * well
+        assert lines == ["it is the best"] * well
         registered.clear()
-        told.clear()
+        lines.clear()
     with pytest.raises(InputError, match="no MLflow run to register from"):
         Registry(tmp_path, None, "shapes").update([run_log.start(), run_log.end(10)], ended=True)
 
