@@ -179,6 +179,7 @@ def test_pictures_of_a_background_that_was_killed_are_drawn_by_sync(
         if process.is_running:
             os.kill(pid_of(process), signal.SIGKILL)
             wait_until(lambda: not process.is_running)
+            process._close_pipes()
 
     monkeypatch.setattr(RecordProcess, "finish", kill)
     run = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=2, noval=False), quiet=True).run_dir
