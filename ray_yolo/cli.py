@@ -394,13 +394,18 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
-    from ray_yolo.sinks.mlflow_client import own_uri, tracking_uri
+    from ray_yolo.sinks.mlflow_client import is_copy, own_uri, tracking_uri
 
     run_dir = _folder(options.run_dir)
     requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if requested == "off":
         parser.error("--mlflow-uri off: no server to deliver to; give one")
-    uri = tracking_uri(requested or own_uri(run_dir), Path.cwd())
+    if is_copy(run_dir) and not options.mlflow_uri:
+        print(f"{run_dir}: is a copy of a run's folder, and the MLflow run belongs to the other one: nothing is "
+              "delivered (--mlflow-uri names a server to deliver to from here)", file=sys.stderr)
+        uri = None
+    else:
+        uri = tracking_uri(requested or own_uri(run_dir), Path.cwd())
     if (run_dir / LEDGER_FILE).is_file():
         from ray_yolo.tune.records import synchronise_sweep
 

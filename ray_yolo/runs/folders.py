@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
+import struct
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,6 +22,10 @@ from ray_yolo.storage.store import Store, is_address, open_store
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # Ray unpacks `ray job submit --working-dir` here
 _PROBE = ".ray_yolo-"  # how the name of a temporary file begins
+_POLL_SECONDS = 0.02
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""C's `struct flock`: an exclusive lock from the first byte of a file to the end."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -149,14 +156,27 @@ def move_aside(folder: Path) -> Path:
     return folder.rename(folder.with_name(f"{folder.name}.old{number}"))
 
 
-def lock_file(file: IO[Any]) -> bool:
+def lock_file(file: IO[Any], wait_seconds: float = 0.0) -> bool:
     """Lock a file until it is closed or this process dies. False if another process has locked it.
+
+    `flock` excludes other processes. It cannot be asked whether a file is locked, so a second lock, of the kind that
+    can, tells it to readers (`is_held`). Both belong to the open file.
+
+    Args:
+        wait_seconds: how long to try again while another process holds the lock.
 
     Raises:
         InputError: if its file system has no locks.
     """
+    deadline = time.monotonic() + wait_seconds
     try:
-        return try_lock(file)
+        while not try_lock(file):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        with suppress(OSError):  # a kernel without this kind
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        return True
     except OSError as error:
         raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror}), and without locks two "
                          "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
@@ -164,8 +184,13 @@ def lock_file(file: IO[Any]) -> bool:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a living process on this machine has locked this run folder."""
-    if not (folder / ".lock").exists():
-        return False
-    with (folder / ".lock").open("a") as lock:
-        return not lock_file(lock)
+    """Whether a living process has locked this run folder. It writes nothing, and takes no lock: a reader never keeps a
+    command from its run."""
+    with suppress(FileNotFoundError), (folder / ".lock").open("rb") as lock:
+        try:
+            answer = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+        except OSError:  # a kernel without this kind: a shared lock for an instant needs no write access either
+            return not try_lock(lock, fcntl.LOCK_SH)
+        kind, *_ = struct.unpack_from("h", answer)
+        return bool(kind != fcntl.F_UNLCK)
+    return False

@@ -55,6 +55,9 @@ from ray_yolo.runs.working_copy import (
 )
 from ray_yolo.storage.store import is_address, open_store
 
+_TRY_SECONDS = 0.5
+"""How long a command tries to lock a run: another one may hold the lock for a moment, to look at the run."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -388,7 +391,7 @@ def _try_open(folder: Path) -> Run | None:
     """The run, locked; None if another process trains it."""
     with ExitStack() as closing:
         lock = closing.enter_context((folder / ".lock").open("a+"))
-        if not lock_file(lock):
+        if not lock_file(lock, _TRY_SECONDS):
             return None
         remote = acquire_run(folder)
         holder = remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n"

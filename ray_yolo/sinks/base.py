@@ -20,12 +20,18 @@ from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import follow
 
 Warn = Callable[[str], None]
+Tell = Callable[[str], None]
+"""Receives lines for the end of a command."""
 
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class RecordError(Exception):
     """A record could not be made, and it is tried again. The text is for the user."""
+
+
+def ignore(text: str) -> None:
+    """A `Tell` or `Warn` without a user."""
 
 
 class History:

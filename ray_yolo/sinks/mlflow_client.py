@@ -26,6 +26,7 @@ from ray_yolo.config.addresses import corrected_tracking_uri
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.internals import internal
 from ray_yolo.core.redact import MASK, redact
+from ray_yolo.runs.working_copy import address_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -146,12 +147,25 @@ def build_monitor(uri: str, run_id: str) -> Any:
 
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
-    """`run_id`, `experiment_id` and `uri` (without secrets) of the folder's MLflow run; None if there is none yet."""
+    """`run_id`, `experiment_id` and `uri` (without secrets) of the folder's MLflow run, and `folder`, the identity of
+    the folder; None if there is none yet."""
     try:
         about: dict[str, str] = json.loads((Path(run_dir) / RUN_FILE).read_text())
     except (FileNotFoundError, ValueError):  # emptied by a power cut: the run is found again by its tag
         return None
     return about
+
+
+def folder_identity(run_dir: Path) -> str:
+    """What a folder keeps when it is renamed, and a copy of it does not have: the number of its inode."""
+    return str(run_dir.stat().st_ino)
+
+
+def is_copy(run_dir: Path) -> bool:
+    """Whether the folder is a copy of the one whose MLflow run it names. The folder of a run in a bucket is a copy on
+    each machine, and is none here."""
+    known = (read_run_file(run_dir) or {}).get("folder")  # earlier versions have not noted it
+    return known not in (None, folder_identity(run_dir)) and not address_of(run_dir)
 
 
 def sync_command(run_dir: Path, uri: str) -> str:

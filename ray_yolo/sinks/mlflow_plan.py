@@ -32,7 +32,8 @@ VALIDATION_ARTIFACTS = ("results.json", "detections.json", "*.png", "*.jpg")
 
 _ENVIRONMENT = {"experiment": "MLFLOW_EXPERIMENT_NAME", "experiment_id": "MLFLOW_EXPERIMENT_ID",
                 "parent_run_id": "MLFLOW_RUN_ID"}
-_CONTEXTS = {"train": "training", "val": "validation"}
+CONTEXT_TAG, VALIDATION = "mlflow.data.context", "validation"
+_CONTEXTS = {"train": "training", "val": VALIDATION}
 _LONGEST_PARAM = 6000  # characters, MLflow's limit
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 

@@ -28,10 +28,11 @@ from ray_yolo.sinks.mlflow_client import (
     build_client,
     build_monitor,
     find_experiment,
+    folder_identity,
     read_run_file,
 )
 from ray_yolo.sinks.mlflow_errors import explained
-from ray_yolo.sinks.mlflow_plan import PARENT_TAG, RUN_ID_TAG, RunPlan, plan_run
+from ray_yolo.sinks.mlflow_plan import CONTEXT_TAG, PARENT_TAG, RUN_ID_TAG, RunPlan, plan_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -111,7 +112,7 @@ class Delivery:
             if (each.name, each.digest) in self._held:
                 continue
             dataset = Dataset(each.name, each.digest, "local", each.source, profile=each.profile)
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.context)]))
+            inputs.append(DatasetInput(dataset, [InputTag(CONTEXT_TAG, each.context)]))
         self._post(inputs, _LABELS_PER_CALL, lambda some: client.log_inputs(self._run_id, some))
         self._held.update((each.name, each.digest) for each in plan.data)
 
@@ -211,7 +212,8 @@ class Delivery:
             tags["mlflow.user"] = getpass.getuser()
         run = next(iter(runs), None) or client.create_run(experiment_id, plan.start_ms, tags, run_name=plan.name)
         if not self._fresh:
-            about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
+            about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri),
+                     "folder": folder_identity(self._folder)}
             atomic_write(self._folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
         return run
 

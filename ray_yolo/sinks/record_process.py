@@ -17,6 +17,7 @@ from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.system import set_priority
 from ray_yolo.sinks.base import Sink, Warn
+from ray_yolo.sinks.earlier_runs import incomplete_runs
 from ray_yolo.sinks.records import END, INCOMPLETE, URI_VARIABLE, note_incomplete
 
 PROMPT_SECONDS, JOB_SECONDS = 3.5, 60.0
@@ -25,9 +26,9 @@ FAILING_SECONDS = 10.0
 """How long it waits at most for records that fail again and again."""
 _MOST_STARTS = 3
 _POLL_SECONDS = 0.05
-_SCHEDULERS = ("slurmstepd", "pbs_mom", "sge_shepherd", "condor_starter")  # each kills what a job's command leaves
 
 _SHELLS = ("bash", "sh", "zsh", "fish", "dash", "ksh", "csh", "tcsh", "busybox")
+_OPTIONS_WITH_VALUE = ("--rcfile", "--init-file")  # of a shell, beside -o and -O
 
 _left: list[subprocess.Popen[bytes]] = []  # still at work when their run ended
 
@@ -51,6 +52,7 @@ class RecordProcess:
         self._starts = 0
         self._unread = b""
         self._failing: set[str] = set()
+        self._notes: dict[str, None] = {}  # lines for the end of the command, each once
         self.pending: list[str] = []
         """The names of the records that are not complete."""
 
@@ -66,6 +68,8 @@ class RecordProcess:
         has_failed = process is not None and process.poll() not in (None, 0, INCOMPLETE)
         if process is None or (has_failed and self._starts < _MOST_STARTS):
             self._start()
+        if process is None:
+            self._complete_earlier_runs()
 
     def finish(self, limit_seconds: float) -> None:
         """Tell the process that the log is complete, and wait for its end, but not longer than the limit."""
@@ -100,6 +104,14 @@ class RecordProcess:
         os.set_blocking(self._process.stdout.fileno(), False)
         set_priority(self._process.pid, "SCHED_IDLE", 19)  # not by itself: its imports would take seconds from training
 
+    def _complete_earlier_runs(self) -> None:
+        """Start the process that completes the records of other runs of the project, if there are any."""
+        if incomplete_runs(self._folder):
+            process = start_detached("ray_yolo.sinks.earlier_runs", str(self._folder), {URI_VARIABLE: self._uri or ""},
+                                     own_session=self._own_session)
+            set_priority(process.pid, "SCHED_IDLE", 19)
+            _left.append(process)  # nothing waits for it
+
     def _close_pipes(self) -> None:
         process = self._process
         if process is None:
@@ -129,6 +141,8 @@ class RecordProcess:
             message = json.loads(line)
             if "warning" in message:
                 self._warn(message["warning"])
+            elif "note" in message:
+                self._notes.setdefault(message["note"])
             else:
                 self.pending, self._failing = message["pending"], set(message["failing"])
 
@@ -144,7 +158,10 @@ class RecordProcess:
             process.stdout.close()
 
     def describe_rest(self) -> str:
-        """A line for the user on what is not complete after `finish`; '' if everything is."""
+        """Lines for the user after `finish`: what the records tell, and what is not complete; '' if there are none."""
+        return "\n".join(filter(None, (*self._notes, self._incomplete_line())))
+
+    def _incomplete_line(self) -> str:
         command = f"python -m ray_yolo.sync {shlex.quote(str(self._folder))}"
         names = ", ".join(self.pending) or "records"
         if self.is_running:
@@ -207,22 +224,23 @@ def waiting_limit() -> float:
 
 
 def ends_with_command(proc: Path = Path("/proc")) -> bool:
-    """Whether the end of this command ends all processes that it has started.
+    """Whether the end of this command may end all processes that it has started: no user waits for it.
 
-    This is so if the command, or the script that it belongs to, is process 1 of a container or its child, or the step
-    of a batch system (`srun --pty`). A command that a user types into a shell is a process group of its own, and the
-    shell stays, also as process 1.
+    A user is an interactive Python, as in a notebook, or a shell at a prompt, which starts each typed command in a
+    process group of its own. Without a user, the command belongs to a container or a job. Its end may be the end of all
+    then, whatever launchers lie between (`timeout`, `setsid -w`, a script with `set -m`).
     """
-    pid, parent, group = os.getpid(), os.getppid(), os.getpgid(0)
+    if hasattr(sys, "ps1"):
+        return False
+    group, pid = os.getpgid(0), os.getppid()
     try:
-        while pid > 1:
-            name, parent_of_parent, parent_group = _read_process(proc, parent)
-            is_typed = parent_group != group and name in _SHELLS
-            if is_typed or (parent_group != group and parent != 1):
-                return name in _SCHEDULERS
-            pid, parent = parent, parent_of_parent
+        while pid > 0:  # the parent of process 1, and of a command from outside of the container
+            name, parent, its_group = _read_process(proc, pid)
+            if name in _SHELLS and its_group != group and _is_at_prompt(proc, pid):
+                return False
+            group, pid = its_group, parent
     except (OSError, ValueError, IndexError):  # no /proc, or one of another namespace
-        return parent <= 1
+        return pid <= 1
     return True
 
 
@@ -232,3 +250,16 @@ def _read_process(proc: Path, pid: int) -> tuple[str, int, int]:
     name = text[text.index("(") + 1:text.rindex(")")]
     _, parent, group = text[text.rindex(")") + 1:].split()[:3]
     return name, int(parent), int(group)
+
+
+def _is_at_prompt(proc: Path, pid: int) -> bool:
+    """Whether a shell was started without a script and without -c, so that it reads what a user types."""
+    _, *words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    while words and words[0][:1] in ("-", "+"):
+        option = words.pop(0)
+        is_long = option.startswith("--")
+        if "c" in option and not is_long:
+            return False
+        if option in _OPTIONS_WITH_VALUE or (option[-1] in "oO" and not is_long):
+            words = words[1:]
+    return not words

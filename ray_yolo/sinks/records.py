@@ -9,7 +9,7 @@ the record lacks: a process that was killed, a server that was away, and a call 
 The driver starts the process after the first step (`record_process`). The process runs at idle priority. It ends when
 the log has ended and all records hold. It works in the run folder as its current folder: if the folder is moved, the
 records follow; if it is removed, the process ends. The file `.records` is locked while a process makes the records of a
-run. It is empty until they are complete.
+run. It says how much of the log they hold once they are complete; the process that makes them empties it first.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ray_yolo.core.events import (
     StepEvent,
     WarningEvent,
 )
-from ray_yolo.core.redact import MASK, reason_of, redact
+from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
 from ray_yolo.runs.folders import is_held, lock_file
-from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
+from ray_yolo.runs.run_record import RECORD_FILE
 from ray_yolo.runs.working_copy import address_of
-from ray_yolo.sinks.base import History, RecordError, Warn
-from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, OWED_FILE, own_uri, read_run_file
+from ray_yolo.sinks.base import History, RecordError, Tell, Warn, ignore
+from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, is_copy, read_run_file
 from ray_yolo.sinks.results_csv import ResultsCsv
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
 
@@ -110,12 +110,17 @@ def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
         placement = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text())["placement"])
     return RecordSettings(
         uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(),
-        registered_name=placement.get("registered_name") or "", address=address_of(folder),
+        registered_name="" if uri is None and is_copy(folder) else placement.get("registered_name") or "",
+        address=address_of(folder),
         data_folders=(start, *folder.resolve().parents))
 
 
-def build_records(folder: Path, settings: RecordSettings, warn: Warn) -> list[Record]:
-    """The records of a run. Later ones may contain the files of earlier ones."""
+def build_records(folder: Path, settings: RecordSettings, warn: Warn, tell: Tell = ignore) -> list[Record]:
+    """The records of a run. Later ones may contain the files of earlier ones.
+
+    Args:
+        tell: receives lines for the end of the command, which are no warnings.
+    """
     records: list[Record] = [ResultsCsv(folder)]
     if is_installed():
         records.append(TensorBoard(folder))
@@ -131,7 +136,7 @@ def build_records(folder: Path, settings: RecordSettings, warn: Warn) -> list[Re
     if settings.registered_name:
         from ray_yolo.sinks.registry import Registry
 
-        records.append(Registry(folder, settings.uri, settings.registered_name))
+        records.append(Registry(folder, settings.uri, settings.registered_name, tell))
     if settings.address:
         from ray_yolo.sinks.upload import FileUpload
 
@@ -281,9 +286,12 @@ def locked(folder: Path) -> Iterator[IO[str] | None]:
 
 
 def note_incomplete(folder: Path) -> None:
-    """Note that the records of a run are to be made: by the process that starts now, or a later one if it is killed."""
+    """Note that a run has records to be made: by the process that starts now, or a later one if it is killed.
+
+    A file that is there stays as it is: the process of an earlier command may hold it, and note in it what it has made.
+    """
     with suppress(OSError):
-        (folder / LOCK_FILE).open("w").close()
+        (folder / LOCK_FILE).touch()
 
 
 def note_complete(lock: IO[str], records: RunRecords, uri: str | None) -> None:
@@ -295,38 +303,32 @@ def note_complete(lock: IO[str], records: RunRecords, uri: str | None) -> None:
 
 def is_complete(folder: Path, uri: str | None) -> bool:
     """Whether it is noted that all records hold the whole log of a run, with an MLflow server."""
-    try:
-        note = json.loads((folder / LOCK_FILE).read_text())
-        size = (folder / EVENTS_FILE).stat().st_size
-    except (OSError, ValueError):
-        return False
-    return bool(note == {"bytes": size, "uri": redact(uri or "")})
+    return holds_whole_log(folder) and _read_note(folder)["uri"] == redact(uri or "")
 
 
-def incomplete_runs(folder: Path) -> list[Path]:
-    """The other runs of the project whose records are not completed: their process was killed, or could not reach a
-    server. Runs that are trained now are left out."""
-    project = folder / ".."
-    notes = sorted({path.parent for name in (LOCK_FILE, OWED_FILE) for path in project.glob(f"*/{name}")})
-    return [run for run in notes if _is_incomplete(run) and not run.samefile(folder)]
-
-
-def _is_incomplete(run: Path) -> bool:
-    if (run / LEDGER_FILE).exists() or not (run / EVENTS_FILE).exists():
-        return False
+def holds_whole_log(folder: Path) -> bool:
+    """Whether it is noted that all records hold the whole log of a run, with whatever MLflow server."""
     with suppress(OSError):
-        is_noted = (run / OWED_FILE).exists() or (run / LOCK_FILE).stat().st_size == 0  # see `note_incomplete`
-        return is_noted and not is_held(run)
+        return bool(_read_note(folder)["bytes"] == (folder / EVENTS_FILE).stat().st_size)
     return False
 
 
-def complete(folder: Path, uri: str | None, start: Path, warn: Warn) -> RunRecords | None:
+def _read_note(folder: Path) -> dict[str, Any]:
+    """What `note_complete` has noted; before that, without values."""
+    nothing = {"bytes": None, "uri": None}
+    try:
+        return {**nothing, **json.loads((folder / LOCK_FILE).read_text())}
+    except (OSError, ValueError, TypeError):  # the file is empty while the records are made
+        return nothing
+
+
+def complete(folder: Path, uri: str | None, start: Path, warn: Warn, tell: Tell = ignore) -> RunRecords | None:
     """Make the records of a run once, now. Returns how far they are; None if another process makes them."""
     with locked(folder) as lock:
         if lock is None:
             return None
         settings = read_settings(folder, uri, start)
-        records = RunRecords(folder, build_records(folder, settings, warn), warn, retries=False)
+        records = RunRecords(folder, build_records(folder, settings, warn, tell), warn, retries=False)
         records.update(ended=True)
         if not records.pending:
             note_complete(lock, records, uri)
@@ -343,7 +345,7 @@ def synchronise(folder: Path, uri: str | None) -> int:
     """
     if not (folder / EVENTS_FILE).is_file():
         raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run or a sweep")
-    records = wait_for_lock(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning))
+    records = wait_for_lock(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning, print))
     if records is None:
         return INCOMPLETE
     for state in records.states:
@@ -414,6 +416,10 @@ class Driver:
             if not self._send({"warning": text}):
                 self._append(text)
 
+    def tell(self, text: str) -> None:
+        """Bring a line to the user, who reads it at the end of the command; after the end it is lost."""
+        self._send({"note": text})
+
     def report(self, pending: Sequence[str], failing: Sequence[str]) -> None:
         """Tell the command which records do not hold yet."""
         report = {"pending": list(pending), "failing": list(failing)}
@@ -461,58 +467,21 @@ class Work(Protocol):
         """Make each record that is due."""
 
 
-def work_until_complete(work: Work, driver: Driver, complete_others: Callable[[], bool]) -> bool:
-    """Follow a log until it has ended, and all its records hold or need the user. Returns whether they hold.
-
-    Args:
-        complete_others: completes one more run of the project; returns whether there was one.
-    """
-    has_others = True
+def work_until_complete(work: Work, driver: Driver) -> bool:
+    """Follow a log until it has ended, and all its records hold or need the user. Returns whether they hold."""
     while not (driver.has_ended or work.is_gone):
         work.update(ended=False)
-        has_others = has_others and complete_others()
         driver.report(work.pending, work.failing)
         driver.wait(_TICK_SECONDS)
     set_priority(os.getpid(), "SCHED_OTHER", 0)
     deadline = time.monotonic() + _RETRY_SECONDS
     while not work.is_gone:
         work.update(ended=True)
-        has_others = has_others and complete_others()
-        others = ["earlier runs"] if has_others else []
-        driver.report([*work.pending, *others], work.failing)
-        if has_others:
-            continue
+        driver.report(work.pending, work.failing)
         if work.needs_user or time.monotonic() > deadline:  # also if none is pending
             return not work.pending
         driver.wait(_TICK_SECONDS)
     return True
-
-
-def completer(folder: Path, uri: str | None, start: Path, complete_run: Callable[[Path, str | None], RunRecords | None]
-              ) -> Callable[[], bool]:
-    """A function for `work_until_complete`. Errors are left out: a later training tries again."""
-    runs = incomplete_runs(folder)
-
-    def complete_next() -> bool:
-        if not runs:
-            return False
-        run = runs.pop(0)
-        with suppress(OSError, RayYoloError):
-            records = complete_run(run, _server_of(run, uri))
-            if records is not None and records.failing:
-                runs.clear()  # the server is probably away for all of them
-        return True
-
-    return complete_next
-
-
-def _server_of(run: Path, uri: str | None) -> str | None:
-    """The MLflow server of another run. Its secrets are not stored: only this run's server may have some."""
-    try:
-        own = own_uri(run)
-    except RayYoloError:
-        return uri if uri and MASK in redact(uri) else None
-    return None if own == "off" else own or uri
 
 
 class ProcessContext(NamedTuple):
@@ -539,6 +508,7 @@ def run_process(make_records: Callable[[ProcessContext], bool]) -> int:
         while True:
             with locked(folder) as lock:
                 if lock is not None:
+                    lock.truncate(0)
                     holds = make_records(ProcessContext(folder, uri, start, driver, lock))
                     return 0 if holds else INCOMPLETE
             driver.wait(_TICK_SECONDS)  # the process of an earlier start is not done yet
@@ -550,16 +520,11 @@ def _make_records(context: ProcessContext) -> bool:
     """Make the records of a run while its driver trains it."""
     folder, uri, start, driver = context.folder, context.uri, context.start, context.driver
     settings = read_settings(folder, uri, start)
-    work = RunRecords(folder, build_records(folder, settings, driver.warn), driver.warn)
-    others = completer(folder, uri, start, lambda run, server: complete(run, server, start, _ignore))
-    holds = work_until_complete(work, driver, others)
+    work = RunRecords(folder, build_records(folder, settings, driver.warn, driver.tell), driver.warn)
+    holds = work_until_complete(work, driver)
     if holds and not work.is_gone:
         note_complete(context.lock, work, uri)
     return holds
-
-
-def _ignore(text: str) -> None:
-    """Drop a warning: the run that it is about has no user now."""
 
 
 if __name__ == "__main__":

@@ -42,25 +42,30 @@ class TensorBoard:
         """
         rows = epoch_rows(durable(events))
         points = [point for row in rows for point in _points(row, metrics(terms_of(rows)))]
-        if points:
+        if points and self._writer is None:
+            self._written = self._read()
+        lacking = [point for point in points if point[:2] not in self._written]
+        if lacking:  # a writer that is opened makes a new file
             # The writer is kept only if all goes well: a failed one stays broken.
             writer, self._writer = self._writer or self._open(), None
-            for tag, step, number, seconds in points:
-                if (tag, step) not in self._written:
-                    writer.add_scalar(tag, number, step, walltime=seconds)
-                    self._written.add((tag, step))
+            for tag, step, number, seconds in lacking:
+                writer.add_scalar(tag, number, step, walltime=seconds)
+                self._written.add((tag, step))
             writer.flush()
             self._writer = writer
         if ended and self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _open(self) -> SummaryWriter:
+    def _read(self) -> set[tuple[str, int]]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        from torch.utils.tensorboard.writer import SummaryWriter
 
         files = EventAccumulator(str(self._folder), size_guidance={"scalars": 0}).Reload()
-        self._written = {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}
+        return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}
+
+    def _open(self) -> SummaryWriter:
+        from torch.utils.tensorboard.writer import SummaryWriter  # here: it takes a second
+
         return SummaryWriter(str(self._folder))
 
 

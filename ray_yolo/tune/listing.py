@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import StartEvent
+from ray_yolo.core.events import Event, StartEvent
 from ray_yolo.core.formatting import format_count
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events
+from ray_yolo.core.redact import reason_of
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, each_event, epoch_rows, last_of, read_events
 from ray_yolo.runs.location import is_active, local_folder
 from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.status import describe_state
@@ -70,21 +72,34 @@ def run_names(project: str) -> list[str]:
         except OSError as error:
             raise InputError(f"{project}: {error}") from None
         return sorted(folders)
-    return sorted(path.parent.name for path in Path(project).glob(f"*/{RECORD_FILE}"))
+    return sorted(folder.name for folder in Path(project).glob("*") if _may_be_run(folder))
+
+
+def _may_be_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, or cannot be entered."""
+    try:
+        return (folder / RECORD_FILE).stat() is not None
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def _read(address: str, name: str) -> Listed:
+    """The row of a run. If it cannot be read for any reason, the row says why, and the other rows are shown."""
     try:
         folder = local_folder(address, whole=False)
-    except InputError as error:  # a folder of something else, or storage that fails
-        return Listed(name, f"unreadable: {error}", "", "", None, None)
-    if not (folder / LEDGER_FILE).is_file():
-        return _run(folder, name)
-    return _comparison(folder, name) if is_comparison(folder) else _sweep(folder, name)
+        if not (folder / LEDGER_FILE).is_file():
+            return _run(folder, name)
+        return _comparison(folder, name) if is_comparison(folder) else _sweep(folder, name)
+    except Exception as error:  # of any file in the folder
+        return Listed(name, f"unreadable: {reason_of(error)}", "", "", None, None)
 
 
 def _run(folder: Path, name: str) -> Listed:
-    events = read_events(folder / EVENTS_FILE) if (folder / EVENTS_FILE).is_file() else []
+    events: list[Event] = []
+    with suppress(FileNotFoundError):
+        events = list(each_event(folder / EVENTS_FILE))
     if not events:
         return Listed(name, "created", "", "", None, None)
     state = describe_state(folder, events, is_active(folder), None)

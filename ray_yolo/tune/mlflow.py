@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ray_yolo.core.events import METRICS
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.working_copy import FINISHED, address_of
+from ray_yolo.sinks.base import Tell, ignore
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
 from ray_yolo.sinks.mlflow_errors import explained
 from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
@@ -108,10 +109,12 @@ class SweepMlflow:
     Args:
         config: the sweep's settings.
         command: that runs the sweep.
+        tell: receives a line on the registered model.
     """
 
-    def __init__(self, folder: Path, uri: str, config: TuneConfig, command: str = "") -> None:
-        self._folder, self._uri, self._config, self._command = folder, uri, config, command
+    def __init__(self, folder: Path, uri: str, config: TuneConfig, command: str = "",
+                 tell: Tell = ignore) -> None:
+        self._folder, self._uri, self._config, self._command, self._tell = folder, uri, config, command, tell
         self._delivery = Delivery(folder, uri)
 
     def run_of(self, trials: Sequence[Trial], status: Status, claim: ClaimedEvent | None) -> SweepRun:
@@ -153,7 +156,7 @@ class SweepMlflow:
         name = sweep.config.placement.registered_name
         best = _child(folder, sweep.best) if name and sweep.best else None
         if best:
-            log_model(folder, uri, best, name)
+            self._tell(log_model(folder, uri, best, name).line)
         return run_id
 
 

@@ -22,7 +22,7 @@ from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import InputError, ResourcesError, TrainingError
 from ray_yolo.core.files import atomic_write
-from ray_yolo.runs.folders import is_held
+from ray_yolo.runs.folders import lock_file
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.task import read_outcome
 
@@ -124,7 +124,7 @@ class CommandTraining:
             TrainingError: if the command ends in any other way than at the end of its training.
         """
         run_folder = self._folder / "trials" / name
-        while is_held(run_folder):  # by a command whose driver was killed; it trains to its end
+        while _is_locked(run_folder):  # by a command whose driver was killed; it trains to its end
             self._wait()
         known = read_outcome(run_folder, until)
         if known:
@@ -178,6 +178,13 @@ class CommandTraining:
     def _wait(self) -> None:
         self._each_step()
         time.sleep(_POLL_SECONDS)
+
+
+def _is_locked(run_folder: Path) -> bool:
+    """Whether a command of any version trains in a run folder; `is_held` sees the locks of this version only."""
+    with contextlib.suppress(FileNotFoundError), (run_folder / ".lock").open("r+") as lock:
+        return not lock_file(lock)
+    return False
 
 
 def _python_of(setting: str, origin: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain
 from ray_yolo.runs.folders import lock_file
 from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runs.working_copy import address_of
-from ray_yolo.sinks.base import RecordError, Warn
+from ray_yolo.sinks.base import RecordError, Tell, Warn, ignore
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
 from ray_yolo.sinks.records import (
     INCOMPLETE,
@@ -66,10 +66,10 @@ def read_options(folder: Path) -> tuple[TuneConfig, str]:
     return TuneConfig.model_validate({"recipe": recipe, "sweep": sweep}), ""
 
 
-def _parent_run(folder: Path, uri: str) -> SweepMlflow | CompareMlflow:
+def _parent_run(folder: Path, uri: str, tell: Tell) -> SweepMlflow | CompareMlflow:
     """The MLflow run above those of the trials."""
     if not is_comparison(folder):
-        return SweepMlflow(folder, uri, *read_options(folder))
+        return SweepMlflow(folder, uri, *read_options(folder), tell)
     command = ""
     with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
         command = yaml.safe_load((folder / OPTIONS_FILE).read_text())["command"]
@@ -91,13 +91,14 @@ class SweepRecords:
         uri: the MLflow server; None: no tracking.
         start: the folder in which the command was started.
         warn: receives a text for each record that fails, once.
+        tell: receives lines for the end of the command.
     """
 
-    def __init__(self, folder: Path, uri: str | None, start: Path, warn: Warn) -> None:
-        self._folder, self._uri, self._start, self._warn = folder, uri, start, warn
+    def __init__(self, folder: Path, uri: str | None, start: Path, warn: Warn, tell: Tell = ignore) -> None:
+        self._folder, self._uri, self._start, self._warn, self._tell = folder, uri, start, warn, tell
         self._open: dict[str, _OpenTrial] = {}
         self._elsewhere: set[str] = set()  # trials whose records another process makes, such as ray_yolo.sync
-        self._parent = _parent_run(folder, uri) if uri else None
+        self._parent = _parent_run(folder, uri, tell) if uri else None
         self._own: list[Record] = []
         if address := address_of(folder):
             from ray_yolo.sinks.upload import FileUpload  # here: it imports torch
@@ -181,7 +182,7 @@ class SweepRecords:
                 return None
             lock.truncate(0)
             settings = read_settings(folder, self._uri, self._start)
-            records = RunRecords(folder, build_records(folder, settings, self._warn), self._warn)
+            records = RunRecords(folder, build_records(folder, settings, self._warn, self._tell), self._warn)
             records.read()
             unless_open.pop_all()  # the lock stays
         trial = self._open[folder.name] = _OpenTrial(records, lock)
@@ -219,7 +220,8 @@ def synchronise_sweep(folder: Path, uri: str | None) -> int:
         with locked(folder) as lock:
             if lock is None:
                 return None
-            records = SweepRecords(folder, uri, Path.cwd(), lambda text: print(f"WARNING: {text}", file=sys.stderr))
+            records = SweepRecords(folder, uri, Path.cwd(), lambda text: print(f"WARNING: {text}", file=sys.stderr),
+                                   print)
             records.update(ended=True)
             return records
 
@@ -238,8 +240,8 @@ def synchronise_sweep(folder: Path, uri: str | None) -> int:
 
 def _make_records(context: ProcessContext) -> bool:
     """Make the records of a sweep while its driver runs it."""
-    work = SweepRecords(context.folder, context.uri, context.start, context.driver.warn)
-    return work_until_complete(work, context.driver, lambda: False)
+    work = SweepRecords(context.folder, context.uri, context.start, context.driver.warn, context.driver.tell)
+    return work_until_complete(work, context.driver)
 
 
 if __name__ == "__main__":

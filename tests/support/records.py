@@ -16,17 +16,19 @@ class RecordsHere:
         assert module == "ray_yolo.sinks.records"
         self._folder, self._uri, self._warn = folder, uri, warn
         self.pending: list[str] = []
+        self._notes: list[str] = []
 
     def keep_running(self) -> None:
         """Nothing: the records are made at the end."""
 
     def finish(self, limit_seconds: float) -> None:
-        done = records.complete(self._folder, self._uri, Path.cwd(), self._warn)
+        done = records.complete(self._folder, self._uri, Path.cwd(), self._warn, self._notes.append)
         assert done is not None
         self.pending = done.pending
 
     def describe_rest(self) -> str:
-        return f"{', '.join(self.pending)}: not complete" if self.pending else ""
+        rest = f"{', '.join(self.pending)}: not complete" if self.pending else ""
+        return "\n".join(filter(None, (*self._notes, rest)))
 
 
 def make_here(patch: Any) -> None:

@@ -26,7 +26,7 @@ def make_weights(folder: Path, **recipe: Any) -> Path:
     embolden(parts.ema.model)
     about = {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
              "architecture": job.architecture, "anchors": job.anchors}
-    save_checkpoint(job.run_dir, capture(parts, TrainState(), about), 1, job.digest, ["best", "last"])
+    save_checkpoint(job.run_dir, capture(parts, TrainState(best_epoch=2), about), 1, job.digest, ["best", "last"])
     return job.run_dir / "weights" / "best.pt"
 
 

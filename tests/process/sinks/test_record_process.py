@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from ray_yolo.sinks import record_process
 from ray_yolo.sinks.record_process import (
     RecordProcess,
 )
-from ray_yolo.sinks.records import LOCK_FILE, is_complete
+from ray_yolo.sinks.records import LOCK_FILE, is_complete, note_incomplete
 from tests.support import run_log
 from tests.support.jobs import make_config
 
@@ -177,6 +178,8 @@ def test_pictures_of_a_background_that_was_killed_are_drawn_by_sync(
     def kill(process: RecordProcess, limit_seconds: float) -> None:
         if process.is_running:
             os.kill(pid_of(process), signal.SIGKILL)
+            wait_until(lambda: not process.is_running)
+            process._close_pipes()
 
     monkeypatch.setattr(RecordProcess, "finish", kill)
     run = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=2, noval=False), quiet=True).run_dir
@@ -185,6 +188,9 @@ def test_pictures_of_a_background_that_was_killed_are_drawn_by_sync(
     assert np.load(run / DETECTIONS_FILE).size
     assert sync.main([str(run)]) == 0
     assert {path.name for path in run.iterdir()} >= PICTURES
+    rows = {row[0]: row for row in map(str.split, (run / "report.html").read_text().splitlines()) if len(row) == 7}
+    assert {*rows} >= {"all", "dark", "bright"}
+    assert int(rows["all"][2]) == int(rows["dark"][2]) + int(rows["bright"][2]) > 0
 
 
 @pytest.mark.slow
@@ -195,6 +201,57 @@ def test_warnings_of_the_process_are_in_the_log_of_the_training(tmp_path: Path) 
     run = fit(config, quiet=True).run_dir
     [warning] = run_log.events_of(run, WarningEvent)
     assert warning.message.startswith(f"MLflow: {tmp_path}/mlflow.db: is no SQLite database; move it away")
+
+
+PROBE = """
+import sys
+from pathlib import Path
+from ray_yolo.sinks.record_process import ends_with_command
+Path(sys.argv[1]).write_text(str(ends_with_command()))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("ends", "entry"), [
+    ("True", "{probe}; true"),
+    ("True", "timeout 6h {probe}; true"),
+    ("True", "setsid -w {probe}; true"),
+    ("True", "set -m; {probe} & wait; true"),
+    ("True", "set -m; timeout 6h setsid -w {probe} & wait; true"),
+    ("False", "echo '{probe}; exit' | script -qec 'bash --norc' /dev/null"),  # a user types it
+], ids=["script", "timeout", "setsid", "set -m", "all", "typed"])
+def test_a_launcher_in_a_container_is_no_user(tmp_path: Path, ends: str, entry: str) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    probe = f"{sys.executable} {tmp_path}/probe.py {tmp_path}/answer"
+    (tmp_path / "entry.sh").write_text(entry.format(probe=probe))
+    subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", str(tmp_path / "entry.sh")],
+                   check=True, timeout=100, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert (tmp_path / "answer").read_text() == ends
+
+
+def test_an_earlier_run_is_not_waited_for(tmp_path: Path) -> None:
+    """Its server accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        earlier = begin(tmp_path / "earlier")
+        run_log.write(earlier / EVENTS_FILE, [run_log.end(10)])
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (earlier / "opt.yaml").write_text(json.dumps({"placement": {"noplots": True, "mlflow_uri": address}}))
+        note_incomplete(earlier)
+        run = begin(tmp_path / "exp")
+        process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
+        start(process)
+        other = record_process._left[-1]
+        set_priority(other.pid, "SCHED_OTHER", 0)
+        connection, _ = silent.accept()
+        with connection:
+            run_log.write(run / EVENTS_FILE, [run_log.end(10)])
+            process.finish(math.inf)
+            assert is_complete(run, None)
+            assert process.describe_rest() == ""
+            assert other.poll() is None
+        other.kill()
+        other.wait(60)
+    assert not is_complete(earlier, address)
 
 
 @pytest.mark.root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -19,21 +20,21 @@ from ray_yolo.core.events import Event
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.working_copy import create_working_copy
 from ray_yolo.sinks import records as records_module
+from ray_yolo.sinks.earlier_runs import complete_earlier_runs, incomplete_runs
 from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, own_uri
 from ray_yolo.sinks.records import (
     LOCK_FILE,
     Driver,
     RunRecords,
     complete,
-    completer,
-    incomplete_runs,
     is_complete,
     locked,
     note_incomplete,
     read_settings,
+    run_process,
     work_until_complete,
 )
-from ray_yolo.sinks.registry import Registry
+from ray_yolo.sinks.registry import Registered, Registry
 from ray_yolo.storage.store import open_store
 from tests.support import run_log
 from tests.support.servers import BrokenServer
@@ -165,8 +166,7 @@ class TestProcess:
         record = Noted(errors=[OSError("full")])
         records, driver = RunRecords(run, [record], lambda _: None), Ended(2)
         records.states[0].pause = 0.0
-        others = iter([True, True, False])
-        assert work_until_complete(records, driver, lambda: next(others))
+        assert work_until_complete(records, driver)
         assert [ended for _, ended in record.calls] == [False, False, True]
         assert driver.reports[-1] == []
 
@@ -174,7 +174,7 @@ class TestProcess:
         run = begin(tmp_path / "exp")
         record = Noted(errors=[InputError("the server asks for a login")])
         records = RunRecords(run, [record, Noted("other")], lambda _: None)
-        assert not work_until_complete(records, Ended(2), lambda: False)
+        assert not work_until_complete(records, Ended(2))
         assert records.pending == ["work"]
         assert len(record.calls) == 1
 
@@ -182,7 +182,7 @@ class TestProcess:
         run = begin(tmp_path / "exp")
         records = RunRecords(run, [Noted()], pytest.fail)
         moved = run.rename(tmp_path / "moved")
-        assert work_until_complete(records, Ended(100), lambda: False)
+        assert work_until_complete(records, Ended(100))
         assert not run.exists()
         assert moved.exists()
 
@@ -209,8 +209,9 @@ class TestProcess:
             for text in ("one", "one"):
                 driver.warn(text)
             driver.report(["MLflow"], [])
+            driver.tell("version 2")
             sent = [json.loads(line) for line in os.read(reader, 1000).splitlines()]
-            assert sent == [{"warning": "one"}, {"pending": ["MLflow"], "failing": []}]
+            assert sent == [{"warning": "one"}, {"pending": ["MLflow"], "failing": []}, {"note": "version 2"}]
             os.close(reader)
             driver.warn("two")
             assert run_log.messages(run) == ["two"]
@@ -229,6 +230,17 @@ class TestCompletion:
         assert not is_complete(run, AWAY)
         run_log.write(run / EVENTS_FILE, [run_log.start(10)])
         assert not is_complete(run, None)
+
+    def test_the_file_is_emptied_by_the_process_that_holds_it(self, tmp_path: Path, monkeypatch: Any) -> None:
+        run, seen = begin(tmp_path / "exp"), list[str]()
+        complete(run, None, tmp_path, pytest.fail)
+        note = (run / LOCK_FILE).read_text()
+        note_incomplete(run)  # as a second command does while the process of the first one is at work
+        assert (run / LOCK_FILE).read_text() == note != ""
+        monkeypatch.setattr("sys.argv", ["records", str(run)])
+        monkeypatch.chdir(tmp_path)
+        assert run_process(lambda context: not seen.append((context.folder / LOCK_FILE).read_text())) == 0
+        assert seen == [""]
 
     def test_two_at_once_are_one_that_works_and_one_that_says_so(
             self, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,40 +262,33 @@ class TestCompletion:
         assert codes == [0]
 
     def test_the_projects_next_training_completes_runs_that_are_incomplete(self, tmp_path: Path) -> None:
-        """Killed in the background; offline with an earlier version; complete; trained now; never begun."""
-        killed, noted, done, held, old, own = (begin(tmp_path / name) for name in
-                                              ("killed", "noted", "done", "held", "old", "own"))
+        """Killed in the background; killed in a later command; offline with an earlier version; complete; trained now;
+        never begun."""
+        killed, continued, noted, done, held, old, own = (begin(tmp_path / name) for name in (
+            "killed", "continued", "noted", "done", "held", "old", "own"))
         for run in (killed, held, own):
             note_incomplete(run)
         (noted / OWED_FILE).write_text(json.dumps({"uri": AWAY.replace("user:s3cr3t", "***")}))
-        complete(done, None, tmp_path, pytest.fail)
+        for run in (done, continued):
+            complete(run, None, tmp_path, pytest.fail)
+        run_log.write(continued / EVENTS_FILE, [run_log.start(10)])
+        (continued / "results.csv").unlink()
         with (held / ".lock").open("w") as lock:
             assert records_module.lock_file(lock)
-            assert {run.resolve() for run in incomplete_runs(own)} == {killed, noted}
-        complete_next = completer(own, None, tmp_path, lambda run, uri: complete(run, uri, tmp_path, pytest.fail))
-        rounds = 0
-        while complete_next():
-            rounds += 1
-        assert rounds == 3  # the held one is not held any more
-        assert all((run / "results.csv").exists() for run in (killed, noted, held))
+            assert {run.resolve() for run in incomplete_runs(own)} == {killed, continued, noted}
+        complete_earlier_runs(own, None, tmp_path)
+        assert all((run / "results.csv").exists() for run in (killed, continued, noted, held))  # none is held any more
         assert not (old / "results.csv").exists()
 
     def test_a_server_that_is_away_is_asked_for_one_other_run_only(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
         own = begin(tmp_path / "own")
-        for name in ("a", "b", "c"):
-            note_incomplete(begin(tmp_path / name))
         with BrokenServer() as server:
-            tried: list[Path] = []
-
-            def attempt(run: Path, uri: str | None) -> RunRecords | None:
-                tried.append(run)
-                return complete(run, server.uri, tmp_path, lambda _: None)
-
-            complete_next = completer(own, server.uri, tmp_path, attempt)
-            while complete_next():
-                pass
-        assert len(tried) == 1
+            for name in ("a", "b", "c"):
+                note_incomplete(begin(tmp_path / name, {"mlflow_uri": server.uri}))
+            complete_earlier_runs(own, server.uri, tmp_path)
+        tried = [name for name in "abc" if (tmp_path / name / "results.csv").exists()]
+        assert tried == ["a"]
 
     def test_files_in_a_bucket_follow(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
@@ -352,6 +357,39 @@ class TestSync:
         assert own_uri(near) == uri
         assert not (tmp_path / "mlflow.db").exists()
 
+    @pytest.mark.parametrize("place", ["moved", "copied"])
+    def test_a_moved_folder_keeps_its_mlflow_run_and_a_copy_leaves_it_alone(
+            self, tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+            place: str) -> None:
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        def num_epochs() -> int:
+            [run_id] = delivered(uri, run)
+            return len(MlflowClient(tracking_uri=uri).get_metric_history(run_id, "metrics/mAP50"))
+
+        run = begin(tmp_path / "exp", {"mlflow_uri": uri})
+        assert sync.main([str(run)]) == 0
+        assert num_epochs() == 1
+        other = tmp_path / "elsewhere" / "exp"
+        other.parent.mkdir()
+        run.rename(other) if place == "moved" else shutil.copytree(run, other)
+        run_log.write(other / EVENTS_FILE, [run_log.start(10), *run_log.trained_epoch(1), run_log.end(20)])
+        assert sync.main([str(other)]) == 0
+        assert ("is a copy of a run's folder" in capsys.readouterr().err) == (place == "copied")
+        assert len((other / "results.csv").read_text().splitlines()) == 3
+        assert num_epochs() == (2 if place == "moved" else 1)
+        assert sync.main([str(other), "--mlflow-uri", uri]) == 0
+        assert num_epochs() == 2
+
+    def test_a_second_call_changes_no_file(self, tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        run = begin(tmp_path / "exp", {"mlflow_uri": uri})
+        contents = []
+        for _ in range(3):
+            assert sync.main([str(run)]) == 0
+            contents.append({path.name: path.read_bytes() for path in run.iterdir()})
+        assert "events.out" in " ".join(contents[0])
+        assert contents[0] == contents[1] == contents[2]
+
     def test_a_server_whose_secrets_are_not_kept_is_asked_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                               ) -> None:
         run = begin(tmp_path / "exp", {"mlflow_uri": "http://***@127.0.0.1:1"})
@@ -390,8 +428,13 @@ class TestSync:
 
 def test_weights_are_registered_once_if_the_newest_end_says_that_training_has_ended_well(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: list[str] = []
-    monkeypatch.setattr("ray_yolo.sinks.registry.log_model", lambda *model: registered.append(model[-1]))
+    registered, lines = list[str](), list[str]()
+
+    def log_model(*model: Any) -> Registered:
+        registered.append(model[-1])
+        return Registered("models:/m-1", "it is the best")
+
+    monkeypatch.setattr("ray_yolo.sinks.registry.log_model", log_model)
     (tmp_path / "mlflow.json").write_text('{"run_id": "r1"}')
     for events, well in [
         ([], False), ([run_log.start()], False), ([run_log.start(), run_log.end(10)], True),
@@ -399,13 +442,15 @@ def test_weights_are_registered_once_if_the_newest_end_says_that_training_has_en
         ([run_log.end(10, "stopped"), run_log.start(), run_log.end(30)], True),
         ([run_log.end(10), run_log.start(10)], False),
     ]:
-        record = Registry(tmp_path, "http://127.0.0.1:9", "shapes")
+        record = Registry(tmp_path, "http://127.0.0.1:9", "shapes", lines.append)
         record.update(events, ended=False)
         assert registered == [], events
         for _ in range(2):
             record.update(events, ended=True)
         assert registered == ["shapes"] * well, events
+        assert lines == ["it is the best"] * well
         registered.clear()
+        lines.clear()
     with pytest.raises(InputError, match="no MLflow run to register from"):
         Registry(tmp_path, None, "shapes").update([run_log.start(), run_log.end(10)], ended=True)
 

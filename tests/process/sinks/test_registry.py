@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag
 
+from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.data.images import read_image
@@ -70,7 +72,7 @@ def run_id(client: MlflowClient, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def model_uri(weights: Path, uri: str, run_id: str) -> str:
-    return log_model(weights.parents[1], uri, run_id, "shapes")
+    return log_model(weights.parents[1], uri, run_id, "shapes").uri
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def test_the_models_own_code_is_used_and_needs_no_ray(fresh: dict[str, Any], fol
 def test_a_second_call_adds_nothing(
         model_uri: str, weights: Path, uri: str, run_id: str, client: MlflowClient, folder: Path) -> None:
     before = len(files(folder))
-    assert log_model(weights.parents[1], uri, run_id, "shapes") == model_uri
+    assert log_model(weights.parents[1], uri, run_id, "shapes").uri == model_uri
     assert len(files(folder)) == before
     (only,) = client.search_model_versions("name = 'shapes'")
     assert only.run_id == run_id
@@ -149,12 +151,46 @@ def test_the_model_belongs_to_its_run(model_uri: str, run_id: str, client: Mlflo
     assert run.info.status == "RUNNING"  # as it was
 
 
-def test_another_run_moves_the_alias(
-        model_uri: str, weights: Path, uri: str, run_id: str, client: MlflowClient) -> None:
-    other = client.create_run(client.get_run(run_id).info.experiment_id).info.run_id
-    assert log_model(weights.parents[1], uri, other, "shapes") != model_uri
-    assert client.get_model_version_by_alias("shapes", "best").run_id == other
-    client.set_registered_model_alias("shapes", "best", "1")
+def trained(client: MlflowClient, folder: Path, fitness: float | None, digest: str) -> str:
+    """An MLflow run with a best fitness, measured on the validation set with this digest."""
+    experiment = client.get_experiment_by_name("train")
+    run_id = str(client.create_run(experiment.experiment_id, run_name="other").info.run_id)
+    if fitness is not None:
+        client.log_metric(run_id, "best/fitness", fitness)
+    for context, each in (("training", "t"), ("validation", digest)):
+        client.log_inputs(run_id, [DatasetInput(Dataset("data", each, "local", "{}"),
+                                                [InputTag("mlflow.data.context", context)])])
+    return run_id
+
+
+def test_the_alias_moves_to_a_higher_fitness_on_the_same_data_only(
+        weights: Path, uri: str, client: MlflowClient, folder: Path, model_uri: str) -> None:
+    for fitness, digest, best, why in [
+        (0.00055, "v", 1, "first with the alias best"), (0.0, "v", 1, "best stays version 1, because its fitness is"),
+        (0.00055, "v", 1, "best stays version 1"), (0.9, "w", 1, "not validated on the same data"),
+        (None, "v", 1, "not known"), (0.5, "v", 6, "moves here from version 1: fitness 0.5, before 0.00055"),
+        (0.4, "v", 6, "best stays version 6"),
+    ]:
+        run_id = trained(client, folder, fitness, digest)
+        registered = log_model(weights.parents[1], uri, run_id, "birds")
+        assert why in registered.line, registered.line
+        assert int(client.get_model_version_by_alias("birds", "best").version) == best
+    assert "best stays version 6" in log_model(weights.parents[1], uri, run_id, "birds").line  # a second call
+    assert len(client.search_model_versions("name = 'birds'")) == 7
+
+
+def test_the_version_and_its_source_name_the_epoch_of_the_weights(
+        weights: Path, uri: str, client: MlflowClient, folder: Path, model_uri: str) -> None:
+    run_id = trained(client, folder, 0.5, "v")
+    registered = log_model(weights.parents[1], uri, run_id, "fish")
+    epoch = json.loads(read_state(weights)["meta"])["best_epoch"]
+    model_id = registered.uri.removeprefix("models:/")
+    assert client.get_logged_model(model_id).name.endswith(f"-epoch{epoch}")
+    [output] = client.get_run(run_id).outputs.model_outputs
+    assert (output.model_id, output.step) == (model_id, epoch)
+    assert f"weights of epoch {epoch}, counted from 0" in registered.line
+    [version] = client.search_model_versions("name = 'fish'")
+    assert version.description == f"other, weights of epoch {epoch}, counted from 0"
 
 
 def test_a_run_without_weights_is_refused(uri: str, run_id: str, client: MlflowClient, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from ray_yolo.sinks.base import RecordError
 from ray_yolo.sinks.metric_names import metrics
+from ray_yolo.sinks.registry import Registered
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.mlflow import Status, SweepMlflow, SweepRun, table
@@ -147,10 +148,11 @@ def test_the_best_trials_weights_get_the_name_once_the_sweep_has_finished(
         tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, fault: Exception | None) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def log_model(*given: object) -> None:
+    def log_model(*given: object) -> Registered:
         asked.append(given)
         if fault:
             raise fault
+        return Registered("models:/m-1", "")
 
     monkeypatch.setattr("ray_yolo.tune.mlflow.log_model", log_model)
     parent, folder = track(tmp_path), tmp_path / "exp"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from ray_yolo.core.events import BalanceEvent, ShardEvent, WarningEvent, WorkerE
 from ray_yolo.core.structures import WorkerStatus
 from ray_yolo.runs import status
 from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.folders import lock_file
 from ray_yolo.runs.status import describe_run, write_members, write_startup
 from tests.support import run_log
 
@@ -25,7 +25,7 @@ TRAINING = [run_log.run(), *WORKERS, run_log.start(), *(run_log.step(number) for
 def held(tmp_path: Path) -> Iterator[Path]:
     """A run folder that a driver holds."""
     with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert lock_file(lock)
         yield tmp_path
 
 

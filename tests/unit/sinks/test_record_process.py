@@ -16,33 +16,50 @@ from ray_yolo.sinks.record_process import (
     waiting_limit,
 )
 
+TINI, SYSTEMD = (1, "tini -- x", 0, 1), (1, "systemd", 0, 1)
+
 
 class TestEnds:
-    """A table of processes: (id, name, parent, process group). The command is the first one."""
+    """A table of processes: (id, command line, parent, process group). The command is the first one."""
 
     @pytest.mark.parametrize(("ends", "table"), [
         (True, [(1, "python", 0, 1)]),  # docker run image python ...
-        (True, [(7, "python", 1, 1), (1, "sh", 0, 1)]),  # sh -c "cd x; python ..."
-        (True, [(7, "python", 1, 7), (1, "tini", 0, 1)]),  # docker run --init
-        (True, [(8, "python", 7, 7), (7, "sh", 1, 7), (1, "tini", 0, 1)]),
+        (True, [(7, "python", 0, 7)]),  # docker exec container python ...
+        (True, [(7, "python", 1, 1), (1, "sh -c x", 0, 1)]),  # sh -c "cd x; python ..."
+        (True, [(7, "python", 1, 7), TINI]),  # docker run --init
+        (True, [(8, "python", 7, 7), (7, "sh -c x", 1, 7), TINI]),
+        (True, [(8, "python", 7, 7), (7, "timeout 6h python", 1, 7), (1, "sh -c x", 0, 1)]),
+        (True, [(8, "python", 7, 8), (7, "setsid -w python", 1, 1), (1, "bash run.sh", 0, 1)]),
+        (True, [(7, "python", 1, 7), (1, "bash -eu run.sh", 0, 1)]),  # with set -m
+        (True, [(7, "python", 1, 7), (1, "bash -eo pipefail -lc x", 0, 1)]),
+        (True, [(7, "python", 1, 1), (1, "bash", 0, 1)]),  # docker run -i image bash < script
         (False, [(7, "python", 1, 7), (1, "bash", 0, 1)]),  # typed into docker run -it image bash
-        (False, [(9, "python", 7, 9), (7, "bash", 1, 7), (1, "tini", 0, 1)]),
-        (False, [(9, "python", 7, 9), (7, "bash", 5, 7), (5, "sshd", 1, 5), (1, "systemd", 0, 1)]),
-        (True, [(9, "python", 7, 9), (7, "slurmstepd", 1, 7), (1, "systemd", 0, 1)]),  # srun --pty python
-        (True, [(9, "python", 8, 8), (8, "slurm_script", 7, 8), (7, "slurmstepd", 1, 7), (1, "systemd", 0, 1)]),
-        (False, [(9, "python", 8, 9), (8, "bash", 7, 8), (7, "slurmstepd", 1, 7), (1, "systemd", 0, 1)]),
+        (False, [(7, "python", 1, 7), (1, "bash --rcfile a -o vi -i", 0, 1)]),
+        (False, [(9, "python", 7, 9), (7, "-bash", 1, 7), TINI]),
+        (False, [(9, "python", 8, 9), (8, "timeout 6h python", 7, 9), (7, "zsh -l", 1, 7), TINI]),
+        (False, [(9, "python", 7, 9), (7, "bash", 5, 7), (5, "sshd", 1, 5), SYSTEMD]),
+        (True, [(9, "python", 7, 9), (7, "slurmstepd", 1, 7), SYSTEMD]),  # srun --pty python
+        (True, [(9, "python", 8, 8), (8, "slurm_script", 7, 8), (7, "slurmstepd", 1, 7), SYSTEMD]),
+        (False, [(9, "python", 8, 9), (8, "bash", 7, 8), (7, "slurmstepd", 1, 7), SYSTEMD]),
+        (True, [(9, "python", 8, 9), (8, "sh -c x", 7, 8), (7, "cron", 1, 7), SYSTEMD]),
     ])
-    def test_a_process_that_survives_the_command_distinguished_from_one_that_does_not(
+    def test_the_end_of_all_is_where_no_shell_is_at_a_prompt(
             self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool,
             table: list[tuple[int, str, int, int]]) -> None:
-        for pid, name, parent, group in table:
+        for pid, line, parent, group in table:
+            words = line.split()
             (tmp_path / str(pid)).mkdir()
-            (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name} x) S {parent} {group} 0 0".replace(" x", ""))
-        pid, _, parent, group = table[0]
-        monkeypatch.setattr(os, "getpid", lambda: pid)
+            (tmp_path / str(pid) / "stat").write_text(f"{pid} ({words[0].lstrip('-')}) S {parent} {group} 0 0")
+            (tmp_path / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
+        _, _, parent, group = table[0]
         monkeypatch.setattr(os, "getppid", lambda: parent)
         monkeypatch.setattr(os, "getpgid", lambda _: group)
         assert ends_with_command(tmp_path) == ends
+
+    def test_an_interactive_python_goes_on_after_a_training(
+            self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+        assert not ends_with_command(tmp_path)
 
     def test_a_command_waits_longer_in_a_job_and_without_a_limit_where_all_ends_with_it(
             self, monkeypatch: pytest.MonkeyPatch) -> None:

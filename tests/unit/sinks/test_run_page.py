@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ray_yolo.core.events import WorkerEvent
+import pytest
+
+from ray_yolo.core.events import ClassResult, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.sinks.records import RunRecords
 from ray_yolo.sinks.run_page import RunPage, run_page
 from tests.support import run_log
 from tests.support.pictures import smooth_picture, write_image
@@ -32,6 +35,21 @@ def test_a_page_has_the_hours_of_workers_by_market_type_from_the_whole_log(tmp_p
     lines = [event.model_dump_json() for event in (worker, start, run_log.end(2).model_copy(update={"time": 9000.0}))]
     (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
     assert "<pre>2.50 GPU hours: 2.50 spot</pre>" in run_page(tmp_path, [])
+
+
+def test_a_page_has_a_row_for_each_class_of_the_best_epoch(tmp_path: Path) -> None:
+    """As the record process makes it: its events are without classes."""
+    metrics = {"precision": 0.5, "recall": 0.5, "mAP50": 0.5, "mAP50-95": 0.25}
+    classes = [ClassResult.model_validate({"name": name, "images": 8, "labels": labels, **metrics})
+               for name, labels in (("circle", 31), ("square", 11))]
+    run_log.write(tmp_path / EVENTS_FILE, [
+        run_log.run(), run_log.dataset(val="d"), run_log.start(), run_log.epoch(0, per_class=classes, best=True),
+        run_log.checkpoint(10), run_log.epoch(1, best=False), run_log.checkpoint(20), run_log.end(20, "done")])
+    records = RunRecords(tmp_path, [RunPage(tmp_path)], pytest.fail)
+    records.update(ended=True)
+    rows = [line.split() for line in (tmp_path / "report.html").read_text().splitlines()]
+    assert [row[:3] for row in rows if row[:1] in (["all"], ["circle"], ["square"]) and len(row) == 7] == [
+        ["all", "80", "42"], ["circle", "8", "31"], ["square", "8", "11"]]
 
 
 def test_the_page_is_written_at_the_end_and_again_for_a_later_picture(tmp_path: Path) -> None:

@@ -112,3 +112,10 @@ def test_a_training_without_tensorboard_writes_all_but_its_files(tmp_path: Path,
     assert (result.run_dir / "results.csv").exists()
     assert not list(result.run_dir.glob("events.out.tfevents.*"))
     assert not run_log.messages(result.run_dir)
+
+
+def test_complete_files_get_no_further_one(tmp_path: Path) -> None:
+    write(tmp_path, TWO)
+    files = sorted(tmp_path.iterdir())
+    write(tmp_path, TWO)
+    assert sorted(tmp_path.iterdir()) == files

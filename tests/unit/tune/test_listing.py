@@ -42,6 +42,25 @@ def test_a_table_has_each_run_with_its_state_epochs_and_best_result(project: Pat
     assert (rows["exp"].started, rows["exp"].changed) == (events[0], events[-1])
 
 
+@pytest.mark.parametrize(("file", "content", "reason"), [
+    ("ledger.jsonl", b'{"seq":0,"time":1.0,"type":"sweep","identity":7}\n', ""),
+    ("events.jsonl", None, "IsADirectoryError: "),
+    (".lock", None, "IsADirectoryError: "),
+])
+def test_a_folder_that_cannot_be_read_is_one_row_among_the_others(
+        project: Path, file: str, content: bytes | None, reason: str) -> None:
+    odd = project / "odd"
+    shutil.copytree(project / "exp", odd)
+    if content is None:
+        (odd / file).unlink(missing_ok=True)
+        (odd / file).mkdir()
+    else:
+        (odd / file).write_bytes(content)
+    rows = {row.name: row.state for row in list_project(str(project))}
+    assert rows.pop("odd").startswith(f"unreadable: {reason}")
+    assert rows == {"exp": "stopped", "done": "finished", "created": "created", "sweep": "sweep, interrupted"}
+
+
 def test_the_last_changed_run_is_first_and_columns_are_aligned() -> None:
     now = time.mktime((2026, 5, 4, 3, 2, 0, 0, 0, -1))
     rows = [Listed("a", "training", "1 of 3", "0.5000", now - 60, now), Listed("long", "created", "", "", None, None)]
