@@ -24,7 +24,7 @@ from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 7  # raise it when label parsing or the file layout changes
+FORMAT = 8  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 
@@ -48,8 +48,12 @@ def content_key(files: Iterable[str], *made_by: object) -> str:
 def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
     """Write an index to the cache. A failure is a warning: the index is then rebuilt at every start.
 
+    An index with the finding of a failed read is not written: the next start may read what this one could not.
+
     paths: all images of the split; the index may lack unusable ones.
     """
+    if any(finding.is_passing for finding in index.findings):
+        return
     position = {path: number for number, path in enumerate(paths)}
     outlined: list[int] = []  # image of each outline
     outlines: list[np.ndarray] = []

@@ -44,7 +44,7 @@ SKEW_SECONDS = 5.0
 LEAST_BYTES = 2 * 1024**3  # free space for temporary files of Ray and torch
 SHARED = "/dev/shm"  # loader processes pass images through it; by default containers have 64 MB of it
 LEAST_SHARED = 512 * 1024**2
-LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
+LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "ray")
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
