@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -67,6 +67,25 @@ def room_for_images() -> int:
         of_memory = MEMORY_SHARE * available_memory()
         of_shared_memory = shutil.disk_usage(SHARED_MEMORY).free / _MARGIN
         return int(min(of_memory, of_shared_memory))
+    return 0
+
+
+class NodeRoom(NamedTuple):
+    """Free memory of a node, bytes."""
+
+    images: int  # `room_for_images`
+    shared: int  # `room_in_shared_memory`
+
+
+def node_room() -> NodeRoom:
+    """The free memory of this node."""
+    return NodeRoom(room_for_images(), room_in_shared_memory())
+
+
+def room_in_shared_memory() -> int:
+    """Bytes of this node's shared memory that are free for the batches of loader processes; 0 if it is read-only."""
+    with suppress(OSError):
+        return shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
     return 0
 
 
