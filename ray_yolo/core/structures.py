@@ -43,12 +43,13 @@ class Finding:
 
 
 class PixelValues(NamedTuple):
-    """The lowest and highest finite value of images with more than 8 bits."""
+    """The range of images with more than 8 bits, without odd pixels and values that stand for missing data."""
 
     kind: PixelKind
     low: float
     high: float
     num_images: int = 1
+    no_data: tuple[float, ...] = ()  # values that are taken as "no data"
 
 
 class OtherFiles(NamedTuple):

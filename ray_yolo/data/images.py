@@ -259,6 +259,9 @@ def _facts(pixels: np.ndarray, frames: int) -> ImageFacts:
     height, width = pixels.shape[:2]
     _check_sides(height, width)
     values, notes = values_of(pixels), _frame_notes(frames)
+    for missing in values.no_data if values else ():
+        number = int((pixels == missing).any(axis=2).sum())
+        notes = (*notes, f"has {number} pixels of the value {missing:g}, far from all others: taken as no data")
     if pixels.dtype.kind == "f":
         if values is None:
             raise UnreadableImageError("has no pixel with a finite value")

@@ -115,7 +115,8 @@ def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIn
             crowds=arrays["crowds"],
             without_file=arrays["without_file"],
             num_clipped=int(arrays["clipped"]),
-            pixel_values=tuple(PixelValues(*row) for row in pixel_values))
+            pixel_values=tuple(PixelValues(kind, low, high, number, tuple(no_data))
+                               for kind, low, high, number, no_data in pixel_values))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         return None
 
