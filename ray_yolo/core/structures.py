@@ -137,6 +137,7 @@ class AnnotationIndex:
     # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that only validation uses
     crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
     without_file: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # images without a label file
+    pictures: str = ""  # fingerprint of the sizes and times of the split's image files; '' if it has none
     looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
     snapshot: DatasetSnapshot | None = None  # that `paths` belong to
     num_clipped: int = 0  # boxes of the files that reached out of their image

@@ -75,15 +75,17 @@ def _read_index(description: DatasetDescription, split: str, where: str, *, stri
                 ) -> AnnotationIndex:
     sources = LabelSources(description, split, options)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
-    key = index_cache.content_key(files, index_cache.FORMAT, DECODERS, description.names, description.keypoints,
-                                  options)
+    states = index_cache.FileStates()
+    key = states.key(files, index_cache.FORMAT, DECODERS, description.names, description.keypoints, options)
     index = index_cache.load(key, sources.paths, description.names)
     if index is None:
         index = build_index(sources.paths, _check_all(sources, where), description.names)
         index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
                     snapshot=description.snapshot, other_files=sources.other_files,
-                    pixel_range=range_of(index.pixel_values))
+                    pixel_range=range_of(index.pixel_values),
+                    # The version of a data set in a store says it all, and each download has other times.
+                    pictures="" if description.snapshot else states.fingerprint(sources.paths))
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
         raise DatasetError(f"{where}: {len(dropped)} findings: {listed(dropped)}; correct the "
@@ -317,6 +319,7 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         orphans=len(index.other_files.labels),
         unread=len(index.other_files.images),
         twins=len(index.twins),
+        pictures=index.pictures,
         notes=notes(index))
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, resolved_batch
 from ray_yolo.core.errors import LoaderError, RayYoloError
 from ray_yolo.core.formatting import format_size
@@ -22,6 +23,7 @@ from ray_yolo.data.image_cache import SHARED_MEMORY, room_in_shared_memory
 from ray_yolo.ops.torch_internals import exit_codes
 
 PREFETCH = 2  # batches that a loader process has ready
+_END_SECONDS = 1.0  # after a failed connection to a loader process, in which its end is known
 ENLARGE = "increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)"
 
 
@@ -32,7 +34,7 @@ class LoaderMemory(NamedTuple):
     in_use: int  # the batches that the worker computes with
 
 
-def loader_memory(recipe: Recipe, num_train: int, num_val: int, grid: int) -> LoaderMemory:
+def loader_memory(recipe: Recipe, num_train: int, num_val: int, grid: int = GRID) -> LoaderMemory:
     """The shared memory of a training's loaders. While a worker validates, its training loaders fill their queues."""
     _, microbatch = resolved_batch(recipe)
     pixels = min(microbatch, num_train) * recipe.imgsz ** 2  # with `quad`, too: fewer images, which are larger
@@ -124,8 +126,8 @@ def _checked(batches: Iterator[Any]) -> Iterator[Mapping[str, Tensor]]:
             batch = next(batches)
         except StopIteration:
             return
-        except RuntimeError as error:
-            codes = exit_codes(batches)
+        except (RuntimeError, OSError, EOFError) as error:  # the latter two where it sent a batch as it ended
+            codes = exit_codes(batches, _END_SECONDS)
             if not codes:
                 raise
             raise LoaderError(_reason_of_end(codes[0])) from error

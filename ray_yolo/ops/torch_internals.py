@@ -5,6 +5,7 @@ tensors of a gradient scaler; the processes of a loader; and the compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -37,9 +38,11 @@ def scaler_tensors(scaler: GradScaler) -> list[Tensor]:
     return [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
 
 
-def exit_codes(batches: object) -> list[int]:
-    """The exit codes of a data loader's processes that have ended, from an iterator over its batches."""
+def exit_codes(batches: object, seconds: float) -> list[int]:
+    """The exit codes of a data loader's processes that have ended, or end within some seconds, from an iterator over
+    its batches."""
     processes = getattr(batches, "_workers", ())  # an iterator without processes has none
+    wait([process.sentinel for process in processes], seconds)
     return [process.exitcode for process in processes if process.exitcode is not None]
 
 

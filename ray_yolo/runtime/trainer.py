@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from ray_yolo.checkpoints.local import check_weights, slim_weights
-from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe
 from ray_yolo.core import deadline
@@ -252,7 +251,7 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> tuple[Placement, ResourcesEvent]:
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
-    need = loader_memory(spec.recipe, len(spec.train), len(spec.val), GRID)
+    need = loader_memory(spec.recipe, len(spec.train), len(spec.val))
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], node_room()
         if placement.workers < 0 and _runs_a_script():

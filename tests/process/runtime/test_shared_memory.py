@@ -20,7 +20,7 @@ from ray_yolo.engine.session import run_session
 from tests.support.jobs import make_config, make_spec
 
 LARGE = {"imgsz": 320, "batch_size": 16, "microbatch": 16, "epochs": 1, "noval": False}  # 5 MB a batch
-SMALL_MEMORY = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
+SMALL_MEMORY = "mount -t tmpfs -o size=2m tmpfs /dev/shm"
 READ_ONLY = "mount -t tmpfs -o ro tmpfs /dev/shm"
 SESSION = """
 import sys
@@ -58,8 +58,6 @@ def run_with(mount: str, arguments: Sequence[str], folder: Path) -> str:
 @pytest.mark.root
 @pytest.mark.parametrize("work", ["train", "val"])
 def test_full_shared_memory_is_an_error_of_the_training(work: str, tmp_path: Path) -> None:
-    script = tmp_path / "session.py"
-    script.write_text(SESSION)
     text = run_with(SMALL_MEMORY, ["-c", SESSION, work, str(tmp_path)], tmp_path)
     assert "LoaderError: a loader process cannot pass on a batch of " in text
     assert "No space left on device" in text
@@ -67,7 +65,7 @@ def test_full_shared_memory_is_an_error_of_the_training(work: str, tmp_path: Pat
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("mount", "state"), [(SMALL_MEMORY, "has only 4.2 MB free"), (READ_ONLY, "cannot be written")])
+@pytest.mark.parametrize(("mount", "state"), [(SMALL_MEMORY, "has only 2.1 MB free"), (READ_ONLY, "cannot be written")])
 def test_commands_use_the_loaders_that_fit_shared_memory(mount: str, state: str, tmp_path: Path) -> None:
     recipe = make_config(tmp_path, 0).recipe
     options = ["--imgsz", "320", "--batch-size", "16", "--workers", "2", "--storage-path", str(tmp_path),
