@@ -39,7 +39,7 @@ class Finding:
     dropped: bool
     image: bool = False  # a whole image was left out, not a row
     row: bool = False  # if so: a row too, the last one of the image
-    is_passing: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
+    is_transient: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
 
 
 class PixelValues(NamedTuple):

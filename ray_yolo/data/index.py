@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, compress
 from multiprocessing import get_context
@@ -189,7 +190,7 @@ def _check_all(sources: LabelSources, where: str) -> list[_Checked]:
     with warnings.catch_warnings(action="ignore"), _readers(len(sources.paths)) as pool:
         for part in pool.map(_check_part, parts):
             checked += part
-            failed += [finding for _, image in part for finding in image.findings if finding.is_passing]
+            failed += [finding for _, image in part for finding in image.findings if finding.is_transient]
             if has_too_many(len(failed), len(checked), len(sources.paths)):
                 raise DatasetError(f"{where}: {len(failed)} of {len(checked)} images or their labels cannot be read, "
                                    f"more than {DAMAGED_SHARE:.0%}: {listed(failed)}; check the storage, and run the "
@@ -210,7 +211,8 @@ def _readers(num_images: int) -> Executor:
     is_session = not hasattr(main, "__file__")
     is_our_command = getattr(getattr(main, "__spec__", None), "name", "").startswith("ray_yolo.")
     if num_images >= _MANY and number >= 2 and (is_session or is_our_command):
-        return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
+        with suppress(OSError):  # their semaphores need a /dev/shm that can be written
+            return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
     return ThreadPoolExecutor(number)
 
 
@@ -236,9 +238,9 @@ def _check(sources: LabelSources, path: str) -> _Checked:
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
-        problem = Finding(path, str(error), dropped=True, is_passing=isinstance(error, UnreachableImageError))
+        problem = Finding(path, str(error), dropped=True, is_transient=isinstance(error, UnreachableImageError))
     except OSError as error:  # of a label file
-        problem = Finding(error.filename or path, f"cannot be read: {error.strerror}", dropped=True, is_passing=True)
+        problem = Finding(error.filename or path, f"cannot be read: {error.strerror}", dropped=True, is_transient=True)
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 

@@ -44,10 +44,14 @@ class FileStates:
         return digest.hexdigest()[:32]
 
     def fingerprint(self, files: Iterable[str]) -> str:
-        """16 hex digits of a hash of the files' sizes and times of modification, which a copy of the folder keeps."""
+        """16 hex digits of a hash of the files' sizes and times of modification, which a copy of the folder keeps; ''
+        if they are not known of all files."""
         digest = hashlib.sha256()
         for file in files:
-            digest.update(f"{(self._of(file) or ())[:2]}\n".encode())
+            state = self._of(file)
+            if state is None:
+                return ""
+            digest.update(f"{state[:2]}\n".encode())
         return digest.hexdigest()[:16]
 
 
@@ -72,7 +76,7 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
 
     paths: all images of the split; the index may lack unusable ones.
     """
-    if any(finding.is_passing for finding in index.findings):
+    if any(finding.is_transient for finding in index.findings):
         return
     position = {path: number for number, path in enumerate(paths)}
     outlined: list[int] = []  # image of each outline

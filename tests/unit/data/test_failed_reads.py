@@ -131,7 +131,7 @@ def test_an_index_with_a_failed_read_is_not_saved(tmp_path: Path, monkeypatch: p
             index = read_index(description, "train")
         finding, = (finding for finding in index.findings if finding.dropped)
         assert (finding.where, finding.what) == (str(file), "cannot be read: Input/output error")
-        assert (finding.is_passing, finding.image, len(index)) == (True, True, 3)
+        assert (finding.is_transient, finding.image, len(index)) == (True, True, 3)
         assert not (tmp_path / "cache" / "labels").exists()
     assert len(read_index(description, "train")) == 4
     assert len(list((tmp_path / "cache" / "labels").iterdir())) == 1
