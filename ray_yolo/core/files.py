@@ -28,10 +28,15 @@ def read_patiently(read: Callable[[str], T], path: str) -> T:
         try:
             return read(path)
         except OSError as error:
-            if pause is None or isinstance(error, _LASTING):
+            if pause is None or isinstance(error, _LASTING) or is_broken_link(path):
                 raise OSError(error.errno, error.strerror or str(error), path) from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+def is_broken_link(path: str) -> bool:
+    """Whether a path is a link to no file, as in a data set that was fetched in part: a fact, and no failure."""
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 def is_present(path: str) -> bool:

@@ -18,6 +18,7 @@ from ray_yolo.config.class_names import SINGLE_CLASS
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
+from ray_yolo.core.files import is_broken_link
 from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
@@ -238,7 +239,8 @@ def _check(sources: LabelSources, path: str) -> _Checked:
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
-        problem = Finding(path, str(error), dropped=True, is_transient=isinstance(error, UnreachableImageError))
+        is_failure = isinstance(error, UnreachableImageError) and not is_broken_link(path)
+        problem = Finding(path, str(error), dropped=True, is_transient=is_failure)
     except OSError as error:  # of a label file
         problem = Finding(error.filename or path, f"cannot be read: {error.strerror}", dropped=True, is_transient=True)
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))

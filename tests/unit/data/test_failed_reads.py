@@ -243,3 +243,18 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
     with failing_reads(tmp_path, ("scandir", str(tmp_path / "images"), 1)), \
             pytest.raises(DatasetError, match=r"cannot be (listed|read): Input/output error"):
         read_index(description, "train")
+
+
+def test_a_link_to_no_file_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a data set that was fetched in part: it waits for nothing, is kept, and seen again when the file is there."""
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(files.time, "sleep", None)
+    description = yolo_and_voc(tmp_path)
+    for number in range(20):
+        (tmp_path / "images" / f"{number}.png").symlink_to(tmp_path / "later" / f"{number}.png")
+    index = read_index(description, "train")
+    assert (len(index), sum(finding.image for finding in index.findings)) == (4, 20)
+    assert not any(finding.is_transient for finding in index.findings)
+    assert len(list((tmp_path / "cache" / "labels").iterdir())) == 1
+    write_image(tmp_path / "later" / "0.png", smooth_picture(48, 64))
+    assert len(read_index(description, "train")) == 5
