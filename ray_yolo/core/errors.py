@@ -56,6 +56,10 @@ class PeerLostError(LostWorkersError):
     """A collective operation failed because another worker is lost or does not answer; this worker is healthy."""
 
 
+class LoaderError(LostWorkersError):
+    """A loader process has ended, or cannot pass on its batches (exit 3); on a cluster the worker is replaced."""
+
+
 class WrongWeightsError(RuntimeError):
     """This worker's weights differ from those of the others. It does not end the command: the worker is replaced."""
 

@@ -6,7 +6,7 @@ unknown event types and fields are skipped. JSON has no NaN: a number that is no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -116,8 +116,16 @@ class SplitCounts(Frozen):
     """Pictures in formats that are not read."""
     twins: int = 0
     """Images that have the same content as a training image."""
+    pictures: str = ""
+    """Fingerprint of the sizes and times of the image files; '' in older logs, and for a data set in a store."""
     notes: tuple[str, ...] = ()
     """One line each about these files, and about how the values of images are read."""
+
+
+def changed_pictures(before: Mapping[str, SplitCounts], now: Mapping[str, SplitCounts]) -> list[str]:
+    """The splits whose image files have other sizes or times than before. A missing fingerprint states nothing."""
+    return [name for name in before.keys() & now.keys()
+            if before[name].pictures and now[name].pictures and before[name].pictures != now[name].pictures]
 
 
 class DatasetEvent(Event):

@@ -5,11 +5,59 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+T = TypeVar("T")
+_PAUSES = (0.1, 0.4)  # seconds before a read is tried again
+_LASTING = (PermissionError, IsADirectoryError, NotADirectoryError)  # the next try would fail as well
+
+
+def read_patiently(read: Callable[[str], T], path: str) -> T:
+    """The result of `read(path)`, which is called again after an OSError: a network drive may fail for a moment.
+
+    Raises:
+        OSError: of the last try, with the path.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            return read(path)
+        except OSError as error:
+            if pause is None or isinstance(error, _LASTING) or is_broken_link(path):
+                raise OSError(error.errno, error.strerror or str(error), path) from error
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
+
+
+def is_broken_link(path: str) -> bool:
+    """Whether a path is a link to no file, as in a data set that was fetched in part: a fact, and no failure."""
+    return os.path.islink(path) and not os.path.exists(path)
+
+
+def is_present(path: str) -> bool:
+    """`os.path.lexists`, where an error of the storage is raised: it does not mean that there is no file."""
+    return _status(os.lstat, path) is not None
+
+
+def is_folder(path: str) -> bool:
+    """`os.path.isdir`, where an error of the storage is raised."""
+    status = _status(os.stat, path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _status(look: Callable[[str], os.stat_result], path: str) -> os.stat_result | None:
+    def look_or_none(path: str) -> os.stat_result | None:
+        try:
+            return look(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    return read_patiently(look_or_none, path)
 
 
 class HashingWriter(io.RawIOBase):

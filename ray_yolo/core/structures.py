@@ -39,15 +39,17 @@ class Finding:
     dropped: bool
     image: bool = False  # a whole image was left out, not a row
     row: bool = False  # if so: a row too, the last one of the image
+    is_transient: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
 
 
 class PixelValues(NamedTuple):
-    """The lowest and highest finite value of images with more than 8 bits."""
+    """The range of images with more than 8 bits, without odd pixels and values that stand for missing data."""
 
     kind: PixelKind
     low: float
     high: float
     num_images: int = 1
+    no_data: tuple[float, ...] = ()  # values that are taken as "no data"
 
 
 class OtherFiles(NamedTuple):
@@ -135,6 +137,7 @@ class AnnotationIndex:
     # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that only validation uses
     crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
     without_file: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # images without a label file
+    pictures: str = ""  # fingerprint of the sizes and times of the split's image files; '' if it has none
     looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
     snapshot: DatasetSnapshot | None = None  # that `paths` belong to
     num_clipped: int = 0  # boxes of the files that reached out of their image

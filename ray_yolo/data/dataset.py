@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
 from ray_yolo.core.system import end_with_parent, keep_freed_memory
 from ray_yolo.data import augment as effects
@@ -119,17 +118,17 @@ class TrainDataset(Dataset[Sample]):
     def _picture(self, number: int) -> tuple[np.ndarray, Labels, tuple[float, float]]:
         """An image at the network's size, its labels in original pixels, and the factors (x, y) between them. A damaged
         image is replaced by the next readable one."""
-        for step in range(len(self)):
-            image = (number + step) % len(self)
+        image = number
+        while True:  # the store raises another error before all images are damaged
             try:
                 pixels = self._load(image)
+                break
             except UnreadableImageError as error:
                 _log.warning("%s: %s; replaced by the next image", self.index.paths[image], error)
-                continue
-            annotation = self.index[image]
-            factors = (pixels.shape[1] / annotation.size[1], pixels.shape[0] / annotation.size[0])
-            return pixels, Labels(annotation.classes, annotation.boxes, annotation.polygons), factors
-        raise DatasetError("none of the data set's images can be read any more; check that its files still exist")
+                image = (image + 1) % len(self)
+        annotation = self.index[image]
+        factors = (pixels.shape[1] / annotation.size[1], pixels.shape[0] / annotation.size[0])
+        return pixels, Labels(annotation.classes, annotation.boxes, annotation.polygons), factors
 
     def _load(self, image: int) -> np.ndarray:
         """The pixels of an image. Within a batch whose mosaics share images, each is decoded once."""

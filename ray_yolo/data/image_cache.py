@@ -17,17 +17,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
 
 from ray_yolo.core.cache_folder import cache_folder
+from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import available_memory
 from ray_yolo.data.augment import GREY
-from ray_yolo.data.images import UnreadableImageError, read_image
+from ray_yolo.data.images import DAMAGED_SHARE, DECODERS, UnreadableImageError, has_too_many, read_image
 from ray_yolo.data.index_cache import content_key
 from ray_yolo.storage.lease import try_lock
 
@@ -69,6 +70,25 @@ def room_for_images() -> int:
     return 0
 
 
+class NodeRoom(NamedTuple):
+    """Free memory of a node, bytes."""
+
+    images: int  # `room_for_images`
+    shared: int  # `room_in_shared_memory`
+
+
+def node_room() -> NodeRoom:
+    """The free memory of this node."""
+    return NodeRoom(room_for_images(), room_in_shared_memory())
+
+
+def room_in_shared_memory() -> int:
+    """Bytes of this node's shared memory that are free for the batches of loader processes; 0 if it is read-only."""
+    with suppress(OSError):
+        return shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
+    return 0
+
+
 class ImageStore:
     """Images of an index with their long side at `imgsz`, decoded on access or once per node.
 
@@ -89,30 +109,35 @@ class ImageStore:
         self._smooth = smooth
         self._original = index.sizes
         self._mapped: np.ndarray | None = None
+        self._tried: set[int] = set()  # images that this process has decoded or asked for
+        self._damaged: set[int] = set()  # those of them that could not be decoded
         lengths = self.sizes.prod(axis=1) * 3  # bytes of each image
         self._starts = np.concatenate([[0], np.cumsum(lengths)])
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
             pixel_range = sorted(self.pixel_range.items())
-            key = content_key(self.paths, FORMAT, imgsz, smooth, index.sizes.tolist(), pixel_range)
+            key = content_key(self.paths, FORMAT, DECODERS, imgsz, smooth, index.sizes.tolist(), pixel_range)
             self.file = folder / f"{key}.rgb"
             self._mapped = self._build(self.file)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": None}
+        return {**self.__dict__, "_mapped": None, "_tried": set(), "_damaged": set()}
 
     def load(self, image: int) -> np.ndarray:
         """(height, width, 3) uint8 RGB, long side `imgsz`; read-only if cached.
 
         Raises:
             UnreadableImageError: if the file no longer has the image that the index describes.
+            DatasetError: if that holds for so many images that storage must have failed.
         """
         if self.file is None:
-            return self._decode(image)
+            return self._read(image)
         if self._mapped is None:
             self._mapped = _map(self.file)
-        if not self._mapped[self._starts[-1] + image]:  # after the images, a byte for each: whether it was decoded
-            raise UnreadableImageError("could not be decoded when the images were cached")
+        # After the images, a byte for each: whether it was decoded. If not, the read may have failed for a moment.
+        if not self._mapped[self._starts[-1] + image]:
+            return self._read(image)
+        self._tried.add(image)
         pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
         return pixels.reshape(*self.sizes[image].tolist(), 3)
 
@@ -129,6 +154,20 @@ class ImageStore:
         self._mapped = None
         if self.file is not None and SHARED_MEMORY in self.file.parents:
             _remove_unused(self.file)
+
+    def _read(self, image: int) -> np.ndarray:
+        """`load` from the image's own file. Every failed image is counted here."""
+        self._tried.add(image)
+        try:
+            return self._decode(image)
+        except UnreadableImageError as error:
+            self._damaged.add(image)
+            if has_too_many(len(self._damaged), len(self._tried), len(self.paths)):
+                raise DatasetError(
+                    f"{len(self._damaged)} of {len(self._tried)} images, more than {DAMAGED_SHARE:.0%}, cannot be read "
+                    f"any more; the last one is {self.paths[image]}, which {error}. Check the storage, and run the "
+                    "same command again") from error
+            raise
 
     def _decode(self, image: int) -> np.ndarray:
         original, target = self._original[image], self.sizes[image]
@@ -169,8 +208,8 @@ class ImageStore:
         content = np.memmap(temporary, np.uint8, "r+", shape=(total,))
 
         def store(image: int) -> None:
-            with suppress(UnreadableImageError):  # `load` raises it again
-                content[self._starts[image]:self._starts[image + 1]] = self._decode(image).reshape(-1)
+            with suppress(UnreadableImageError):  # `load` tries again
+                content[self._starts[image]:self._starts[image + 1]] = self._read(image).reshape(-1)
                 content[self._starts[-1] + image] = 1
 
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.files import read_patiently
 from ray_yolo.core.structures import PixelValues
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels, values_of
 from ray_yolo.data.tiff import has_alpha_apart, why_misread
@@ -59,12 +60,23 @@ _PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that ide
 _OPENCV_ONLY = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
 _FILLED = 128  # grey of missing JPEG data
 _MORE = bytes(range(1, 255)) * 4
-# Errors of Pillow for damaged files, except decompression bombs.
+DECODERS = (Image.__version__, cv2.__version__, *sorted(SUFFIXES))
+"""What decides which files can be decoded, and to which pixels; part of the key of all that is cached of them."""
+DAMAGED_SHARE = 0.1  # of the images, above which they are not a few damaged files: the storage fails
+_FEW_DAMAGED, _MANY_IMAGES = 4, 200
+# Errors of Pillow for damaged content, except decompression bombs. It reads from memory, so an OSError is one of them.
 _DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 
 
 class UnreadableImageError(DatasetError):
     """An unusable image file; the message is the reason without the path."""
+
+
+class UnreachableImageError(UnreadableImageError):
+    """The bytes of an image file cannot be read, after several tries: a failure of the storage, or the file is gone.
+
+    This says nothing about the image, so nothing may record it as a property of the image.
+    """
 
 
 class ImageFacts(NamedTuple):
@@ -85,18 +97,44 @@ def read_image(path: str | bytes, reduction: int = 1, pixel_range: PixelRange = 
 
     Raises:
         UnreadableImageError: if the file is not an image, is damaged or ends early.
+        UnreachableImageError: as in `read_content`.
     """
-    return to_levels(_read_values(path, reduction), pixel_range)
+    return to_levels(_read_values(read_content(path), reduction), pixel_range)
 
 
-def _read_values(source: str | bytes, reduction: int = 1) -> np.ndarray:
-    """The upright image, (height, width, 3) RGB, with the file's own values, of any type.
+def read_content(path: str | bytes) -> bytes:
+    """The bytes of an image file. Every reader of image files gets them here, so it meets only two errors.
 
-    Args:
-        source: a file's path, or its content.
-        reduction: as in `read_image`.
+    path: of the file, or its content.
+
+    Raises:
+        UnreachableImageError: if the file is gone, or storage fails in each of three tries.
     """
-    content = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else np.fromfile(source, np.uint8)
+    if isinstance(path, bytes):
+        return path
+    try:
+        return read_patiently(lambda file: Path(file).read_bytes(), path)
+    except OSError as error:
+        raise UnreachableImageError(f"cannot be read: {error.strerror}") from error
+
+
+def has_too_many(damaged: int, tried: int, images: int) -> bool:
+    """Whether so many of the images that were tried are damaged that training must not go on without them.
+
+    They are all images, or more than `DAMAGED_SHARE` of those tried. A few are allowed in any case, and the share is
+    not taken of the first images alone.
+
+    images: of the whole split.
+    """
+    return damaged == images or damaged > max(_FEW_DAMAGED, DAMAGED_SHARE * max(tried, min(images, _MANY_IMAGES)))
+
+
+def _read_values(source: bytes, reduction: int = 1) -> np.ndarray:
+    """The upright image in the content of a file, (height, width, 3) RGB, with the file's own values, of any type.
+
+    reduction: as in `read_image`.
+    """
+    content = np.frombuffer(source, np.uint8)
     if not content.size:  # OpenCV raises for an empty buffer
         raise UnreadableImageError("is damaged or cut off")
     image = _decode(content, reduction)
@@ -147,18 +185,14 @@ def _channels_reversed(image: np.ndarray | None) -> np.ndarray | None:
     return np.ascontiguousarray(image[..., 2::-1]) if image.shape[2] in (3, 4) else None
 
 
-def _content(path: str | bytes) -> bytes:
-    return path if isinstance(path, bytes) else Path(path).read_bytes()
+def _open(content: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(content), formats=FORMATS)
 
 
-def _open(path: str | bytes) -> Image.Image:
-    return Image.open(io.BytesIO(path) if isinstance(path, bytes) else path, formats=FORMATS)
-
-
-def _decode_with_pillow(path: str | bytes) -> np.ndarray | None:
+def _decode_with_pillow(content: bytes) -> np.ndarray | None:
     """Fallback for rare formats (32-bit TIFF) that OpenCV does not support."""
     try:
-        with _open(path) as file:
+        with _open(content) as file:
             return values_of_picture(file)
     except (*_DAMAGE, Image.DecompressionBombError):
         return None
@@ -188,32 +222,32 @@ def inspect_image(path: str | bytes) -> ImageFacts:
 
     Raises:
         UnreadableImageError: with the reason.
+        UnreachableImageError: as in `read_content`.
     """
-    num_bytes = len(path) if isinstance(path, bytes) else Path(path).stat().st_size
-    if num_bytes == 0:
+    content = read_content(path)
+    if not content:
         raise UnreadableImageError("is empty (0 bytes)")
-    header = _header(path)
+    header = _header(content)
     if header is None or header.is_tiff:
-        problem = why_misread(_content(path))
+        problem = why_misread(content)
         if problem:
             raise UnreadableImageError(problem)
     if header is None:  # Pillow does not know this type of TIFF or PFM
-        return _facts(_read_values(path), frames=1)
+        return _facts(_read_values(content), frames=1)
     height, width = header.size
     if height * width > MAX_PIXELS:
         raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
     _check_sides(height, width)
     if header.complete:
         return ImageFacts(header.size, notes=_frame_notes(header.frames))
-    content = _content(path)
     small = _eighth(content) if content.startswith(_JPEG) else None
     if small is not None:
         if _is_truncated(content, small):
             raise UnreadableImageError("is grey from some point on: its data end before the image does")
         return ImageFacts(header.size)
-    if _decode_with_pillow(path) is None:  # only Pillow refuses truncated images in every version
+    if _decode_with_pillow(content) is None:  # only Pillow refuses truncated images in every version
         raise UnreadableImageError("is damaged or cut off")
-    return _facts(_read_values(path), header.frames)
+    return _facts(_read_values(content), header.frames)
 
 
 def _check_sides(height: int, width: int) -> None:
@@ -225,6 +259,9 @@ def _facts(pixels: np.ndarray, frames: int) -> ImageFacts:
     height, width = pixels.shape[:2]
     _check_sides(height, width)
     values, notes = values_of(pixels), _frame_notes(frames)
+    for missing in values.no_data if values else ():
+        number = int((pixels == missing).any(axis=2).sum())
+        notes = (*notes, f"has {number} pixels of the value {missing:g}, far from all others: taken as no data")
     if pixels.dtype.kind == "f":
         if values is None:
             raise UnreadableImageError("has no pixel with a finite value")
@@ -279,15 +316,14 @@ def _orientation(picture: Image.Image) -> object:
     return exif.get(_ORIENTATION)
 
 
-def _header(path: str | bytes) -> _Header | None:
+def _header(content: bytes) -> _Header | None:
     """The facts in a file's header; None for a file that only OpenCV may decode."""
     try:
-        with _open(path) as file:
+        with _open(content) as file:
             width, height = file.size
             kind = file.format
             frames = 1 if kind in ("JPEG", "MPO") else getattr(file, "n_frames", 1)  # MPO: previews
             if kind == "PNG":
-                content = _content(path)
                 may_be_turned = b"eXIf" in content  # reading EXIF would decode it, which is left to the decoder
                 is_deep = content[_PNG_DEPTH] > 8
                 complete = width * height <= MAX_PIXELS and not may_be_turned and not is_deep
@@ -297,7 +333,7 @@ def _header(path: str | bytes) -> _Header | None:
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except _DAMAGE as error:
-        head = _content(path)[:_HEAD]
+        head = content[:_HEAD]
         if head.startswith(_OPENCV_ONLY):
             return None
         for (place, sign), name in _UNREAD.items():

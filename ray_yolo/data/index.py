@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, compress
 from multiprocessing import get_context
@@ -17,12 +18,21 @@ from ray_yolo.config.class_names import SINGLE_CLASS
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.events import SplitCounts
+from ray_yolo.core.files import is_broken_link
 from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.data.images import ImageFacts, UnreadableImageError, inspect_image
+from ray_yolo.data.images import (
+    DAMAGED_SHARE,
+    DECODERS,
+    ImageFacts,
+    UnreachableImageError,
+    UnreadableImageError,
+    has_too_many,
+    inspect_image,
+)
 from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.labels import (
     DEFAULT_OPTIONS,
@@ -53,19 +63,31 @@ def read_index(description: DatasetDescription, split: str, *, strict: bool = Fa
         options: the user's decisions about labels.
 
     Raises:
-        DatasetError: for a split without a usable image, or for what `strict` refuses.
+        DatasetError: for a split without a usable image, for what `strict` refuses, or if storage fails.
     """
     where = f"{description.file}: {split}"
+    try:
+        return _read_index(description, split, where, strict=strict, options=options)
+    except OSError as error:  # of a look at a folder, in each of several tries
+        raise DatasetError(f"{where}: {error.filename} cannot be read: {error.strerror}; check the storage, and run "
+                           "the same command again") from error
+
+
+def _read_index(description: DatasetDescription, split: str, where: str, *, strict: bool, options: LabelOptions
+                ) -> AnnotationIndex:
     sources = LabelSources(description, split, options)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
-    key = index_cache.content_key(files, index_cache.FORMAT, description.names, description.keypoints, options)
+    states = index_cache.FileStates()
+    key = states.key(files, index_cache.FORMAT, DECODERS, description.names, description.keypoints, options)
     index = index_cache.load(key, sources.paths, description.names)
     if index is None:
-        index = build_index(sources.paths, _check_all(sources), description.names)
+        index = build_index(sources.paths, _check_all(sources, where), description.names)
         index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
                     snapshot=description.snapshot, other_files=sources.other_files,
-                    pixel_range=range_of(index.pixel_values))
+                    pixel_range=range_of(index.pixel_values),
+                    # The version of a data set in a store says it all, and each download has other times.
+                    pictures="" if description.snapshot else states.fingerprint(sources.paths))
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
         raise DatasetError(f"{where}: {len(dropped)} findings: {listed(dropped)}; correct the "
@@ -156,11 +178,25 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
         without_file=without_file)
 
 
-def _check_all(sources: LabelSources) -> list[_Checked]:
+def _check_all(sources: LabelSources, where: str) -> list[_Checked]:
+    """The check of all images.
+
+    Raises:
+        DatasetError: as soon as too many files cannot be read, because storage fails.
+    """
+    checked: list[_Checked] = []
+    failed: list[Finding] = []
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
     # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
     with warnings.catch_warnings(action="ignore"), _readers(len(sources.paths)) as pool:
-        return list(chain.from_iterable(pool.map(_check_part, parts)))
+        for part in pool.map(_check_part, parts):
+            checked += part
+            failed += [finding for _, image in part for finding in image.findings if finding.is_transient]
+            if has_too_many(len(failed), len(checked), len(sources.paths)):
+                raise DatasetError(f"{where}: {len(failed)} of {len(checked)} images or their labels cannot be read, "
+                                   f"more than {DAMAGED_SHARE:.0%}: {listed(failed)}; check the storage, and run the "
+                                   "same command again")
+    return checked
 
 
 def _readers(num_images: int) -> Executor:
@@ -176,7 +212,8 @@ def _readers(num_images: int) -> Executor:
     is_session = not hasattr(main, "__file__")
     is_our_command = getattr(getattr(main, "__spec__", None), "name", "").startswith("ray_yolo.")
     if num_images >= _MANY and number >= 2 and (is_session or is_our_command):
-        return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
+        with suppress(OSError):  # their semaphores need a /dev/shm that can be written
+            return ProcessPoolExecutor(number, get_context("spawn"), _init_reader)
     return ThreadPoolExecutor(number)
 
 
@@ -202,9 +239,10 @@ def _check(sources: LabelSources, path: str) -> _Checked:
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
-        problem = Finding(path, str(error), dropped=True)
-    except OSError as error:
-        problem = Finding(path, f"cannot be read: {error.strerror}", dropped=True)
+        is_failure = isinstance(error, UnreachableImageError) and not is_broken_link(path)
+        problem = Finding(path, str(error), dropped=True, is_transient=is_failure)
+    except OSError as error:  # of a label file
+        problem = Finding(error.filename or path, f"cannot be read: {error.strerror}", dropped=True, is_transient=True)
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 
@@ -285,6 +323,7 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         orphans=len(index.other_files.labels),
         unread=len(index.other_files.images),
         twins=len(index.twins),
+        pictures=index.pictures,
         notes=notes(index))
 
 

@@ -24,32 +24,60 @@ from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 7  # raise it when label parsing or the file layout changes
+FORMAT = 8  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 
-def content_key(files: Iterable[str], *made_by: object) -> str:
-    """The name of a cache entry: a hash of its parameters and of every file's path, size and times. The time of change
-    differs also if an archive or `cp -p` has given another file the time of modification of the old one."""
-    @cache  # a COCO file has the labels of many images
-    def status_of(file: str) -> str:
-        try:
-            status = os.stat(file)
-        except OSError:
-            return f"{file}\0-\n"
-        return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
+class FileStates:
+    """Sizes and times of files, each of which is looked at once."""
 
-    digest = hashlib.sha256(json.dumps(made_by).encode())
-    for file in files:
-        digest.update(status_of(file).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
+    def __init__(self) -> None:
+        self._of = cache(_state)  # a COCO file has the labels of many images
+
+    def key(self, files: Iterable[str], *made_by: object) -> str:
+        """The name of a cache entry: a hash of its parameters and of every file's path, size and times. The time of
+        change differs also if an archive or `cp -p` has given another file the time of modification of the old one."""
+        digest = hashlib.sha256(json.dumps(made_by).encode())
+        for file in files:
+            text = "\0".join((file, *map(str, self._of(file) or "-")))
+            digest.update(f"{text}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:32]
+
+    def fingerprint(self, files: Iterable[str]) -> str:
+        """16 hex digits of a hash of the files' sizes and times of modification, which a copy of the folder keeps; ''
+        if they are not known of all files."""
+        digest = hashlib.sha256()
+        for file in files:
+            state = self._of(file)
+            if state is None:
+                return ""
+            digest.update(f"{state[:2]}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def _state(file: str) -> tuple[int, int, int] | None:
+    """Size, time of modification and time of change of a file, ns; None if there is none."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def content_key(files: Iterable[str], *made_by: object) -> str:
+    """The key of `FileStates`, of files that are looked at for it alone."""
+    return FileStates().key(files, *made_by)
 
 
 def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
     """Write an index to the cache. A failure is a warning: the index is then rebuilt at every start.
 
+    An index with the finding of a failed read is not written: the next start may read what this one could not.
+
     paths: all images of the split; the index may lack unusable ones.
     """
+    if any(finding.is_transient for finding in index.findings):
+        return
     position = {path: number for number, path in enumerate(paths)}
     outlined: list[int] = []  # image of each outline
     outlines: list[np.ndarray] = []
@@ -111,7 +139,8 @@ def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIn
             crowds=arrays["crowds"],
             without_file=arrays["without_file"],
             num_clipped=int(arrays["clipped"]),
-            pixel_values=tuple(PixelValues(*row) for row in pixel_values))
+            pixel_values=tuple(PixelValues(kind, low, high, number, tuple(no_data))
+                               for kind, low, high, number, no_data in pixel_values))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         return None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.files import read_patiently
 from ray_yolo.core.structures import Finding, OtherFiles
 from ray_yolo.data import voc
 from ray_yolo.data.class_files import compare_class_files
@@ -150,12 +151,13 @@ class LabelSources:
 
         Raises:
             UnreadableLabelsError: if its labels cannot be read at all.
+            OSError: if storage fails in each of several tries.
         """
         if path in self._coco:
             labels = self._coco[path].read(path, size)
             return _with_unread(labels, "COCO", [file for file in _own_files(path) if os.path.isfile(file)])
         for file in self.label_files(path):
-            content = _content(file)
+            content = read_patiently(_content, file)
             if content is None:
                 continue
             annotations = [str(xml) for xml in voc.annotation_paths(path)]
@@ -216,5 +218,3 @@ def _content(file: str) -> bytes | None:
         if os.path.islink(file):  # as of a set whose label files were not fetched
             raise UnreadableLabelsError(file, "is a link to a file that does not exist") from None
         return None
-    except OSError as error:
-        raise UnreadableLabelsError(file, f"cannot be read: {error.strerror}") from None

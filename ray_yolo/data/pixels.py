@@ -3,6 +3,9 @@
 Most files have 8 bits per channel, and their values are the levels. Files with more bits (16-bit integers, floats) have
 no fixed white: a camera may use 12 of 16 bits, floats may end at 1 or 255. The range of the training split therefore
 decides which value is black and which is white. Weights record this range, and everything that uses them reads it.
+
+A few odd pixels of a sensor, or a value that stands for missing data (-9999), would decide for all images. So neither
+counts: of each image, the range is that of the pixels between two percentiles, without values far from all others.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ OWN_RANGE: PixelRange = {}
 """Each image has the range of its own values."""
 _WHITES: dict[PixelKind, tuple[int, ...]] = {"integer": (255, 1023, 4095, 16383, 65535),
                                         "float": (1, 255, 1023, 4095, 16383, 65535)}
+CUT = 0.001
+"""Share of an image's values, at least a pixel, that are left out at either end."""
 _USED = 0.5  # of a usual scale; a set that uses less (thermal cameras) has a range of its own
 
 
@@ -32,22 +37,59 @@ def kind_of(pixels: np.ndarray) -> PixelKind | None:
 
 
 def values_of(pixels: np.ndarray) -> PixelValues | None:
-    """The range of pixels; None for levels, and for floats without any finite value."""
+    """The range of pixels (height, width, 3) without the `CUT` lowest and highest ones, and without values for missing
+    data. None for levels, and for floats without any finite value.
+
+    The lowest or the highest value stands for missing data if it is frequent, and farther from the others than those
+    are from each other.
+    """
     kind = kind_of(pixels)
-    finite = pixels[np.isfinite(pixels)] if kind == "float" else pixels
-    if kind is None or finite.size == 0:
+    values = pixels[np.isfinite(pixels)] if kind == "float" else pixels.reshape(-1)
+    if kind is None or values.size == 0:
         return None
-    return PixelValues(kind, float(finite.min()), float(finite.max()))
+    no_data: dict[str, float] = {}  # by end
+    for end in ("high", "low", "high"):  # the lowest may hide that the highest is far from the others
+        extreme = values.max() if end == "high" else values.min()
+        others = values[values != extreme]
+        is_frequent = values.size - others.size > _num_cut(values)
+        if end in no_data or not is_frequent or not others.size:
+            continue
+        low, high = _percentiles(others)
+        if low < high and max(low - float(extreme), float(extreme) - high) > high - low:
+            no_data[end] = float(extreme)
+            values = others
+    return PixelValues(kind, *_percentiles(values), no_data=tuple(sorted(no_data.values())))
+
+
+def _num_cut(values: np.ndarray) -> int:
+    """The number of values (n,) that are left out at either end."""
+    return min(max(3, int(CUT * values.size)), (values.size - 1) // 2)  # a pixel has three values
+
+
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    """The lowest and the highest of the values (n,) that are not left out."""
+    first = _num_cut(values)
+    last = values.size - 1 - first
+    ordered = np.partition(values, (first, last))
+    return float(ordered[first]), float(ordered[last])
 
 
 def join_values(parts: Iterable[PixelValues]) -> tuple[PixelValues, ...]:
-    """The common range and the count of all images, one entry for each kind."""
-    joined: dict[PixelKind, PixelValues] = {}
+    """The common range and the count of all images, one entry for each kind.
+
+    An image of a single value has no range, and may be one without data: it counts only if all images are like that.
+    """
+    of_kind: dict[PixelKind, list[PixelValues]] = {}
     for part in parts:
-        earlier = joined.get(part.kind, part._replace(num_images=0))
-        low, high = min(part.low, earlier.low), max(part.high, earlier.high)
-        joined[part.kind] = PixelValues(part.kind, low, high, part.num_images + earlier.num_images)
-    return tuple(joined[kind] for kind in sorted(joined))
+        of_kind.setdefault(part.kind, []).append(part)
+    joined = []
+    for kind, images in sorted(of_kind.items()):
+        with_range = [image for image in images if image.low < image.high] or images
+        no_data = {value for image in images for value in image.no_data}
+        joined.append(PixelValues(
+            kind, min(image.low for image in with_range), max(image.high for image in with_range),
+            sum(image.num_images for image in images), tuple(sorted(no_data))))
+    return tuple(joined)
 
 
 def black_and_white(values: PixelValues) -> tuple[float, float]:
@@ -114,7 +156,8 @@ def as_read(values: PixelValues, pixel_range: PixelRange) -> str:
     """How images are read, in words."""
     black, white = pixel_range[values.kind]
     bits = "more than 8 bits per channel" if values.kind == "integer" else "floats"
+    no_data = f"; taken as no data: {', '.join(f'{value:g}' for value in values.no_data)}" if values.no_data else ""
     clipped = "; values beyond them are clipped" if values.low < black or values.high > white else ""
     images = "1 image" if values.num_images == 1 else f"{values.num_images} images"
-    return (f"{images} with {bits} ({values.low:g} to {values.high:g}): {black:g} is read as black, "
-            f"{white:g} as white{clipped}")
+    return (f"{images} with {bits} ({values.low:g} to {values.high:g} without {CUT:.1%} of the pixels at either end): "
+            f"{black:g} is read as black, {white:g} as white{clipped}{no_data}")

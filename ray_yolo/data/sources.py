@@ -28,6 +28,7 @@ from ray_yolo.data.images import (
     UNREAD_SUFFIXES,
     UnreadableImageError,
     inspect_image,
+    read_content,
     read_image,
     values_of_picture,
 )
@@ -178,6 +179,9 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
 def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
     if isinstance(error, PermissionError):
         raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise DatasetError(f"{error.filename}: cannot be listed: {error.strerror}; check the storage, and run the same "
+                           "command again") from None
 
 
 def _listed(file: Path, root: Path | None) -> list[str]:
@@ -299,15 +303,13 @@ class Frame(NamedTuple):
             return self
         if self.pixels is not None:
             return self._replace(pixels=to_levels(self.pixels, pixel_range))
-        file = self.media.path if self.content is None else self.content
         try:
-            for note in inspect_image(file).notes:
+            content = read_content(self.media.path if self.content is None else self.content)
+            for note in inspect_image(content).notes:
                 _log.warning("%s: %s", self.media.path, note)
-            return self._replace(pixels=read_image(file, pixel_range=pixel_range))
+            return self._replace(pixels=read_image(content, pixel_range=pixel_range))
         except UnreadableImageError as error:
             return self._replace(error=str(error))
-        except OSError as error:
-            return self._replace(error=f"cannot be read: {error.strerror}")
 
 
 class InputSource(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path, PureWindowsPath
 from reprlib import repr as short
 from xml.parsers import expat
 
+from ray_yolo.core.files import is_folder, is_present
 from ray_yolo.data.labels import (
     Box,
     ImageLabels,
@@ -41,7 +42,7 @@ def annotation_paths(image_path: str) -> list[Path]:
     paths: list[Path] = []
     for folder in folders(image_path):
         file = f"{folder}/{stem}.xml"
-        if not os.path.lexists(file):  # as for most images: one look at the disk
+        if not is_present(file):  # as for most images: one look at the disk
             continue
         path = Path(file)
         if not path.exists():  # a broken link
@@ -53,7 +54,7 @@ def annotation_paths(image_path: str) -> list[Path]:
     return paths
 
 
-def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> list[str]:
+def folders(image_path: str, exists: Callable[[str], bool] = is_folder) -> list[str]:
     """The folders of an image's XML file: its own, `Annotations` next to its `JPEGImages`, or the existing usual ones
     next to `images`."""
     folder = os.path.dirname(image_path)

@@ -38,6 +38,7 @@ from ray_yolo.engine.balance import LoadBalancer
 from ray_yolo.engine.collectives import Collectives, bare
 from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.loading import PREFETCH, LoadedDataset, Loader
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
@@ -80,7 +81,7 @@ class WorkerContext:
     collectives: Collectives = ALONE
     device: torch.device = CPU
     prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
-    prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
+    prepare_loader: Callable[[DataLoader], DataLoader] = lambda loader: loader
     loader_processes: int = 0
     loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
@@ -348,8 +349,9 @@ def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, gr
     sampler = ShardSampler(plan, worker, num_workers, order, balancer.seconds)
     leaves_colours = recolours_on_device(spec.recipe, context.device)
     samples = train_dataset(spec, store, shapes, leaves_colours=leaves_colours)
-    loader = context.prepare_loader(DataLoader(samples, batch_size=plan.loader_batch(num_workers, worker),
-                                               sampler=sampler, collate_fn=identity, **_processes(context)))
+    loader = Loader(context.prepare_loader(DataLoader(
+        LoadedDataset(samples), batch_size=plan.loader_batch(num_workers, worker), sampler=sampler,
+        collate_fn=identity, **_processes(context))))
     colours = colour_tables_on(context.device) if leaves_colours else None
     return {"spec": spec, "plan": plan, "balancer": balancer, "sampler": sampler, "loader": loader, "colours": colours}
 
@@ -363,7 +365,8 @@ def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int,
     batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
     shard = sharding.balanced_shard(pixels, context.collectives.worker, context.collectives.num_workers)
-    return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=shard, **_processes(context))
+    data = LoadedDataset(ValDataset(index, store, batches))
+    return Loader(DataLoader(data, batch_size=None, sampler=shard, **_processes(context)))
 
 
 def _processes(context: WorkerContext) -> dict[str, Any]:
@@ -373,4 +376,4 @@ def _processes(context: WorkerContext) -> dict[str, Any]:
         return pinned
     start_forkserver()
     return {**pinned, "num_workers": context.loader_processes, "persistent_workers": True,
-            "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}
+            "prefetch_factor": PREFETCH, "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}

@@ -5,9 +5,13 @@ The number of workers does not affect the weights, so workers may join and leave
 
 from __future__ import annotations
 
+import math
 import statistics
+import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -62,6 +66,36 @@ class Activity:
         if self.phase == "saving":
             return WRITE_SECONDS + self.heartbeat_limit
         return self.heartbeat_limit * (10 if self.phase in _SLOW or not self.recent else 1)
+
+
+@contextmanager
+def warns_without_progress(activity: Activity, warn: Callable[[str], None], seconds: float = 1.0) -> Iterator[None]:
+    """Context in which a phase without progress is a warning, once each time: for a worker that no other waits for.
+
+    seconds: between two looks at the activity.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        warned = -math.inf
+        while not ended.wait(seconds):
+            since = activity.since
+            idle = time.monotonic() - since
+            is_measured = activity.phase != "starting"  # decoding all images for the cache may take hours
+            if is_measured and idle > activity.limit and since != warned:
+                warned = since
+                remedy = "check the storage of the images, or use --workers 0" if activity.phase == "loading" else (
+                    "check the device and the storage")
+                warn(f"no progress for {idle:.0f} s while {activity.phase}, after step {activity.step}; if it does not "
+                     f"continue, {remedy}, and run the same command again")
+
+    watcher = threading.Thread(target=watch, name="ray_yolo progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 class Generation(NamedTuple):

@@ -362,7 +362,7 @@ class Session:
             has_unsaved = self.is_writer and self.state.progress.step > self.saver.step
             if has_unsaved and not self.placement.nosave and self._stop_requested():
                 self._save()
-                self.context.activity.enter("validating")
+            self.context.activity.enter("validating")  # each batch is progress
             yield batch
 
     def compare_weights(self) -> None:

@@ -1,10 +1,11 @@
-"""Private names of PyTorch: operations on lists of tensors, the tensors of a gradient scaler, and the compiler. The
-list operations need few kernels instead of one per tensor.
+"""Private names of PyTorch: operations on lists of tensors, which need few kernels instead of one per tensor; the
+tensors of a gradient scaler; the processes of a loader; and the compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -35,6 +36,14 @@ def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> Non
 def scaler_tensors(scaler: GradScaler) -> list[Tensor]:
     """The scale of a scaler and its steps since the last change, which `update` changes in place; none if disabled."""
     return [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
+
+
+def exit_codes(batches: object, seconds: float) -> list[int]:
+    """The exit codes of a data loader's processes that have ended, or end within some seconds, from an iterator over
+    its batches."""
+    processes = getattr(batches, "_workers", ())  # an iterator without processes has none
+    wait([process.sentinel for process in processes], seconds)
+    return [process.exitcode for process in processes if process.exitcode is not None]
 
 
 def import_compiler() -> None:

@@ -31,8 +31,9 @@ from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
 from ray_yolo.core.system import is_bf16_faster
-from ray_yolo.data.image_cache import room_for_images
+from ray_yolo.data.image_cache import SHARED_MEMORY, NodeRoom, node_room, room_in_shared_memory
 from ray_yolo.data.remote import WAIT_SECONDS, snapshot
+from ray_yolo.engine.loading import ENLARGE
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import available_resources
 from ray_yolo.storage.lease import store_time
@@ -42,9 +43,8 @@ SAMPLE = 32  # images that every node is checked for
 ANSWER_SECONDS = 60.0  # for a node to start a process and answer
 SKEW_SECONDS = 5.0
 LEAST_BYTES = 2 * 1024**3  # free space for temporary files of Ray and torch
-SHARED = "/dev/shm"  # loader processes pass images through it; by default containers have 64 MB of it
-LEAST_SHARED = 512 * 1024**2
-LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
+LEAST_SHARED = 512 * 1024**2  # for the batches of loader processes; by default, containers have 64 MB
+LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "ray")
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ def report(folder: str, files: Files) -> Report:
         refuses = str(error)
     lacks = tuple(path for path, size in files if not os.path.isfile(path) or os.path.getsize(path) != size)
     temporary = os.environ.get("RAY_TMPDIR") or "/tmp"
-    shared = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else LEAST_SHARED
-    return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free, shared)
+    return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free,
+                  room_in_shared_memory())
 
 
 def make_snapshot(data: DatasetSnapshot) -> tuple[str, list[str]]:
@@ -149,8 +149,8 @@ def node_warnings(node: str, report: Report, skew: float) -> Iterator[str]:
     if report.free < LEAST_BYTES:
         yield f"node {node}: only {format_size(report.free)} free for temporary files"
     if report.shared < LEAST_SHARED:
-        yield (f"node {node}: only {format_size(report.shared)} free in {SHARED}, through which loader processes pass "
-               "images: increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)")
+        yield (f"node {node}: only {format_size(report.shared)} free in {SHARED_MEMORY}, through which loader "
+               f"processes pass images: {ENLARGE}")
 
 
 def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
@@ -246,18 +246,18 @@ def other_nodes() -> dict[str, str]:
             if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")}
 
 
-def least_room_for_images() -> int:
-    """The least memory, in bytes, that any node with CPUs has for images."""
+def least_room() -> NodeRoom:
+    """The least free memory of each kind that any node with CPUs has."""
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     remote = {}
     for number, node in nodes.items():
         if node["NodeManagerHostname"] != socket.gethostname():  # nodes of one machine share its memory
             remote[number] = _name(node)
-    rooms = [room for room, _ in _run_on(remote, room_for_images).values()]
+    rooms = [room for room, _ in _run_on(remote, node_room).values()]
     is_here = len(remote) < len(nodes)  # a worker may run on this machine
     if is_here or not rooms:
-        rooms.append(room_for_images())
-    return min(rooms)
+        rooms.append(node_room())
+    return NodeRoom(min(room.images for room in rooms), min(room.shared for room in rooms))
 
 
 def _run_on(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS

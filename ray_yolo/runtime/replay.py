@@ -19,23 +19,26 @@ import torch
 from ray_yolo.checkpoints.local import copy_newest_whole
 from ray_yolo.config.commands import ReplayConfig
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import EpochEvent, Event, StartEvent
+from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, SplitCounts, StartEvent, changed_pictures
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_count, format_number
 from ray_yolo.core.redact import printable
 from ray_yolo.core.system import cores, keep_freed_memory
+from ray_yolo.data.image_cache import room_in_shared_memory
+from ray_yolo.data.index import survey
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.devices import device_name, local_device
+from ray_yolo.engine.loading import loader_memory
 from ray_yolo.engine.loop import StepResult
 from ray_yolo.engine.probe import LayerNorms, NotFinite, ObservedImage, ReplaySession
 from ray_yolo.plots.boxes import Picture, plot_pictures
-from ray_yolo.runs.event_log import EVENTS_FILE, plain, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain, read_events
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import local_folder, location, publish
 from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, SweepRecord, read_record
 from ray_yolo.runs.steps import Agreement, choose_step, compare_losses, last_step, logged_steps, start_of
 from ray_yolo.runtime.preflight import provenance, read_dataset, spec_of
-from ray_yolo.runtime.resources import NodeResources, share_out
+from ray_yolo.runtime.resources import LoaderRoom, NodeResources, share_out
 
 RESULT_FILE = "replay.json"
 SHOWN = 5  # pictures and layers in the output; the file has all
@@ -133,12 +136,13 @@ def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
         finally:
             session.close()
     losses = {number: result.losses.tolist() for number, result in session.results.items()}
+    splits = {"train": survey(train), "val": survey(val)}
     probe = session.probe
     result = ReplayResult(
         folder=folder, step=wanted, before=before, terms=session.components.loss.names,
         result=session.results[wanted], agreement=compare_losses(logged_steps(events), losses),
-        reasons=tuple(_differences(record, events, start, context)), not_finite=tuple(probe.not_finite.values()),
-        images=tuple(session.images), layers=tuple(probe.layers))
+        reasons=tuple(_differences(record, events, start, context, splits)),
+        not_finite=tuple(probe.not_finite.values()), images=tuple(session.images), layers=tuple(probe.layers))
     pictures = [] if config.placement.noplots else _draw(result, spec)
     tree = plain(_tree(config.run, result, spec))
     atomic_write(folder / RESULT_FILE, json.dumps(tree, indent=1))
@@ -159,7 +163,9 @@ def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, st
     uncached = config.placement.model_copy(update={"cache": "none"})
     device = local_device(uncached.gpus_per_worker)
     nodes = [NodeResources(cores(), torch.cuda.device_count())]
-    placement, resources = share_out(uncached, float(device.type == "cuda"), nodes, spec.recipe.threads)
+    need = loader_memory(spec.recipe, len(spec.train), len(spec.val))
+    room = LoaderRoom(room_in_shared_memory(), need.per_loader, need.in_use)
+    placement, resources = share_out(uncached, float(device.type == "cuda"), nodes, spec.recipe.threads, room=room)
     threads = start.threads if start and start.threads else resources.threads
     loaders = 0 if steps <= FEW_STEPS and config.placement.workers < 0 else placement.loader_processes
     return WorkerContext(device=device, prepare_model=lambda model: model.to(device), threads=threads,
@@ -182,9 +188,12 @@ def _progress(report: Callable[[str], None], before: int, wanted: int) -> Callab
     return trained
 
 
-def _differences(record: RunRecord, events: Sequence[Event], start: StartEvent | None, context: WorkerContext
-                 ) -> Iterable[str]:
+def _differences(record: RunRecord, events: Sequence[Event], start: StartEvent | None, context: WorkerContext,
+                 splits: Mapping[str, SplitCounts]) -> Iterable[str]:
     """What differs from the run's training and may change the last bits of a loss."""
+    recorded = last_of(events, DatasetEvent)
+    if recorded and "train" in changed_pictures(recorded.splits, splits):
+        yield "pictures: their files have other sizes or times than at the run's last start, so they may have changed"
     today = provenance(record.recipe.model)
     for name in {**_VERSIONS, **{name: name for name in today.keys() - _VERSIONS.keys() - {"ray"}}}:
         then, now = record.provenance.get(name, ""), today.get(name, "")

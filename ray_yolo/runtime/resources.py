@@ -9,7 +9,9 @@ from typing import Literal
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import ResourcesEvent
-from ray_yolo.core.formatting import format_count
+from ray_yolo.core.formatting import format_count, format_size
+from ray_yolo.data.image_cache import SHARED_MEMORY
+from ray_yolo.engine.loading import ENLARGE
 
 FED_FROM_FILES, FED_FROM_MEMORY = 10, 40
 """CPUs of arithmetic that one loader process keeps busy: time to train a sample / time to load it, measured with
@@ -40,8 +42,34 @@ class Images:
     room: int  # bytes available for them on a node
 
 
+@dataclass(frozen=True)
+class LoaderRoom:
+    """Shared memory (`/dev/shm`), through which loader processes pass their batches."""
+
+    free: int  # bytes on a node; 0: none, or it is read-only
+    per_loader: int  # bytes for the batches that a loader process has ready
+    per_worker: int  # bytes for those that a worker computes with
+
+    def limit(self, loaders: int, workers: int = 1, images: int = 0) -> tuple[int, str]:
+        """As many of the loader processes of a worker as have room, and the reason if they are fewer; else ''.
+
+        Args:
+            workers: on the node.
+            images: bytes of decoded images in the same memory.
+        """
+        room = (self.free - images) / workers - self.per_worker
+        fitting = max(0, min(loaders, int(room // self.per_loader)))
+        if fitting == loaders:
+            return loaders, ""
+        state = f"has only {format_size(self.free - images)} free" if self.free else "cannot be written"
+        each = f" for each of {workers} workers" if workers > 1 else ""
+        need = workers * (loaders * self.per_loader + self.per_worker)
+        return fitting, (f"{format_count(fitting, 'loader process')} instead of {loaders}{each}: {SHARED_MEMORY} "
+                         f"{state}, and their batches need {format_size(need)}; {ENLARGE}")
+
+
 def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources], threads: int = 0,
-              images: Images | None = None) -> tuple[Placement, ResourcesEvent]:
+              images: Images | None = None, room: LoaderRoom | None = None) -> tuple[Placement, ResourcesEvent]:
     """The placement with all open settings resolved, and the resources of each worker for the run's log.
 
     `cpus_per_worker` becomes the most that all workers can have at once, at least 1. Their share of GPUs, half of a
@@ -53,6 +81,7 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
         nodes: candidates for workers.
         threads: of arithmetic, if the recipe fixes them; else 0.
         images: None if the command caches none.
+        room: for the batches of loader processes, which may be fewer for it; None: not known.
     """
     cache = placement.cache
     if cache == "auto":
@@ -71,6 +100,11 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
         loaders = loader_processes(int(cpus), gpus, threads, feeds)
 
     reasons = []
+    if room and loaders:
+        together = max((_num_on(node, int(cpus), gpus) for node in nodes), default=1)  # workers that share the memory
+        cached = images.num_bytes if images and cache == "ram" else 0
+        loaders, reason = room.limit(loaders, max(1, min(together, placement.max_workers)), cached)
+        reasons += [reason] if reason else []
     if placement.cpus_per_worker == "auto":
         reasons.append(_free_cpus(nodes, placement.max_workers, gpus, cpus))
     if placement.cache == "auto" and images:
@@ -139,17 +173,18 @@ def _without_half(node: NodeResources) -> NodeResources:
 
 def _num_placed(nodes: Sequence[NodeResources], cpus: int, gpus: float, strategy: str) -> int:
     """How many workers of this size a placement strategy of Ray can place at once."""
-    rooms = []  # workers that fit on each node
-    for node in nodes:
-        room = count_places("CPU", node.cpus, cpus)
-        if gpus:
-            room = min(room, count_places("GPU", node.gpus, gpus))
-        rooms.append(room)
+    rooms = [_num_on(node, cpus, gpus) for node in nodes]
     if strategy == "STRICT_PACK":  # all workers on one node
         return max(rooms, default=0)
     if strategy == "STRICT_SPREAD":  # each worker on a node of its own
         return sum(room > 0 for room in rooms)
     return sum(rooms)
+
+
+def _num_on(node: NodeResources, cpus: int, gpus: float) -> int:
+    """How many workers of this size fit on a node."""
+    places = count_places("CPU", node.cpus, cpus)
+    return min(places, count_places("GPU", node.gpus, gpus)) if gpus else places
 
 
 def count_places(kind: str, amount: float, each: float) -> int:

@@ -24,9 +24,11 @@ from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
-from ray_yolo.data.image_cache import decoded_bytes, room_for_images
+from ray_yolo.data.image_cache import decoded_bytes, node_room
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.devices import local_device
+from ray_yolo.engine.loading import loader_memory
+from ray_yolo.engine.membership import Activity, warns_without_progress
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
@@ -48,7 +50,7 @@ from ray_yolo.runtime.preflight import (
     unused_lines,
     with_workers,
 )
-from ray_yolo.runtime.resources import Images, NodeResources, share_out
+from ray_yolo.runtime.resources import Images, LoaderRoom, NodeResources, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
@@ -259,16 +261,18 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> tuple[Placement, ResourcesEvent]:
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
+    need = loader_memory(spec.recipe, len(spec.train), len(spec.val))
     if placement.num_workers == 0:
-        nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()
+        nodes, room = [NodeResources(cores(), torch.cuda.device_count())], node_room()
         if placement.workers < 0 and _runs_a_script():
             placement = placement.model_copy(update={"workers": 0})
     else:
         from ray_yolo.runtime import cluster
-        from ray_yolo.runtime.node_checks import least_room_for_images
+        from ray_yolo.runtime.node_checks import least_room
 
-        nodes, room = cluster.free_nodes(placement), least_room_for_images()
-    return share_out(placement, gpus, nodes, spec.recipe.threads, Images(num_bytes, room))
+        nodes, room = cluster.free_nodes(placement), least_room()
+    return share_out(placement, gpus, nodes, spec.recipe.threads, Images(num_bytes, room.images),
+                     LoaderRoom(room.shared, need.per_loader, need.in_use))
 
 
 def _runs_a_script() -> bool:
@@ -283,10 +287,11 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
     """Context of a session in this process: yields its worker's context, and whether a stop was requested."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
-    with (graceful_signals(run_logger.warn) as stop_requested,
+    activity = Activity()
+    with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn) as stop_requested,
           forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
-            device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
+            activity=activity, device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             cuda_graphs=not placement.no_cuda_graphs,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost

@@ -24,7 +24,7 @@ from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.image_cache import ImageStore, room_in_shared_memory
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey, with_single_class
 from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
@@ -39,13 +39,14 @@ from ray_yolo.engine.evaluate import (
     per_class,
     twelve_numbers,
 )
+from ray_yolo.engine.loading import val_memory
 from ray_yolo.inference.output import CocoIds, coco_ids, coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
-from ray_yolo.runtime.resources import share_out
+from ray_yolo.runtime.resources import LoaderRoom, share_out
 from ray_yolo.runtime.worst import write_worst
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_errors import explain
@@ -81,11 +82,12 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         from ray_yolo.runtime import cluster
-        from ray_yolo.runtime.node_checks import make_snapshots
+        from ray_yolo.runtime.node_checks import least_room, make_snapshots
 
         gpus = cluster.connect_and_wait(placement)
         make_snapshots(index)
-        shared, _ = share_out(placement, gpus, cluster.free_nodes(placement))
+        room = _loader_room(config, trained, index, least_room().shared)
+        shared, _ = share_out(placement, gpus, cluster.free_nodes(placement), room=room)
         config = config.model_copy(update={"placement": shared})
     folder = output_folder(placement, (absolute_weights(config.weights), *index.paths))
     report: Callable[[str], None] = (lambda text: None) if quiet else print
@@ -98,6 +100,11 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         parts = _evaluate_on_workers(config, index, gpus)
     else:
         device = local_device(placement.gpus_per_worker)
+        room = _loader_room(config, trained, index, room_in_shared_memory())
+        loaders, reason = room.limit(placement.loader_processes)
+        if reason:
+            report(f"WARNING: {reason}")
+            config = config.model_copy(update={"placement": placement.model_copy(update={"workers": loaders})})
         parts = [_evaluate_share(trained, config, index, 0, 1, device)]
     evaluation = combine(parts, _build_loss(trained, config), index)
     if config.classes is not None and not config.single_cls:  # under single_cls all detections are of one class
@@ -117,6 +124,11 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement)):
         report(_track(config, result, uri))
     return result
+
+
+def _loader_room(config: ValConfig, trained: Trained, index: AnnotationIndex, free: int) -> LoaderRoom:
+    need = val_memory(config.imgsz or trained.recipe.imgsz, config.evaluate.batch_size, len(index), trained.model.grid)
+    return LoaderRoom(free, need.per_loader, need.in_use)
 
 
 def _write(config: ValConfig, evaluation: Evaluation, ids: Sequence[CocoIds], index: AnnotationIndex, folder: Path

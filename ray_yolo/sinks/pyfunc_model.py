@@ -15,7 +15,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.core.errors import InputError
-from ray_yolo.data.images import read_image
+from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.pixels import PixelRange
 from ray_yolo.inference.predictor import Predictor, build_predictor, load_trained
 
@@ -53,13 +53,20 @@ class DetectorModel(PythonModel):
 def _images(cell: Any, pixel_range: PixelRange) -> list[np.ndarray]:
     """The images in a cell: one, or all, since MLflow passes a dict of a list as one cell."""
     if isinstance(cell, str):
-        return [read_image(cell, pixel_range=pixel_range)]
+        try:
+            return [read_image(cell, pixel_range=pixel_range)]
+        except UnreadableImageError as error:
+            raise InputError(f"image: {cell} {error}") from error
     if not isinstance(cell, (list, tuple, np.ndarray)):
         raise InputError("image: give paths, or (height, width, 3) uint8 RGB pixels")
     try:
-        pixels = np.asarray(cell, np.uint8)
+        values = np.asarray(cell)
+        pixels = values.astype(np.uint8)
     except ValueError:  # paths, or images of several sizes
-        pixels = np.empty(0, np.uint8)
+        values = pixels = np.empty(0, np.uint8)
+    if pixels.ndim == 3 and not np.array_equal(pixels, values):  # more than 8 bits, or floats
+        raise InputError(f"image: pixels of {values.dtype} from {values.min()} to {values.max()}; give uint8 RGB, 0 "
+                         "to 255, or the path of the file, whose values are read as in training")
     return [pixels] if pixels.ndim == 3 else [image for part in cell for image in _images(part, pixel_range)]
 
 

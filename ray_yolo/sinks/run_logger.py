@@ -22,6 +22,7 @@ from ray_yolo.core.events import (
     RunEvent,
     StartEvent,
     WarningEvent,
+    changed_pictures,
 )
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import printable
@@ -72,7 +73,9 @@ class RunLogger:
         resolved = placement.model_copy(update={"mlflow_uri": uri or "off"})
         edited = edited_options(spec.recipe, run.folder)
         write_options(spec.recipe, resolved, run.folder)  # before the record process reads it
-        past = [event for event in read_events(log) if isinstance(event, RunEvent)]
+        events = read_events(log)
+        past = [event for event in events if isinstance(event, RunEvent)]
+        dataset_before = last_of(events, DatasetEvent)
         is_first_start = not past
         splits = {"train": spec.train, "val": spec.val}
         findings = write_findings(splits, run.folder) if is_first_start else ""
@@ -97,6 +100,9 @@ class RunLogger:
         ], self.warn)
         surveys = {name: survey(index) for name, index in splits.items()}
         self.emit(DatasetEvent(names=spec.names, splits=surveys))  # after the console has started
+        if changed := changed_pictures(dataset_before.splits if dataset_before else {}, surveys):
+            self.warn(f"pictures of {' and '.join(sorted(changed))} have other sizes or times than when the run was "
+                      "started last; if their contents changed, the run continues with other pictures")
         if edited and not is_first_start and not writer:  # population based training changes its trials' recipes
             self.warn(f"hyp.yaml or opt.yaml was edited ({', '.join(edited)}). A run keeps the recipe of its start, so "
                       "both are written again; for another recipe, start a new run with --from")

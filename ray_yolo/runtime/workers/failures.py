@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import ray.exceptions
 
-from ray_yolo.core.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError
+from ray_yolo.core.errors import LoaderError, LostWorkersError, PeerLostError, RayYoloError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.engine.membership import TOGETHER_SECONDS
@@ -165,7 +165,8 @@ def _was_preempted(failures: Mapping[int, Exception]) -> bool:
 
 
 def _is_permanent(error: Exception) -> bool:
-    return isinstance(error, PERMANENT) and not isinstance(error, PeerLostError)  # that worker is sound
+    # A worker that lost a peer is sound, and another process may have what a loader lacked.
+    return isinstance(error, PERMANENT) and not isinstance(error, (PeerLostError, LoaderError))
 
 
 def describe_worker(worker: int, events: Sequence[Event]) -> str:

@@ -14,9 +14,9 @@ import ray.exceptions
 import ray.util
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.data.image_cache import room_for_images
+from ray_yolo.data.image_cache import node_room
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.node_checks import least_room_for_images
+from ray_yolo.runtime.node_checks import least_room
 from ray_yolo.runtime.resources import NodeResources
 
 KNOCK = """
@@ -55,7 +55,7 @@ def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
         assert time.monotonic() < deadline, cluster.free_nodes(Placement())
         time.sleep(0.2)
     assert cluster.free_nodes(Placement(accelerator_type="A100")) == []
-    assert least_room_for_images() == pytest.approx(room_for_images(), rel=0.2)
+    assert least_room() == pytest.approx(node_room(), rel=0.2)
     group = ray.util.placement_group([{"CPU": 3}])
     try:
         assert group.wait(30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -358,7 +359,11 @@ def test_other_labels_are_refused_and_a_moved_data_set_is_given_anew(run: Path, 
     data = Path(record.recipe.data).parent
     moved = tmp_path / "moved"
     shutil.copytree(data, moved)
-    assert replayed(run, tmp_path, step=7, data=str(moved / "data.yaml")).agreement.equal == 1
+    result = replayed(run, tmp_path, step=7, data=str(moved / "data.yaml"))
+    assert (result.agreement.equal, result.reasons) == (1, ())
+    os.utime(next((moved / "images" / "train").iterdir()), (0, 0))
+    reason, = replayed(run, tmp_path, step=7, data=str(moved / "data.yaml")).reasons
+    assert reason.startswith("pictures: their files have other sizes or times than at the run's last start")
     next((moved / "labels" / "train").glob("*.txt")).write_text("0 0.5 0.5 0.1 0.1\n")
     with pytest.raises(DatasetError, match="the training labels have changed"):
         replayed(run, tmp_path, step=7, data=str(moved / "data.yaml"))

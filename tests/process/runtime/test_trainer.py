@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import pytest
 import torch
 import yaml
@@ -34,6 +35,7 @@ from ray_yolo.core.events import (
     StartEvent,
     StepEvent,
     Summary,
+    WarningEvent,
     WorkerEvent,
 )
 from ray_yolo.core.system import cores
@@ -550,3 +552,21 @@ def test_a_job_keeps_its_run_and_its_tracking_where_they_last_and_says_where(
     assert capsys.readouterr().out.startswith(
         "the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
         f"{result.run_dir}\n")
+
+
+def test_pictures_changed_between_two_commands_are_reported_once(tmp_path: Path) -> None:
+    def warnings() -> list[str]:
+        return [event.message for event in read_events(run / "events.jsonl") if isinstance(event, WarningEvent)]
+
+    def until(epochs: int) -> RunConfig:
+        placement = config.placement.model_copy(update={"stop_after": epochs})
+        return config.model_copy(update={"placement": placement})
+
+    config = make_config(tmp_path, 0, epochs=3)
+    run = fit(until(1), quiet=True).run_dir
+    picture = next((tmp_path / "data" / "images" / "train").iterdir())
+    cv2.imwrite(str(picture), 255 - cv2.imread(str(picture)))  # of the same size; the label index does not see it
+    fit(until(2), quiet=True)
+    fit(config, quiet=True)
+    warning, = (text for text in warnings() if "pictures" in text)
+    assert warning.startswith("pictures of train have other sizes or times than when the run was started last")

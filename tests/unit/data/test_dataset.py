@@ -376,7 +376,7 @@ def test_an_image_damaged_after_the_check_is_replaced_by_the_next(index: Annotat
     assert index.paths[2] in caplog.text
     for path in index.paths:
         Path(path).write_bytes(b"broken")
-    with pytest.raises(ValueError, match="none of the data set's images"):
+    with pytest.raises(ValueError, match="cannot be read any more"):
         data[SampleKey(0, 0, 2)]
 
 

@@ -31,7 +31,7 @@ def test_a_split_is_counted_by_hand(tmp_path: Path) -> None:
     for _ in range(2):  # from the files, and from the kept copy
         index = read_index(description, "train")
         assert survey(index).model_dump(mode="json") == {
-            "digest": index.digest,
+            "digest": index.digest, "pictures": index.pictures,
             "images": 5, "boxes": 3, "per_class": [1, 2], "empty_file": 2, "no_file": 1, "images_left_out": 2,
             "rows_left_out": 3, "looked_for": [f"{tmp_path}/labels/*.txt", f"{tmp_path}/images/*.xml"],
             "clipped": 0, "specks": 0, "orphans": 0, "unread": 0, "twins": 0, "notes": []}
@@ -63,7 +63,7 @@ def test_a_coco_file_is_where_labels_are_looked_for(tmp_path: Path) -> None:
     description = describe({"train": "instances_train.json", "names": ["cat"]}, tmp_path / "data.yaml")
     index = read_index(description, "train")
     assert survey(index).model_dump(mode="json") == {
-        "digest": index.digest,
+        "digest": index.digest, "pictures": index.pictures,
         "images": 2, "boxes": 3, "per_class": [3], "empty_file": 1, "no_file": 0, "images_left_out": 0,
         "rows_left_out": 1, "looked_for": [f"{tmp_path}/instances_train.json"], "clipped": 1, "specks": 1,
         "orphans": 0, "unread": 0, "twins": 0, "notes": []}

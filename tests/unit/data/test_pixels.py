@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -14,7 +15,7 @@ from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import inspect_image, read_image
 from ray_yolo.data.index import as_training_reads, read_index, survey
-from ray_yolo.data.pixels import black_and_white, join_values, range_of, to_levels, values_of
+from ray_yolo.data.pixels import as_read, black_and_white, join_values, range_of, to_levels, values_of
 from tests.support.pictures import smooth_picture, write_image
 
 PICTURE = smooth_picture(48, 64)  # levels from 0 to 255
@@ -59,6 +60,67 @@ def test_values_of_several_images_are_joined_by_kind() -> None:
     parts = [PixelValues("integer", 5, 900), PixelValues("float", 0, 1), PixelValues("integer", 3, 70)]
     assert join_values(parts) == (PixelValues("float", 0, 1, 1), PixelValues("integer", 3, 900, 2))
     assert range_of(join_values(parts)) == {"float": (0, 1), "integer": (0, 1023)}
+
+
+ODD = {
+    "float": (-9999.0, -3.4e38, 1e20, 7.0, -1.5), "12 bits": (65535, 16000), "thermal": (0, 65535, 30000),
+    "32 bits": (-32768, 2**30)}
+SCENES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # the values of a picture from its shades of 0 to 1
+    "float": lambda shades: shades.astype(np.float32), "12 bits": lambda shades: (shades * 4000).astype(np.uint16),
+    "thermal": lambda shades: (20000 + shades * 3000).astype(np.uint16),
+    "32 bits": lambda shades: (shades * 9000).astype(np.int32) - 400}
+
+
+@pytest.mark.parametrize(("kind", "odd"), [(kind, odd) for kind, values in ODD.items() for odd in values])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])  # of a picture's pixels; 0: one pixel
+def test_an_odd_picture_moves_no_other_by_more_than_a_few_levels(kind: str, odd: float, share: float) -> None:
+    """One pixel of one of six pictures, or many of them of one value, as those of a satellite without data."""
+    shades = [smooth_picture(48, 64, seed=seed) / 255 for seed in range(6)]
+    pictures = [SCENES[kind](each) for each in shades]
+    calm = range_of(join_values(filter(None, map(values_of, pictures))))
+    spoilt = pictures[2].copy()
+    spoilt.reshape(-1, 3)[:max(1, int(share * 48 * 64))] = odd
+    values = join_values(filter(None, map(values_of, [*pictures[:2], spoilt, *pictures[3:]])))
+    moved = [np.abs(to_levels(each, range_of(values)).astype(int) - to_levels(each, calm)).max() for each in pictures]
+    assert max(moved) <= 3
+    if share < 1:  # the range of the picture alone, as in `predict` without a range of the weights
+        alone = to_levels(spoilt, {})[30:].astype(int)
+        assert np.abs(alone - to_levels(pictures[2], {})[30:]).max() <= 3
+
+
+def test_values_without_data_by_hand() -> None:
+    def deep(*values: float) -> np.ndarray:
+        grey = np.array(values, np.float32).repeat(10)
+        return np.repeat(grey[None, :, None], 3, axis=2)
+
+    assert values_of(deep(-9999, 0.0, 0.5, 1.0)) == PixelValues("float", 0, 1, 1, (-9999,))
+    assert values_of(deep(-9999, 0.0, 1.0, 1e20)) == PixelValues("float", 0, 1, 1, (-9999, float(np.float32(1e20))))
+    assert values_of(deep(0, 9.0, 9.5)) == PixelValues("float", 9, 9.5, 1, (0,))  # of a depth camera
+    assert values_of(deep(-1, 0.0, 1.0)) == PixelValues("float", -1, 1)  # as near as the others
+    assert values_of(deep(1000, 2000)) == PixelValues("float", 1000, 2000)  # a mask
+    parts = [PixelValues("float", 0, 1, 1, (-9999,)), PixelValues("float", -9999, -9999), PixelValues("float", 0, 0.5)]
+    joined, = join_values(parts)
+    assert joined == PixelValues("float", 0, 1, 3, (-9999,))
+    assert join_values(parts[1:2]) == (PixelValues("float", -9999, -9999),)
+    assert as_read(joined, {"float": (0, 1)}).endswith("0 is read as black, 1 as white; taken as no data: -9999")
+
+
+def test_data_without_values_are_reported(tmp_path: Path) -> None:
+    for number in range(6):
+        values = smooth_picture(48, 64, seed=number)[..., 0].astype(np.float32) / 255
+        if number == 3:
+            values[:20] = -9999
+        (tmp_path / "images").mkdir(exist_ok=True)
+        float_tiff(tmp_path / "images" / f"{number}.tiff", values)
+    description = describe({"train": "images", "names": ["cat"]}, tmp_path / "data.yaml")
+    for _ in range(2):  # the second index is a cached one
+        index = read_index(description, "train")
+        finding, = index.findings
+        assert finding.what == "has 1280 pixels of the value -9999, far from all others: taken as no data"
+        assert not finding.dropped
+        assert index.pixel_range == {"float": (0, 1)}
+        assert survey(index).notes[0].endswith("0 is read as black, 1 as white; taken as no data: -9999")
+    assert read_image(index.paths[3], 1, index.pixel_range)[:20].max() == 0
 
 
 def float_tiff(path: Path, pixels: np.ndarray) -> None:
@@ -116,7 +178,8 @@ def test_the_range_is_the_sets_not_the_images(tmp_path: Path) -> None:
         assert np.array_equal(store.load(0), np.rint(PICTURE.astype(float) * 16 * 255 / 4095).astype(np.uint8))
         assert np.array_equal(store.load(1), np.rint(PICTURE.astype(float) * 2 * 255 / 4095).astype(np.uint8))
         assert survey(index).notes == (
-            "2 images with more than 8 bits per channel (0 to 4080): 0 is read as black, 4095 as white",)
+            "2 images with more than 8 bits per channel (0 to 4080 without 0.1% of the pixels at either end): 0 is "
+            "read as black, 4095 as white",)
     write_image(tmp_path / "images" / "dark.png", PICTURE.astype(np.uint16) * 257)
     assert read_index(description, "train").digest != index.digest
 

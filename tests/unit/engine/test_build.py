@@ -71,10 +71,10 @@ def test_loaders_and_device_agree_on_who_changes_colours_also_if_settings_change
     assert components.colours is None
     components = rebuild(components, changed.recipe)
     assert components.colours is not None
-    assert components.loader.dataset.leaves_colours
+    assert components.loader.loader.dataset.data.leaves_colours
     components = rebuild(components, plain.recipe)
     assert components.colours is None
-    assert not components.loader.dataset.leaves_colours
+    assert not components.loader.loader.dataset.data.leaves_colours
     build_module.colour_tables_on.cache_clear()
 
 
@@ -140,7 +140,7 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
     other = regroup(components, Collectives(0, 1))
     assert len(prepared) == 2
     for made, (loader, result) in zip((components, other), prepared, strict=True):
-        assert made.loader is result
+        assert made.loader.loader is result
         assert loader.sampler is made.sampler
         assert isinstance(loader.sampler, DistributedSampler)
 
@@ -150,7 +150,7 @@ def test_batches_for_a_gpu_are_pinned_with_any_loader_processes(tmp_path: Path) 
     for processes, device in product((0, 2), ("cuda", "cpu")):
         context = WorkerContext(device=torch.device(device), loader_processes=processes)
         loader = val_loader(index, ImageStore(index, 64), 64, 32, 2, context)
-        assert loader.pin_memory is (device == "cuda"), (processes, device)
+        assert loader.loader.pin_memory is (device == "cuda"), (processes, device)
 
 
 def test_a_group_that_was_never_complete_is_released_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ray_yolo.config.placement import Placement
 from ray_yolo.runtime.resources import (
     Images,
+    LoaderRoom,
     NodeResources,
     count_places,
     most_cpus,
@@ -136,3 +137,30 @@ def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node() -> None:
         ([], 0, 1, 1, "nodes with free CPUs: 0"),
     ]:
         assert workers_on(nodes, gpus, cpus) == (workers, why), (nodes, gpus, cpus)
+
+
+MB = 10**6
+
+
+@pytest.mark.parametrize(("free", "asked", "workers", "images", "fitting"), [
+    (64 * MB, 2, 1, 0, 0),  # a container's, with two batches of 13 MB in use and two ready for each loader
+    (78 * MB, 2, 1, 0, 1), (130 * MB, 2, 1, 0, 2), (10**12, 64, 8, 0, 64), (0, 4, 1, 0, 0), (64 * MB, 0, 1, 0, 0),
+    (260 * MB, 2, 2, 0, 2), (259 * MB, 2, 2, 0, 1), (10**9, 4, 1, 900 * MB, 1)])
+def test_loaders_that_fit_shared_memory_by_hand(free: int, asked: int, workers: int, images: int, fitting: int) -> None:
+    room = LoaderRoom(free, per_loader=52 * MB, per_worker=26 * MB)
+    loaders, reason = room.limit(asked, workers, images)
+    assert (loaders, bool(reason)) == (fitting, fitting < asked)
+    if reason:
+        assert reason.startswith(f"{fitting} loader process{'' if fitting == 1 else 'es'} instead of {asked}")
+        assert ("cannot be written" in reason) is (free == 0)
+
+
+def test_workers_of_a_node_share_its_memory_for_batches() -> None:
+    room, nodes = LoaderRoom(300 * MB, per_loader=50 * MB, per_worker=25 * MB), [NodeResources(8), NodeResources(2)]
+    for workers, loaders in ((1, 4), (2, 2), (8, 1)):  # of two CPUs each: up to four on the larger node
+        asked = Placement(num_workers=workers, cpus_per_worker=2, workers=4)
+        placement, resources = share_out(asked, 0, nodes, room=room)
+        assert placement.workers == resources.loader_processes == loaders
+        assert any("/dev/shm" in reason for reason in resources.reasons) is (loaders < 4)
+    asked = Placement(num_workers=1, cpus_per_worker=2, workers=4)
+    assert share_out(asked, 0, nodes, images=Images(200 * MB, 10**9), room=room)[0].workers == 1  # beside images
