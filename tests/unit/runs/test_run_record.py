@@ -28,7 +28,7 @@ def test_what_was_written_is_read(tmp_path: Path, record: FolderRecord) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"digest": "ab"}', '{"format": "?", "digest": "ab"}'])
 def test_a_damaged_record_is_named_in_the_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=rf"{tmp_path}/run\.json: is damaged; restore it from a copy"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/run\.json: is damaged \(.+\); restore it from a copy"):
         read_record(tmp_path)
 
 
