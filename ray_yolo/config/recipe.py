@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 

@@ -43,4 +43,5 @@ def parse_versioned(data: bytes) -> dict[str, Any]:
 
 def is_of_later_version(content: Mapping[str, Any]) -> bool:
     """Whether a later ray_yolo has written a file, or its content."""
-    return bool(content.get("format", 1) > FORMAT)
+    version = content.get("format", 1)
+    return isinstance(version, int) and version > FORMAT

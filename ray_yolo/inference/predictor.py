@@ -114,8 +114,8 @@ def load_trained(path: Path) -> Trained:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if is_later:
-            raise CheckpointError(f"{path}: written by a later ray_yolo, and this one cannot use it ({reason}); use that "
-                                  "one") from None
+            raise CheckpointError(f"{path}: written by a later ray_yolo, which this one cannot use ({reason}); use "
+                                  "that one") from None
         raise CheckpointError(f"{path}: is not a checkpoint of this ray_yolo ({reason}); give a .pt file of a run"
                               ) from None
     return Trained(model.eval(), find_family(named), weights.names, recipe, pixel_range)

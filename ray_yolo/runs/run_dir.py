@@ -115,7 +115,7 @@ class Run:
     @property
     def is_in_place(self) -> bool:
         """Whether the folder's path still names this run. Raises OSError if storage fails."""
-        return is_in_place(self.lock)
+        return self.lock.closed or is_in_place(self.lock)  # closed: the run was released
 
     def check_in_place(self) -> None:
         """Check that the folder's path still names this run.
