@@ -44,7 +44,7 @@ class Saver:
         self._pending: Future[None] | None = None
         self._missed, self._missed_since = 0, 0.0
         self._lock: IO[bytes] | None = None  # of the run folder; a worker's copy of a run in a bucket has none
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # storage that fails is reported by what needs it
             self._lock = (run_dir / LOCK_FILE).open("rb")
         self.step = -1  # of the newest requested checkpoint
         self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread

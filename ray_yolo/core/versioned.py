@@ -20,8 +20,8 @@ _CHECKSUM = "checksum"
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """JSON content with the checksum of its entries, which replaces an earlier one."""
-    entries = {name: value for name, value in content.items() if name != _CHECKSUM}
-    text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
+    entries = json.loads(json.dumps({name: value for name, value in content.items() if name != _CHECKSUM}))
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"))  # as it is computed from the file's entries
     return {**entries, _CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 

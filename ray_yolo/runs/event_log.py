@@ -113,8 +113,8 @@ class EventLog:
                 _print_warning(fields["message"])
             if error and not self._warned:
                 self._warned = True
-                self._add_warning(f"{self.path} cannot be written ({error.strerror}): events wait in memory until it "
-                                  "can be written again")
+                self._add_warning(f"{self.path} cannot be written ({error.strerror or error}): events wait in memory "
+                                  "until it can be written again")
             return seq
 
     def _add_warning(self, message: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
@@ -88,11 +90,11 @@ FolderRecord = RunRecord | SweepRecord
 
 
 class DamagedRecordError(InputError):
-    """A run.json that does not agree with itself. `recipe` is what it states, as far as it can be read."""
+    """A run.json that does not agree with itself."""
 
-    def __init__(self, file: Path, reason: str, recipe: dict[str, Any]) -> None:
-        super().__init__(f"{file}: is damaged ({reason}); restore it from a copy, or move its folder away")
-        self.reason, self.recipe = reason, recipe
+    reason = ""
+    recipe: Mapping[str, Any] = MappingProxyType({})
+    """What the file states, as far as it can be read."""
 
 
 def read_record(folder: Path) -> FolderRecord | None:
@@ -113,7 +115,10 @@ def read_record(folder: Path) -> FolderRecord | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
-        raise DamagedRecordError(file, str(error).splitlines()[0], _recipe_in(data)) from None
+        reason = str(error).splitlines()[0]
+        damage = DamagedRecordError(f"{file}: is damaged ({reason}); restore it from a copy, or move its folder away")
+        damage.reason, damage.recipe = reason, _recipe_in(data)
+        raise damage from None
     raise InputError(f"{file}: written by a later ray_yolo; continue with that one, or move its folder away")
 
 

@@ -121,11 +121,10 @@ class RunLogger:
         with suppress(OSError):
             is_in_place = self._run.is_in_place
         self._console.closes = is_in_place
-        if not is_in_place:  # what the path names is not of this run: nothing is read from it, nor written
-            pass
-        elif is_interruption:
+        # Where it is not, what the path names is not of this run: nothing is read from it, nor written.
+        if is_in_place and is_interruption:
             self.emit(_end_event(log, "stopped", "interrupted"))
-        elif error is not None:
+        elif is_in_place and error is not None:
             text = str(error).strip() or type(error).__name__
             self.emit(_end_event(log, "failed", text.splitlines()[-1]))
         self._is_interrupted = is_interruption  # before the sinks finish: one of them asks for it
