@@ -49,7 +49,7 @@ def training(tmp_path: Path, disk: Path) -> tuple[subprocess.Popen[bytes], Path]
     return process, run
 
 
-def test_an_interruption_on_a_full_disk_tells_the_refused_save(tmp_path: Path, disk: Path) -> None:
+def test_an_interruption_reports_the_save_a_full_disk_refuses(tmp_path: Path, disk: Path) -> None:
     process, run = training(tmp_path, disk)
     fill(disk)
     time.sleep(2)
@@ -61,7 +61,7 @@ def test_an_interruption_on_a_full_disk_tells_the_refused_save(tmp_path: Path, d
     assert "could not be written ([Errno 28] No space left on device" in errors
 
 
-def test_a_disk_that_was_full_for_seconds_is_told(tmp_path: Path, disk: Path) -> None:
+def test_a_disk_full_for_seconds_is_reported(tmp_path: Path, disk: Path) -> None:
     process, run = training(tmp_path, disk)
     ballast = fill(disk)
     time.sleep(3)
