@@ -150,8 +150,8 @@ class RecorderClient:
         """Write all events of this process, and close the log. Warnings that the log cannot take go to stderr."""
         import ray
 
-        self.flush(wait_seconds)
         with contextlib.suppress(ray.exceptions.RayError):
+            self.wait(wait_seconds)
             for lost in ray.get(self.actor.close.remote(self._path), timeout=wait_seconds):
                 print(f"WARNING: {lost}", file=sys.stderr)
         with contextlib.suppress(ray.exceptions.RayError):
