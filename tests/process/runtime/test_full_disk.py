@@ -35,10 +35,11 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def training(tmp_path: Path, disk: Path) -> tuple[subprocess.Popen[bytes], Path]:
+@pytest.fixture
+def training(tmp_path: Path, disk: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A training whose first checkpoint is on the disk, and its run folder."""
     argv = command(tmp_path, disk, 0)
-    argv[argv.index("--epochs") + 1] = "5000"
+    argv[argv.index("--epochs") + 1] = "400"
     process = start([*argv, "--noval", "--mlflow-uri", "off"], tmp_path)
     run = disk / "runs" / "train" / "exp"
     end = time.monotonic() + 200
@@ -46,11 +47,14 @@ def training(tmp_path: Path, disk: Path) -> tuple[subprocess.Popen[bytes], Path]
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.02)
-    return process, run
+    yield process, run
+    process.kill()
+    process.communicate()
 
 
-def test_an_interruption_reports_the_save_a_full_disk_refuses(tmp_path: Path, disk: Path) -> None:
-    process, run = training(tmp_path, disk)
+def test_an_interruption_reports_the_save_a_full_disk_refuses(
+        training: tuple[subprocess.Popen[bytes], Path], disk: Path) -> None:
+    process, run = training
     fill(disk)
     time.sleep(2)
     process.send_signal(signal.SIGINT)
@@ -61,8 +65,8 @@ def test_an_interruption_reports_the_save_a_full_disk_refuses(tmp_path: Path, di
     assert "could not be written ([Errno 28] No space left on device" in errors
 
 
-def test_a_disk_full_for_seconds_is_reported(tmp_path: Path, disk: Path) -> None:
-    process, run = training(tmp_path, disk)
+def test_a_disk_full_for_seconds_is_reported(training: tuple[subprocess.Popen[bytes], Path], disk: Path) -> None:
+    process, run = training
     ballast = fill(disk)
     time.sleep(3)
     ballast.unlink()

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,26 +43,39 @@ def saved_steps(run: Path) -> list[int]:
 class LongTraining:
     """A training in the background, whose first checkpoint is saved."""
 
-    def __init__(self, tmp_path: Path, num_workers: int, *, seed: int = 0) -> None:
+    def __init__(self, tmp_path: Path, num_workers: int) -> None:
         argv = command(tmp_path, tmp_path, num_workers)
-        argv[argv.index("--epochs") + 1] = "5000"
+        argv[argv.index("--epochs") + 1] = "400"
         self.run = tmp_path / "runs" / "train" / "exp"
-        self.argv = [*argv, "--name", "exp", "--seed", str(seed), "--noval", "--mlflow-uri", "off"]
+        self.argv = [*argv, "--name", "exp", "--noval", "--mlflow-uri", "off"]
         self.process = start(self.argv, tmp_path)
-        wait_for(lambda: (self.run / "weights" / "last.json").exists() or self.process.poll() is not None)
 
     def end(self) -> str:
         """Wait for its end. Returns what it wrote to stderr."""
-        try:
-            _, errors = self.process.communicate(timeout=120)
-        finally:
-            self.process.kill()
-        return errors.decode()
+        return self.process.communicate(timeout=120)[1].decode()
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[[int], LongTraining]]:
+    """Start a training on a number of workers."""
+    begun = []
+
+    def start_one(num_workers: int) -> LongTraining:
+        training = LongTraining(tmp_path, num_workers)
+        begun.append(training)
+        wait_for(lambda: (training.run / "weights" / "last.json").exists() or training.process.poll() is not None)
+        return training
+
+    yield start_one
+    for training in begun:
+        training.process.kill()
+        training.process.communicate()
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.ray)])
-def test_a_moved_run_ends_and_continues_at_its_new_place(tmp_path: Path, num_workers: int) -> None:
-    training = LongTraining(tmp_path, num_workers)
+def test_a_moved_run_ends_and_continues_at_its_new_place(
+        begin: Callable[[int], LongTraining], tmp_path: Path, num_workers: int) -> None:
+    training = begin(num_workers)
     run, moved = training.run, tmp_path / "archive" / "run"
     moved.parent.mkdir()
     run.rename(moved)
@@ -81,8 +94,8 @@ def test_a_moved_run_ends_and_continues_at_its_new_place(tmp_path: Path, num_wor
     assert not run.exists()
 
 
-def test_a_removed_run_ends_without_being_made_again(tmp_path: Path) -> None:
-    training = LongTraining(tmp_path, 0)
+def test_a_removed_run_ends_without_being_made_again(begin: Callable[[int], LongTraining], tmp_path: Path) -> None:
+    training = begin(0)
     training.run.rename(tmp_path / "gone")  # at once, as the training writes into it
     shutil.rmtree(tmp_path / "gone")
     errors = training.end()
@@ -92,8 +105,9 @@ def test_a_removed_run_ends_without_being_made_again(tmp_path: Path) -> None:
     assert not training.run.exists()
 
 
-def test_a_training_that_takes_the_name_keeps_its_files(tmp_path: Path) -> None:
-    training = LongTraining(tmp_path, 0)
+def test_a_training_that_takes_the_name_keeps_its_files(
+        begin: Callable[[int], LongTraining], tmp_path: Path) -> None:
+    training = begin(0)
     moved = tmp_path / "moved"
     training.run.rename(moved)
     other = [*training.argv, "--epochs", "1", "--seed", "5"]
