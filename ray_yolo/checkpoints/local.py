@@ -1,7 +1,8 @@
 """Checkpoints on disk. A crash at any moment leaves the previous one intact, and each is verified before use.
 
     checkpoints/step-N/state.pt           the whole state as plain tensors and JSON (loads with weights_only=True)
-    checkpoints/step-N/MANIFEST.json      size, SHA-256, step, recipe digest, format, weights; written last
+    checkpoints/step-N/MANIFEST.json      size, SHA-256, step, recipe digest, format, weights, and a checksum of these
+                                          entries; written last
     checkpoints/damaged-step-N            a checkpoint that failed verification, set aside
     weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...);
                                           after training the first two become slim files of their own
@@ -15,19 +16,28 @@ This module does not interpret states and unpickles nothing.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.checkpoints.state_file import FORMAT, MANIFEST, io_error, read_state, verify_manifest, write_state
+from ray_yolo.checkpoints.state_file import (
+    MANIFEST,
+    io_error,
+    manifest_text,
+    parse_manifest,
+    read_state,
+    verify_manifest,
+    write_state,
+)
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing, sync
+from ray_yolo.core.versioned import FORMAT, is_of_later_version
 
 WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # prefixes of a checkpoint folder's name
 _OWN = f"{WRITING}{uuid.uuid4().hex[:8]}-"
@@ -49,11 +59,12 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     _sweep(root, others=False)  # what this process's failed saves have left
     _in_use.update((temporary, replaced))
     try:
-        temporary.mkdir(parents=True)
+        root.mkdir(exist_ok=True)  # only this folder: a run folder that is gone is not made again
+        temporary.mkdir()
         manifest = {"format": FORMAT, "step": step, "recipe_digest": digest,
                     **write_state(temporary / "state.pt", state),
                     "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
-        atomic_write(temporary / MANIFEST, json.dumps(manifest, indent=1))
+        atomic_write(temporary / MANIFEST, manifest_text(manifest))
         if folder.exists():  # the same step again: training stopped after an epoch's last step, before its end
             folder.rename(replaced)
         temporary.rename(folder)
@@ -66,9 +77,10 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
 
 
 def steps_of_weights(run_dir: Path) -> dict[str, int]:
-    """The step that each file of `weights/` must show, by the newest checkpoint; empty before the first one."""
+    """The step that each file of `weights/` must show, by the newest manifest; empty before the first one."""
     for folder in newest_first(run_dir):
-        return dict(json.loads((folder / MANIFEST).read_bytes())["weights"])
+        with suppress(ValueError, FileNotFoundError):  # damaged: `recover` will set it aside
+            return dict(parse_manifest((folder / MANIFEST).read_bytes())["weights"])
     return {}
 
 
@@ -89,16 +101,16 @@ def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, li
         The step of the copy, 0 if there is no such state; the problems of newer ones.
     """
     files = [(folder / "state.pt", folder / MANIFEST) for folder in newest_first(run_dir)]
-    files += [(state, state.with_suffix(".json")) for state in sorted((run_dir / "weights").glob("*.pt"))]
+    files += [(state, state.with_suffix(".json")) for state in weights_files(run_dir)]
     candidates: list[tuple[int, Path, Path]] = []
     problems = []
     for state, manifest in files:
         try:
-            content = json.loads(manifest.read_bytes())
+            content = parse_manifest(manifest.read_bytes())
             is_whole = "whole" not in content  # else reduced to what inference needs
             if content["step"] < before and is_whole:
                 candidates.append((content["step"], state, manifest))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             problems.append(f"{manifest.relative_to(run_dir)}: cannot be read ({error})")
     for step, state, manifest in sorted(candidates, key=lambda each: each[0], reverse=True):
         folder = target / "checkpoints" / f"step-{step}"
@@ -114,6 +126,11 @@ def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, li
         problems.append(f"{state.relative_to(run_dir)}: {problem}")
         shutil.rmtree(folder)
     return 0, problems
+
+
+def weights_files(run_dir: Path) -> list[Path]:
+    """The files of `weights/`, without those that a killed process has left half written."""
+    return sorted((run_dir / "weights").glob("[!.]*.pt"))
 
 
 def _step_of(folder: Path) -> int:
@@ -138,7 +155,7 @@ def remove_newer(run_dir: Path, newer_than: int) -> None:
     """
     for folder in _newer(run_dir, newer_than):
         _remove(folder)
-    for manifest in (run_dir / "weights").glob("*.json"):
+    for manifest in (run_dir / "weights").glob("[!.]*.json"):
         if step_shown(manifest.read_bytes()) > newer_than:
             manifest.unlink()  # first: a state without a manifest is linked anew
             manifest.with_suffix(".pt").unlink(missing_ok=True)
@@ -148,8 +165,8 @@ def remove_newer(run_dir: Path, newer_than: int) -> None:
 def step_shown(manifest: bytes) -> float:
     """The step of a manifest of `weights/`; infinite if it is damaged, so that it is replaced."""
     try:
-        return float(json.loads(manifest)["step"])
-    except (ValueError, KeyError, TypeError):
+        return float(parse_manifest(manifest)["step"])
+    except ValueError:
         return math.inf
 
 
@@ -168,8 +185,8 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         The step of the checkpoint to continue from, -1 if there has never been one; the problems of newer checkpoints.
 
     Raises:
-        CheckpointError: if storage fails, or the checkpoint belongs to another recipe than `digest`; nothing is set
-            aside then.
+        CheckpointError: if storage fails, or the checkpoint belongs to another recipe than `digest`, or to a later
+            version; nothing is set aside then.
     """
     root = run_dir / "checkpoints"
     try:
@@ -179,7 +196,11 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         newest, problems = newest_verified(run_dir)
         if newest is None:
             return -1, problems
-        trained = json.loads((newest / MANIFEST).read_bytes())["recipe_digest"]
+        manifest = parse_manifest((newest / MANIFEST).read_bytes())
+        if is_of_later_version(manifest):
+            raise CheckpointError(f"{newest}: written by a later ray_yolo (format {manifest['format']}; this one reads "
+                                  f"{FORMAT}); continue with that one")
+        trained = manifest["recipe_digest"]
         step = _step_of(newest)
         if trained != digest:
             raise CheckpointError(f"{newest}: was trained by another recipe ({trained}) than this run's ({digest}); "
@@ -195,8 +216,8 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that matches its manifest, None if there has never been one; the problems of newer ones.
 
     Raises:
-        CheckpointError: if checkpoints cannot be read or have a newer format, or if there are some and none is intact,
-        or if there are none although `weights/` shows one. Only the user may decide to start over.
+        CheckpointError: if checkpoints cannot be read, or if there are some and none is intact, or if there are none
+        although `weights/` shows one. Only the user may decide to start over.
     """
     problems: list[str] = []
     for folder in newest_first(run_dir):
@@ -209,7 +230,7 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
         reasons = "; ".join(problems or sorted(names))
         raise CheckpointError(f"{run_dir / 'checkpoints'}: no usable checkpoint ({reasons}); restore a checkpoint from "
                               f"a copy, {_START_OVER}")
-    shown = sorted((run_dir / "weights").glob("*.json"))
+    shown = sorted((run_dir / "weights").glob("[!.]*.json"))
     if shown:
         raise CheckpointError(f"{run_dir / 'checkpoints'}: has no checkpoint, although this run has saved some "
                               f"({shown[0]}); restore a checkpoint from a copy, {_START_OVER}")
@@ -229,7 +250,7 @@ def check_weights(run_dir: Path, step: int) -> None:
             manifest = weights.with_suffix(".json")
             problem = verify_manifest(weights, manifest)
             if problem is None:
-                shown = json.loads(manifest.read_bytes())["step"]
+                shown = parse_manifest(manifest.read_bytes())["step"]
                 if shown != steps[kind]:
                     problem = f"it is of step {shown}, not of step {steps[kind]}"
             if problem:
@@ -255,12 +276,12 @@ def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
         state = read_state(weights)
         if state.keys() <= set(parts):  # reduced before
             continue
-        manifest = json.loads(weights.with_suffix(".json").read_bytes())
+        manifest = parse_manifest(weights.with_suffix(".json").read_bytes())
         manifest.setdefault("whole", {"size": manifest["size"], "sha256": manifest["sha256"]})
         slim = {name: state[name] for name in parts}
         with replacing(weights) as temporary:
             manifest |= write_state(temporary, slim)
-            atomic_write(weights.with_suffix(".json"), json.dumps(manifest, indent=1))
+            atomic_write(weights.with_suffix(".json"), manifest_text(manifest))
 
 
 def _sweep(root: Path, *, others: bool) -> None:

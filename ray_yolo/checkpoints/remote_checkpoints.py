@@ -11,7 +11,6 @@ is that of the last attempt. Anything that a superseded attempt (a zombie) still
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.state_file import MANIFEST, io_error, mismatch, verify_manifest
+from ray_yolo.checkpoints.state_file import (
+    MANIFEST,
+    io_error,
+    manifest_text,
+    mismatch,
+    parse_manifest,
+    verify_manifest,
+)
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.storage.lease import LEASE, read_terms
@@ -53,11 +59,11 @@ class RemoteCheckpoints:
             OSError: if storage fails; existing checkpoints are unchanged.
             TrainingError: if another attempt has started.
         """
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = parse_manifest((folder / MANIFEST).read_bytes())
         own = _Name(self._attempt, manifest["step"])
         listed = self._listed()  # the only names that this save removes: a later one may be of the next attempt
         weights = self._merged_weights(listed, manifest)
-        data = json.dumps(manifest | {"weights": weights}, indent=1).encode()
+        data = manifest_text(manifest | {"weights": weights}).encode()
 
         self._store.put(state_key(manifest), folder / "state.pt")
         self._check_attempt()  # as late as possible: from the next line on, the checkpoint exists
@@ -150,7 +156,7 @@ class RemoteCheckpoints:
         """
         shown: dict[str, int] = {}
         if names:
-            shown = json.loads(self._store.get(names[0].key).data)["weights"]
+            shown = parse_manifest(self._store.get(names[0].key).data)["weights"]
         for entry in self._store.list("weights/"):
             key, kind = f"weights/{entry.name}", entry.name.removesuffix(".json")
             if checkpoint.step_shown(self._store.get(key).data) <= newer_than:
@@ -215,7 +221,7 @@ class RemoteCheckpoints:
         def read(name: _Name) -> dict[str, Any]:
             version = name, listed[name]
             if version not in self._manifests:
-                self._manifests[version] = json.loads(self._store.get(name.key).data)
+                self._manifests[version] = parse_manifest(self._store.get(name.key).data)
             return self._manifests[version]
 
         return in_parallel(read, names)
@@ -273,7 +279,7 @@ def download_state(store: Store, data: bytes, state: Path, manifest: Path, key: 
         OSError: if storage or the local disk fails, or if the local folder is removed meanwhile.
     """
     try:
-        expected = json.loads(data)
+        expected = parse_manifest(data)
         of_states = state_key(expected)
         if _is_present(state, manifest, of_states):
             return None
@@ -286,14 +292,14 @@ def download_state(store: Store, data: bytes, state: Path, manifest: Path, key: 
         return mismatch(expected, fetched.size, fetched.sha256)
     except _MissingStateError:
         return "its state is missing"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"its manifest is unreadable ({error})"
+    except ValueError as error:
+        return f"its manifest is damaged ({error})"
 
 
 def _is_present(state: Path, manifest: Path, key: str) -> bool:
     """Whether a local state is intact and that of a key."""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no local manifest, or a damaged one
-        is_of_same_state = state_key(json.loads(manifest.read_bytes())) == key
+    with suppress(OSError, ValueError):  # no local manifest, or a damaged one
+        is_of_same_state = state_key(parse_manifest(manifest.read_bytes())) == key
         return is_of_same_state and verify_manifest(state, manifest) is None
     return False
 

@@ -18,9 +18,10 @@ import torch
 
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.files import HashingWriter
+from ray_yolo.core.versioned import parse_versioned, with_checksum
 
-FORMAT = 1
 MANIFEST = "MANIFEST.json"
+_ENTRIES = {"format", "step", "recipe_digest", "size", "sha256", "weights"}  # of every manifest
 _ARCHIVE = b"PK\x03\x04"  # of zip archives, as torch checks it
 _PICKLE = b"\x80"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's pickled magic number before 1.6
@@ -62,28 +63,41 @@ def tensors(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, to
             yield from tensors(value, f"{prefix}{name}.")
 
 
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """The text of a manifest's file, with a checksum."""
+    return json.dumps(with_checksum(manifest), indent=1)
+
+
+def parse_manifest(data: bytes) -> dict[str, Any]:
+    """The content of a manifest.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    manifest = parse_versioned(data)
+    missing = _ENTRIES - manifest.keys()
+    if missing:
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    return manifest
+
+
 def verify_manifest(state: Path, manifest: Path) -> str | None:
     """Why a state file does not match its manifest, or None if it does.
 
     Raises:
-        CheckpointError: if storage fails or the format is newer.
+        CheckpointError: if storage fails.
     """
     try:
-        expected = json.loads(manifest.read_bytes())
-        if expected["format"] > FORMAT:
-            raise CheckpointError(f"{state}: format {expected['format']} is newer than this ray_yolo reads ({FORMAT}); "
-                                  "use the version that wrote it")
+        expected = parse_manifest(manifest.read_bytes())
         with state.open("rb") as file:
             size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
         return mismatch(expected, size, sha256)
-    except CheckpointError:
-        raise
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
         raise io_error(state, error) from error
     except (ValueError, KeyError, TypeError) as error:
-        return f"{manifest.name} is unreadable ({error})"
+        return f"{manifest.name} is damaged ({error})"
 
 
 def mismatch(manifest: Mapping[str, Any], size: int, sha256: str) -> str | None:
@@ -136,14 +150,17 @@ def kind_of_file(path: Path) -> str:
     return kind and f"is {kind}, no weights file; download it again from its release page"
 
 
-def load_plain(path: Path) -> object:
+def load_plain(path: Path, *, mapped: bool = False) -> Any:
     """Read a file of `torch.save`, checked before, with torch's weights-only reader.
+
+    Args:
+        mapped: read the bytes of a tensor only when they are used.
 
     Raises:
         CheckpointError: if it is damaged, or needs unpickling.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         head = _head(path)
         if not head.startswith((_ARCHIVE, _PICKLE)):

@@ -7,17 +7,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
-from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.errors import MovedRunError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
+from ray_yolo.core.files import is_in_place
 from ray_yolo.core.threads import run_in_thread
+
+LOCK_FILE = ".lock"
+"""File in a run folder that the driver keeps locked."""
 
 MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # training ends after both: failures in a row, time without a save
 WRITE_SECONDS = 600.0  # a slower write counts as failed
@@ -38,6 +43,9 @@ class Saver:
         self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
         self._pending: Future[None] | None = None
         self._missed, self._missed_since = 0, 0.0
+        self._lock: IO[bytes] | None = None  # of the run folder; a worker's copy of a run in a bucket has none
+        with suppress(OSError):  # storage that fails is reported by what needs it
+            self._lock = (run_dir / LOCK_FILE).open("rb")
         self.step = -1  # of the newest requested checkpoint
         self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread
 
@@ -58,6 +66,7 @@ class Saver:
         self.waited = time.monotonic() - began
 
         def write() -> None:
+            self.check_in_place()
             path = checkpoint.save_checkpoint(self._run_dir, copy, step, self._digest, kinds)
             keep = self._keep if compared else sys.maxsize
             if self._stored:
@@ -68,6 +77,21 @@ class Saver:
             self.wrote = time.monotonic() - began
 
         self._pending = run_in_thread(write, "saver")
+
+    def check_in_place(self) -> None:
+        """Check that the run folder is the one in which this training began.
+
+        Raises:
+            MovedRunError: if it is not.
+            OSError: if storage fails.
+        """
+        if self._lock and not is_in_place(self._lock):
+            raise moved_run(self._run_dir)
+
+    def close(self) -> None:
+        """Close the lock's file."""
+        if self._lock:
+            self._lock.close()
 
     @property
     def is_busy(self) -> bool:
@@ -81,7 +105,7 @@ class Saver:
             needed: its failure is an error.
 
         Raises:
-            TrainingError: if a needed save failed, or saves have failed for too long.
+            TrainingError: if a needed save failed, saves have failed for too long, or the run folder was moved.
         """
         pending, self._pending = self._pending, None
         try:
@@ -98,6 +122,12 @@ class Saver:
             if needed or (self._missed >= MAX_MISSED_SAVES and elapsed >= MISSED_SECONDS):
                 raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "
                                     "again") from error
+
+
+def moved_run(folder: Path) -> MovedRunError:
+    """The error that ends a training whose folder is not in its place any more."""
+    return MovedRunError(f"{folder}: was moved, removed or replaced while this training ran in it: the training ends, "
+                         "and writes nothing more; to continue a moved run, give its new folder to --resume")
 
 
 def save_interval(setting: float | Literal["auto"], saver: Saver) -> float:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
@@ -259,6 +260,28 @@ class Recipe(ConfigModel):
     def last_change(self, epoch: int) -> int:
         """Epoch of the last change at or before an epoch, or 0."""
         return max((change.epoch for change in self.changes if change.epoch <= epoch), default=0)
+
+
+_FOR_TRAINING_ONLY = {"optimizer", "schedule", "augment", "objective", "changes"}
+
+
+def recipe_of_later_version(tree: Mapping[str, Any]) -> Recipe:
+    """What inference needs of a recipe that a later version has written.
+
+    Settings that this version does not know are left out, and so are the sections that only training reads.
+
+    Raises:
+        ValueError: if one of the rest has a value that this version does not know.
+    """
+    known: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name not in Recipe.model_fields or name in _FOR_TRAINING_ONLY:
+            continue
+        section = Recipe.model_fields[name].annotation
+        if isinstance(value, dict) and isinstance(section, type) and issubclass(section, sections.ConfigModel):
+            value = {key: setting for key, setting in value.items() if key in section.model_fields}
+        known[name] = value
+    return Recipe.model_validate(known)
 
 
 def divisors(number: int) -> list[int]:

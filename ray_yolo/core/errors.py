@@ -48,6 +48,10 @@ class TrainingError(RayYoloError):
     """Training failed (exit 3): the loss stays non-finite, checkpoints cannot be written, and so on."""
 
 
+class MovedRunError(TrainingError):
+    """The run folder was moved, removed or replaced while its training ran (exit 3)."""
+
+
 class LostWorkersError(TrainingError):
     """More processes or nodes were lost than allowed; the recipe is not the cause (exit 3)."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 T = TypeVar("T")
+ABANDONED_SECONDS = 600.0
 _PAUSES = (0.1, 0.4)  # seconds before a read is tried again
 _LASTING = (PermissionError, IsADirectoryError, NotADirectoryError)  # the next try would fail as well
 
@@ -104,6 +106,19 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def clear_temporary(folder: Path) -> None:
+    """Remove the temporary files of `replacing` that killed processes have left in a folder.
+
+    Another process may be writing one. What has not changed for `ABANDONED_SECONDS` is taken for left.
+    """
+    oldest = time.time() - ABANDONED_SECONDS
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\.[0-9a-f]{32}(\.[^.]*)?", path.name):
+            with suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
 def atomic_write(path: Path, data: bytes | str, *, durable: bool = True) -> None:
     """Write bytes, or text as UTF-8, to `path`; a reader sees either the old file or the new one.
 
@@ -111,6 +126,19 @@ def atomic_write(path: Path, data: bytes | str, *, durable: bool = True) -> None
     """
     with replacing(path, durable=durable) as temporary:
         temporary.write_bytes(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
+
+
+def is_in_place(file: IO[Any]) -> bool:
+    """Whether an open file is still the one that its path names: neither it nor a folder above it was moved, removed or
+    replaced. The open file keeps its inode number from being used again.
+
+    Raises:
+        OSError: if storage fails.
+    """
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def sync(path: Path) -> None:

@@ -273,6 +273,7 @@ class Session:
             all_of_these.callback(release_process_group, self.components)  # DDP's native hook would keep the model
             for store in self.components.stores:
                 all_of_these.callback(store.close)
+            all_of_these.callback(self.saver.close)
             all_of_these.callback(self._await_detections)
             with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
                 self._await_saver()
@@ -475,6 +476,7 @@ class Session:
         path, stored = self.spec.run_dir / DETECTIONS_FILE, self.context.stored
 
         def write() -> None:
+            self.saver.check_in_place()
             with replacing(path, durable=False) as temporary:  # plots are drawn by another process
                 np.save(temporary, evaluation.detections, allow_pickle=False)
             if stored:

@@ -23,6 +23,7 @@ from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import EpochEvent
 from ray_yolo.core.structures import Progress
 from ray_yolo.core.threads import run_in_thread
+from ray_yolo.core.versioned import FORMAT
 from ray_yolo.engine.build import TrainComponents, TrainSpec, build
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Generation
@@ -209,7 +210,7 @@ def about(spec: TrainSpec) -> dict[str, Any]:
     """What a checkpoint says about its training, besides tensors and progress."""
     plugin = plugin_of(spec.recipe.model)
     return {
-        "format": state_file.FORMAT,
+        "format": FORMAT,
         "recipe": spec.recipe.model_dump(mode="json"),
         "digest": spec.digest,
         "names": list(spec.names),

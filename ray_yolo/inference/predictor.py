@@ -24,9 +24,10 @@ from torch import Tensor
 from ray_yolo.checkpoints.foreign import Weights, class_names, read_weights
 from ray_yolo.config.commands import DetectConfig, NmsConfig
 from ray_yolo.config.model_facts import off_grid, plugin_of
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import Recipe, recipe_of_later_version
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
+from ray_yolo.core.versioned import is_of_later_version
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes, resized
@@ -98,19 +99,23 @@ def load_trained(path: Path) -> Trained:
     weights = read_weights(path)
     if weights.meta is None:
         return _recognise(weights, path)
-    needed = weights.meta.get("plugin")
+    needed, is_later = weights.meta.get("plugin"), is_of_later_version(weights.meta)
     model_name = weights.meta.get("recipe", {}).get("model", "")
     if needed and plugin_of(str(model_name)) is None:
         raise CheckpointError(f"{path}: its model {model_name} is of the package {needed[0]} (version {needed[1]}), "
                               "which is not installed here; install it")
     try:
-        recipe = Recipe.model_validate(weights.meta["recipe"])
+        read_recipe = recipe_of_later_version if is_later else Recipe.model_validate
+        recipe = read_recipe(weights.meta["recipe"])
         named = weights.meta["architecture"] or recipe.model
         model = build_model(named, len(weights.names), weights.meta["anchors"])
         model.load_state_dict(weights.tensors)
         pixel_range = read_pixel_range(weights.meta.get("pixel_range", {}))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if is_later:
+            raise CheckpointError(f"{path}: written by a later ray_yolo, which this one cannot use ({reason}); use "
+                                  "that one") from None
         raise CheckpointError(f"{path}: is not a checkpoint of this ray_yolo ({reason}); give a .pt file of a run"
                               ) from None
     return Trained(model.eval(), find_family(named), weights.names, recipe, pixel_range)

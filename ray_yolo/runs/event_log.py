@@ -9,6 +9,10 @@ truncated is removed when the log is opened again; readers skip it.
 | `seq` | 0, 1, 2, ... in the order of the file |
 | `time` | Unix seconds of the writer's clock, for people; it orders nothing |
 | `type` | the kind of event: `ray_yolo.core.events` for a training; a sweep's ledger has its own |
+| `crc` | the last entry, 8 hex digits: CRC-32 of the line's bytes before it, which continues the previous line's |
+
+The last one makes a changed, removed or inserted line visible to `check_log`. Readers do not look at it; lines of
+versions before it have none.
 
 JSON has no NaN and no infinity: a number that is not finite is stored as null.
 """
@@ -17,11 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
+import re
+import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +43,7 @@ from ray_yolo.core.events import (
     RowEvent,
     StartEvent,
     StepEvent,
+    WarningEvent,
     parse_event,
 )
 from ray_yolo.core.files import sync
@@ -50,20 +57,19 @@ Line = dict[str, Any]
 _T = TypeVar("_T")
 _Kind = TypeVar("_Kind", bound=Event)
 
-_RESERVED = frozenset({"seq", "time", "type"})
+_RESERVED = frozenset({"seq", "time", "type", "crc"})
+_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"}\n?$')
 _TAIL_BYTES = 1 << 16
 # Lines in memory while the disk fails: 10 hours of a fast run's steps, 50 MB. Beyond that, the oldest are dropped,
 # which leaves a gap in the sequence numbers.
 _MAX_PENDING = 100_000
 
-_logger = logging.getLogger(__name__)
-
-
 class EventLog:
     """The writer. Several threads of one process may use it.
 
-    A full or failing disk does not stop a training: lines wait in memory, one warning is logged, and every later
-    `append` tries again. A durable log has no such lines.
+    A full or failing disk does not stop a training: lines wait in memory, and every later `append` tries again. A
+    warning among them goes to stderr at once, because nothing that reads the log can show it; so does one on the disk.
+    A durable log has no such lines.
 
     Args:
         durable: `append` returns once its line is on the device. If that fails, it raises the OSError, and the log is
@@ -80,7 +86,8 @@ class EventLog:
         self._pending: deque[bytes] = deque(maxlen=_MAX_PENDING)
         self._warned = False
         self._file: int | None
-        self._file, last_seq = _open_and_repair(self.path)
+        self._crc = 0  # of the last line in the file
+        self._file, last_seq, self._crc = _open_and_repair(self.path)
         self._next_seq = last_seq + 1
         if durable:
             sync(self.path.parent)
@@ -102,24 +109,41 @@ class EventLog:
                 self._pending.clear()
                 self._next_seq = seq
                 raise error
+            if error and type == "warning":
+                _print_warning(fields["message"])
+            if error and not self._warned:
+                self._warned = True
+                self._add_warning(f"{self.path} cannot be written ({error.strerror or error}): events wait in memory "
+                                  "until it can be written again")
             return seq
 
-    def close(self) -> None:
-        """Try once more to write the pending lines, and close the file."""
+    def _add_warning(self, message: str) -> None:
+        """Let a warning of this log wait with the other lines."""
+        line = {"seq": self._next_seq, "time": round(time.time(), 3), "type": "warning", "message": message}
+        self._next_seq += 1
+        self._pending.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        _print_warning(message)
+
+    def close(self) -> list[str]:
+        """Try once more to write the pending lines, and close the file. Returns the warnings that are lost."""
         with self._lock:
             self._write_pending()
             self._release()
+            waiting = (parse_event(line) for line in self._pending)
+            return [event.message for event in waiting if isinstance(event, WarningEvent)]
 
     def _write_pending(self) -> OSError | None:
         """Write the pending lines. Returns the error that prevented it."""
         end = 0
         try:
             if self._file is None:
-                self._file, _ = _open_and_repair(self.path)
+                self._file, _, self._crc = _open_and_repair(self.path)
             end = os.fstat(self._file).st_size
             while self._pending:
-                if os.write(self._file, self._pending[0]) < len(self._pending[0]):
+                line, crc = _with_crc(self._pending[0], self._crc)  # only now: a full memory drops pending lines
+                if os.write(self._file, line) < len(line):
                     raise OSError(0, "the disk accepted only a part of a line")
+                self._crc = crc
                 self._pending.popleft()
             if self._durable:
                 os.fsync(self._file)
@@ -128,10 +152,6 @@ class EventLog:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, end)
             self._release()  # opening it again removes a line that was written in part
-            if not self._warned and not self._durable:
-                _logger.warning("%s cannot be written (%s): events wait in memory until it can be written again",
-                                self.path, error.strerror)
-            self._warned = True
             return error
         return None
 
@@ -299,33 +319,74 @@ def _filter_rows(events: Sequence[Event], committed: float) -> list[Event]:
     return kept[::-1]
 
 
-def _open_and_repair(path: Path) -> tuple[int, int]:
-    """(file open for appending, last sequence number or -1). Removes a torn last line."""
+def _print_warning(message: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a stderr that is closed, or is on the same disk
+        print(f"WARNING: {redact(message)}", file=sys.stderr, flush=True)
+
+
+def check_log(path: Path) -> str | None:
+    """The first line of a log that does not match its checksum, in words; None if there is none.
+
+    Lines before the first one with a checksum are of an earlier version.
+
+    Raises:
+        OSError: if the log cannot be read.
+    """
+    crc, has_begun = 0, False
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):  # its writer is at work, or was killed
+                break
+            match = _CRC.search(line)
+            if match is None and has_begun:
+                return f"line {number} has no checksum"
+            if match:
+                has_begun = True
+                crc = zlib.crc32(line[:match.start()], crc)
+                if f"{crc:08x}".encode() != match[1]:
+                    return f"line {number} does not match its checksum: it was changed, or lines before it are missing"
+    return None
+
+
+def _with_crc(line: bytes, previous: int) -> tuple[bytes, int]:
+    """A line with its checksum, which continues that of the previous line; and the checksum."""
+    text = line.removesuffix(b"}\n")
+    crc = zlib.crc32(text, previous)
+    return text + f',"crc":"{crc:08x}"}}\n'.encode(), crc
+
+
+def _open_and_repair(path: Path) -> tuple[int, int, int]:
+    """(file open for appending, last sequence number or -1, checksum of the last line or 0). Removes a torn last line.
+    """
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(file).st_size
-        end, last_seq = _find_end(file, size)
+        end, last_seq, crc = _find_end(file, size)
         if end < size:
             os.ftruncate(file, end)
     except OSError:
         os.close(file)
         raise
-    return file, last_seq
+    return file, last_seq, crc
 
 
-def _find_end(file: int, size: int) -> tuple[int, int]:
-    """(bytes up to the last line end, last sequence number or -1), read from the end in growing pieces."""
+def _find_end(file: int, size: int) -> tuple[int, int, int]:
+    """(bytes up to the last line end, last sequence number or -1, checksum of the last line or 0), read from the end in
+    growing pieces.
+    """
     length = _TAIL_BYTES
     while True:
         start = max(0, size - length)
         data = os.pread(file, size - start, start)
         end = data.rfind(b"\n") + 1
+        match = _CRC.search(data[:end])
+        crc = int(match[1], 16) if match else 0
         for line in reversed(data[:end].splitlines()):
             parsed = _parse_line(line)
             if parsed:
-                return start + end, parsed["seq"]
+                return start + end, parsed["seq"], crc
         if start == 0:
-            return end, -1
+            return end, -1, crc
         length *= 8
 
 
@@ -352,5 +413,7 @@ def _parse_line(line: bytes) -> Line | None:
         parsed = json.loads(line)
     except ValueError:
         return None
-    is_line = isinstance(parsed, dict) and isinstance(parsed.get("seq"), int) and "type" in parsed
-    return parsed if is_line else None
+    if not (isinstance(parsed, dict) and isinstance(parsed.get("seq"), int) and "type" in parsed):
+        return None
+    parsed.pop("crc", None)
+    return parsed

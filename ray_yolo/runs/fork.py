@@ -6,7 +6,6 @@ Nothing is written into the folder of the other run. This module imports neither
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import SourcedValue, leaves
 from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.core.events import CheckpointEvent, Event, ForkOrigin, RunEvent
+from ray_yolo.core.versioned import parse_versioned
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.location import is_active
 from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
@@ -197,5 +197,5 @@ def _step_shown(weights: Path) -> int | None:
     """The step that the manifest of a weights file states; None without a readable one."""
     manifest = weights.with_name("MANIFEST.json") if weights.name == "state.pt" else weights.with_suffix(".json")
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(manifest.read_bytes())["step"])
+        return int(parse_versioned(manifest.read_bytes())["step"])
     return None

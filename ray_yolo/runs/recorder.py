@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -50,11 +51,11 @@ class Recorder:
         if log := self._logs[path]:
             log.append(event)
 
-    def close(self, path: str) -> None:
-        """Close a log; another process may open it then."""
-        if log := self._logs.get(path):
-            log.close()
+    def close(self, path: str) -> list[str]:
+        """Close a log; another process may open it then. Returns the warnings that could not be written."""
+        log = self._logs.get(path)
         self._logs[path] = None
+        return log.close() if log else []
 
     def ready(self) -> bool:
         """True, once all events that the calling process sent before are written (or wait for the disk)."""
@@ -146,15 +147,16 @@ class RecorderClient:
             self.wait(wait_seconds)
 
     def close(self, wait_seconds: float = 10.0) -> None:
-        """Write all events of this process, and close the log."""
+        """Write all events of this process, and close the log. Warnings that the log cannot take go to stderr."""
         import ray
 
-        self.flush(wait_seconds)
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.wait(wait_seconds)
+            for lost in ray.get(self.actor.close.remote(self._path), timeout=wait_seconds):
+                print(f"WARNING: {lost}", file=sys.stderr)
         with contextlib.suppress(ray.exceptions.RayError):
             if self._ends:
                 ray.kill(self.actor, no_restart=True)
-            else:
-                ray.get(self.actor.close.remote(self._path), timeout=wait_seconds)
 
 
 def open_log(path: str, actor: ActorHandle[Recorder] | None = None) -> RecorderClient:

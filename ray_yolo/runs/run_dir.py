@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import IO
 
 from ray_yolo.checkpoints.local import newest_first
+from ray_yolo.checkpoints.writer import moved_run
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.settings import leaves
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
-from ray_yolo.core.files import atomic_write
+from ray_yolo.core.files import atomic_write, is_in_place
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, read_events
 from ray_yolo.runs.folders import (
     exclusive_folder,
@@ -44,7 +45,16 @@ from ray_yolo.runs.folders import (
 )
 from ray_yolo.runs.location import location
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
-from ray_yolo.runs.run_record import RECORD_FILE, FolderRecord, RunRecord, SweepRecord, read_record, write_record
+from ray_yolo.runs.run_record import (
+    RECORD_FILE,
+    DamagedRecordError,
+    FolderRecord,
+    RunRecord,
+    SweepRecord,
+    read_record,
+    write_record,
+)
+from ray_yolo.runs.trained_recipe import contradiction
 from ray_yolo.runs.working_copy import (
     FINISHED,
     address_of,
@@ -94,6 +104,7 @@ class Run:
             return
         self.record = self.record.model_copy(update={"seconds": seconds})
         try:
+            self.check_in_place()
             write_record(self.folder, self.record)
         except OSError as error:
             warn(f"warning: {self.folder / RECORD_FILE} cannot be written ({error.strerror}): a continued run counts "
@@ -103,6 +114,21 @@ class Run:
     def location(self) -> str:
         """The location of the run as shown to users: its address in a bucket, else its folder."""
         return location(self.folder)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the folder's path still names this run. Raises OSError if storage fails."""
+        return self.lock.closed or is_in_place(self.lock)  # closed: the run was released
+
+    def check_in_place(self) -> None:
+        """Check that the folder's path still names this run.
+
+        Raises:
+            MovedRunError: if it was moved, removed or replaced.
+            OSError: if storage fails.
+        """
+        if not self.is_in_place:
+            raise moved_run(self.folder)
 
     @property
     def is_lost(self) -> bool:
@@ -127,7 +153,8 @@ class Run:
                 "at step 0 (press Ctrl-C to restore them from a copy first)")
 
     def finish(self) -> None:
-        """Mark the run as ended."""
+        """Mark the run as ended. Raises MovedRunError as `check_in_place`."""
+        self.check_in_place()
         atomic_write(self.folder / FINISHED, b"")
         if self.remote:
             self.remote.finished = True
@@ -154,8 +181,22 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
         digest: that the record of the run has; '': the recipe's.
 
     Raises:
-        InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
+        InputError: if the named run is in use, finished, or of another recipe or kind, if its run.json contradicts its
+        newest checkpoint, or if storage cannot be used.
     """
+    run = _found_run(recipe, placement, extends, labels, digest)
+    if run and isinstance(run.record, RunRecord):
+        problem = contradiction(run.folder, run.record.recipe.model_dump(mode="json"))
+        if problem:
+            run.release()
+            raise InputError(f"{run.folder}: {problem}; restore {RECORD_FILE} from a copy, or start a new run with "
+                             f"{_weights_flag(run.folder)}")
+    return run
+
+
+def _found_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None,
+               labels: Callable[[], str] | None, digest: str) -> Run | None:
+    """The result of `find_run` by run.json alone."""
     project, address = project_folder(placement), project_address(placement)
     if address:
         if placement.exist_ok:
@@ -401,7 +442,12 @@ def _try_open(folder: Path) -> Run | None:
         lock.flush()
         if isinstance(remote, str):
             return None
-        run = Run(folder, lock, read_record(folder), remote)
+        try:
+            record = read_record(folder)
+        except DamagedRecordError as error:
+            problem = contradiction(folder, error.recipe)
+            raise InputError(f"{error}; {problem}") if problem else error from None
+        run = Run(folder, lock, record, remote)
         closing.pop_all()  # the run keeps the lock
     return run
 

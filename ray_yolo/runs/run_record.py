@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import ForkOrigin, Frozen
 from ray_yolo.core.files import atomic_write
+from ray_yolo.core.versioned import FORMAT, is_of_later_version, parse_versioned, with_checksum
 from ray_yolo.runs.event_log import EVENTS_FILE
 
-FORMAT = 1
 RECORD_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
 """The log of a sweep or comparison, in its folder."""
@@ -86,23 +89,45 @@ class RunRecord(Frozen):
 FolderRecord = RunRecord | SweepRecord
 
 
+class DamagedRecordError(InputError):
+    """A run.json that does not agree with itself."""
+
+    reason = ""
+    recipe: Mapping[str, Any] = MappingProxyType({})
+    """What the file states, as far as it can be read."""
+
+
 def read_record(folder: Path) -> FolderRecord | None:
     """The record of a run folder; None if it does not exist yet.
 
     Raises:
-        InputError: if it is damaged, or a later version wrote it.
+        DamagedRecordError: if it is damaged.
+        InputError: if a later version wrote it.
     """
     file = folder / RECORD_FILE
+    data = b""
     try:
-        tree = json.loads(file.read_bytes())
-        if tree.get("format", FORMAT) <= FORMAT:
+        data = file.read_bytes()
+        tree = parse_versioned(data)
+        if not is_of_later_version(tree):
             kind = SweepRecord if "space" in tree else RunRecord
             return kind.model_validate(tree)
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError, TypeError):  # pydantic's ValidationError is a ValueError
-        raise InputError(f"{file}: is damaged; restore it from a copy, or move its folder away") from None
+    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
+        reason = str(error).splitlines()[0]
+        damage = DamagedRecordError(f"{file}: is damaged ({reason}); restore it from a copy, or move its folder away")
+        damage.reason, damage.recipe = reason, _recipe_in(data)
+        raise damage from None
     raise InputError(f"{file}: written by a later ray_yolo; continue with that one, or move its folder away")
+
+
+def _recipe_in(data: bytes) -> dict[str, Any]:
+    """The recipe that a damaged run.json states; empty if it cannot be read."""
+    with suppress(ValueError, KeyError, TypeError):
+        recipe = json.loads(data)["recipe"]
+        return recipe if isinstance(recipe, dict) else {}
+    return {}
 
 
 def log_file(folder: Path) -> Path:
@@ -113,4 +138,4 @@ def log_file(folder: Path) -> Path:
 
 def write_record(folder: Path, record: FolderRecord) -> None:
     """Write the record of a run folder, atomically."""
-    atomic_write(folder / RECORD_FILE, json.dumps(record.model_dump(mode="json"), indent=1))
+    atomic_write(folder / RECORD_FILE, json.dumps(with_checksum(record.model_dump(mode="json")), indent=1))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ray_yolo.checkpoints.local import newest_first
+from ray_yolo.checkpoints.local import newest_first, weights_files
 from ray_yolo.checkpoints.state_file import manifest_of, read_state, tensors, verify_manifest
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
-from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, check_log, read_events
+from ray_yolo.runs.run_record import RECORD_FILE, DamagedRecordError, RunRecord, read_record
+from ray_yolo.runs.trained_recipe import contradicting_settings
 
 _NO_RUN = "has neither checkpoints nor weights; give the folder of a run, such as runs/train/exp, or a .pt file in it"
 
@@ -24,7 +27,8 @@ class CheckResult(NamedTuple):
 
 
 def check_files(run_dir: Path) -> list[CheckResult]:
-    """Verify every checkpoint and weights file of a run, or one .pt file, against its manifest.
+    """Verify every checkpoint and weights file of a run, or one .pt file, against its manifest; of a run, verify also
+    run.json and the log against their checksums, and the recipe of run.json against that of each state.
 
     Raises:
         InputError: if there is no such file.
@@ -34,14 +38,40 @@ def check_files(run_dir: Path) -> list[CheckResult]:
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: {_NO_RUN}")
     files = [folder / "state.pt" for folder in newest_first(run_dir)]
-    files += sorted((run_dir / "weights").glob("*.pt"))
+    files += weights_files(run_dir)
     if not files:
         raise InputError(f"{run_dir}: {_NO_RUN}")
-    results = []
+    results, recipe = _check_records(run_dir)
     for file in files:
         problem = verify_manifest(file, manifest_of(file))
+        if problem is None and (other := contradicting_settings(file, recipe)):
+            problem = f"was trained with {other[1]}, and {RECORD_FILE} says {other[0]}"
         results.append(CheckResult(str(file.relative_to(run_dir)), problem))
     return results
+
+
+def _check_records(run_dir: Path) -> tuple[list[CheckResult], Mapping[str, Any]]:
+    """Verify run.json and the log of a run against their checksums. Also returns the recipe of run.json: empty for a
+    sweep, and for weights without one.
+
+    Raises:
+        InputError: if a later version has written run.json.
+    """
+    results: list[CheckResult] = []
+    recipe: Mapping[str, Any] = {}
+    try:
+        record = read_record(run_dir)
+    except DamagedRecordError as error:
+        recipe = error.recipe
+        results.append(CheckResult(RECORD_FILE, error.reason))
+    else:
+        if record is not None:
+            results.append(CheckResult(RECORD_FILE, None))
+        if isinstance(record, RunRecord):
+            recipe = record.recipe.model_dump(mode="json")
+    if (run_dir / EVENTS_FILE).is_file():
+        results.append(CheckResult(EVENTS_FILE, check_log(run_dir / EVENTS_FILE)))
+    return results, recipe
 
 
 def compare_runs(one: Path, other: Path) -> list[CheckResult]:

@@ -167,6 +167,7 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
                 summary = train_on_ray(spec, placement, gpus, run_logger, queue, run)
             if summary.stopped:  # on the request of a caller that runs this in a thread
                 raise KeyboardInterrupt
+            run.check_in_place()
             if not summary.paused:
                 if run.remote:
                     run.remote.download_result()

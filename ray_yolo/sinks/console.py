@@ -68,6 +68,8 @@ class Console(Sink):
         self._printed_at = clock()
         self._past_seq = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
         self._queued: list[Event] = []
+        self.closes = True
+        """Whether `finish` prints the closing message: not for a run whose folder was moved."""
 
     def event(self, event: Event) -> None:
         """Queue an event."""
@@ -94,6 +96,8 @@ class Console(Sink):
     def finish(self) -> None:
         """End the live line and print the closing message."""
         self._live.stop()
+        if not self.closes:
+            return
         closing = closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE), plots=self._plots,
                                   uri=self._uri)
         for text in (closing, *self._notes()):

@@ -134,7 +134,9 @@ class Delivery:
         that it received."""
         paths = []
         for pattern in plan.artifacts:
-            paths += [path for path in sorted(self._folder.glob(pattern)) if path.is_file()]
+            for path in sorted(self._folder.glob(pattern)):
+                if path.is_file() and not path.name.startswith("."):  # else half written by a process that was killed
+                    paths.append(path)
         digests = {path.relative_to(self._folder).as_posix(): _digest(path) for path in paths}
         listed = _listed_files(client, self._run_id, {key.rpartition("/")[0] for key in digests})
         known = _known_digests(self._tags)

@@ -40,6 +40,7 @@ from ray_yolo.core.events import (
     StepEvent,
     WarningEvent,
 )
+from ray_yolo.core.files import clear_temporary
 from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
@@ -276,13 +277,17 @@ class RunRecords:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[IO[str] | None]:
-    """Context in which no other process makes the records of a run; None if one does.
+    """Context in which no other process makes the records of a run; None if one does. It begins without what a killed
+    process has left half written.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
     """
     with (folder / LOCK_FILE).open("a+") as lock:
-        yield lock if lock_file(lock) else None
+        is_ours = lock_file(lock)
+        if is_ours:
+            clear_temporary(folder)
+        yield lock if is_ours else None
 
 
 def note_incomplete(folder: Path) -> None:

@@ -67,7 +67,7 @@ class RunLogger:
                  unused: Sequence[str] = (),
                  writer: RecorderHandle | None = None, has_own_records: bool = True,
                  in_other_sessions: bool = False) -> None:
-        self._run_dir = run.folder
+        self._run, self._run_dir = run, run.folder
         log = run.folder / EVENTS_FILE
         uri = tracking_uri(placement.mlflow_uri, storage_folder(placement))
         resolved = placement.model_copy(update={"mlflow_uri": uri or "off"})
@@ -93,9 +93,10 @@ class RunLogger:
         self._records = RecordProcess("ray_yolo.sinks.records", run.folder, uri, self.warn,
                                       own_session=in_other_sessions) if has_own_records and not writer else None
         self._is_interrupted = False
+        self._console = Console(run.folder, stream, notes=self._notes, plots=not placement.noplots, uri=uri)
         self._sinks = Sinks(log, [
             *([RecordSink(self._records, self._waiting_limit)] if self._records else []),
-            Console(run.folder, stream, notes=self._notes, plots=not placement.noplots, uri=uri),
+            self._console,
             *([LogUpload(run.remote)] if run.remote else []),
         ], self.warn)
         surveys = {name: survey(index) for name, index in splits.items()}
@@ -122,9 +123,14 @@ class RunLogger:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         is_interruption = error is not None and not isinstance(error, Exception)  # KeyboardInterrupt, SystemExit
         log = self._run_dir / EVENTS_FILE
-        if is_interruption:
+        is_in_place = True
+        with suppress(OSError):
+            is_in_place = self._run.is_in_place
+        self._console.closes = is_in_place
+        # Where it is not, what the path names is not of this run: nothing is read from it, nor written.
+        if is_in_place and is_interruption:
             self.emit(_end_event(log, "stopped", "interrupted"))
-        elif error is not None:
+        elif is_in_place and error is not None:
             text = str(error).strip() or type(error).__name__
             self.emit(_end_event(log, "failed", text.splitlines()[-1]))
         self._is_interrupted = is_interruption  # before the sinks finish: one of them asks for it
@@ -133,8 +139,9 @@ class RunLogger:
             if error is None:
                 with suppress(OSError, ValueError):  # weights that cannot be read are no failure of the training
                     self._warn_of_older_best()
-            with suppress(OSError):  # the record process may be at work still, but the caller reads the table
-                ResultsCsv(self._run_dir).update(read_events(log), ended=True)
+            if is_in_place:
+                with suppress(OSError):  # the record process may be at work still, but the caller reads the table
+                    ResultsCsv(self._run_dir).update(read_events(log), ended=True)
             self._sinks.finish(self.recorder.flush)
         finally:
             self.recorder.close()

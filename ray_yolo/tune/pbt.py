@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ray_yolo.checkpoints.local import save_checkpoint
-from ray_yolo.checkpoints.state_file import read_state
+from ray_yolo.checkpoints.state_file import parse_manifest, read_state
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.runs.event_log import EVENTS_FILE
@@ -58,7 +58,7 @@ def newest_origin(folder: Path, number: int, epochs: int) -> Origin | None:
     trained = max((count for count in kept if count < epochs), default=None)
     if trained is None:
         return None
-    manifest = json.loads(kept[trained].read_text())
+    manifest = parse_manifest(kept[trained].read_bytes())
     return Origin(number, trained, str(kept[trained].with_suffix(".pt")), manifest["sha256"])
 
 
@@ -72,7 +72,7 @@ def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneVa
     """Fill `folder`. Its run.json is written last and makes it valid."""
     source = Path(origin.state)
     state = read_state(source)
-    manifest = json.loads(source.with_suffix(".json").read_text())
+    manifest = parse_manifest(source.with_suffix(".json").read_bytes())
     if manifest["sha256"] != origin.sha256:
         raise CheckpointError(f"{source}: not the checkpoint that the exploit recorded ({origin.sha256[:8]}); restore "
                               "it, or start a new sweep with another --name")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.core.errors import InputError
+from ray_yolo.runs.event_log import check_log
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.verification import CheckResult, check_files
 from ray_yolo.tune.compare_ledger import is_comparison
@@ -18,12 +19,13 @@ from ray_yolo.tune.ledger_events import LedgerEvent
 
 
 def check_sweep(folder: Path) -> list[CheckResult]:
-    """Verify that each line of a sweep's ledger follows from those before it, and the weights of a finished one. Of a
-    comparison, verify that its claim follows from its results.
+    """Verify that each line of a sweep's ledger matches its checksum and follows from those before it, and the weights
+    of a finished one. Of a comparison, verify that its claim follows from its results.
     """
+    damage = check_log(folder / LEDGER_FILE)
     if is_comparison(folder):
-        return [CheckResult(LEDGER_FILE, check_claim(folder))]
-    problems: list[str | None] = [*verify(_read(folder))]
+        return [CheckResult(LEDGER_FILE, damage or check_claim(folder))]
+    problems: list[str | None] = [damage] if damage else [*verify(_read(folder))]
     weights = check_files(folder) if (folder / "weights").is_dir() else []
     return [*(CheckResult(LEDGER_FILE, problem) for problem in problems or [None]), *weights]
 

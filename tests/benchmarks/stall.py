@@ -30,6 +30,7 @@ def main(argv: list[str]) -> None:
     state = capture(parts_of(case), TrainState(), {})
     written = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # not in memory, as /tmp may be
+        Path(folder, "ours").mkdir()
         saver = Saver(Path(folder, "ours"), "", 2, lambda event: None)
 
         def ours() -> dict[str, float]:

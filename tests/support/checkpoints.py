@@ -18,6 +18,7 @@ def state(value: float) -> dict[str, Any]:
 
 def save(run_dir: Path, step: int, *kinds: str, value: float | None = None) -> Path:
     """Save a value, by default the step."""
+    run_dir.mkdir(parents=True, exist_ok=True)
     return checkpoint.save_checkpoint(run_dir, state(step if value is None else value), step, "digest", kinds)
 
 

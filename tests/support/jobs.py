@@ -86,7 +86,8 @@ def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None
 
 
 def make_spec(folder: Path, num_images: int = 37, **recipe: Any) -> TrainSpec:
-    """A training of the tiny model under STEADY; `recipe` replaces fields."""
+    """A training of the tiny model under STEADY, with its run folder; `recipe` replaces fields."""
+    (folder / "run").mkdir(parents=True, exist_ok=True)
     fields = {**STEADY, **recipe}
     if fields.get("sync_bn"):
         fields["microbatch"] = None

@@ -1165,7 +1165,7 @@ def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_
     spec, uninterrupted = (make_spec(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "uninterrupted"))
     expected = train(Collectives(), uninterrupted, Placement())
     size = (uninterrupted.run_dir / "weights" / "last.pt").stat().st_size
-    spec.run_dir.mkdir()
+    spec.run_dir.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={10 * size}", "tmpfs", str(spec.run_dir)], check=True)
     try:
         ballast = spec.run_dir / "ballast"
@@ -1301,7 +1301,7 @@ def test_a_save_that_was_requested_for_an_abandoned_step_is_requested_again(
 def test_detections_are_written_atomically_without_stopping_the_training(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path)
-    spec.run_dir.mkdir()
+    spec.run_dir.mkdir(exist_ok=True)
     free, stored = threading.Event(), list[np.ndarray]()
     store: Any = SimpleNamespace(put_file=lambda path: stored.append(np.load(path)) if free.wait(30) else None)
     made = session.Session(spec, WorkerContext(stored=store), Placement(), lambda event: None,

@@ -21,7 +21,7 @@ from ray_yolo.engine.build import build_network
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.fork import check_lineage, lineage_of
 from ray_yolo.runs.run_dir import find_run
-from ray_yolo.runs.run_record import RunRecord, read_record
+from ray_yolo.runs.run_record import RunRecord, read_record, write_record
 from ray_yolo.runtime.preflight import read_dataset, spec_of_run
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks.mlflow_plan import plan_run
@@ -96,7 +96,7 @@ def test_decisions_that_depend_on_a_changed_setting_are_taken_anew(parent: Path,
     (folder / "weights" / "best.pt").touch()
     record = record_of(parent)
     asked = record.asked.model_copy(update={"batch_size": None, "microbatch": None})
-    (folder / "run.json").write_text(record.model_copy(update={"asked": asked}).model_dump_json())
+    write_record(folder, record.model_copy(update={"asked": asked}))
     assert forked(folder).microbatch == record.recipe.microbatch
     assert forked(folder).batch_size == record.recipe.batch_size
     assert forked(folder, "--batch-size", "7").microbatch is None
@@ -109,7 +109,7 @@ def test_another_model_has_its_own_defaults(tmp_path: Path) -> None:
     recipe = Recipe(model="yolov8n")
     record = RunRecord(digest="", asked=recipe, recipe=recipe, architecture=None, anchors=None, num_parameters=1,
                        names=("a",), labels="", command="", provenance={})
-    (folder / "run.json").write_text(record.model_dump_json())
+    write_record(folder, record)
     assert forked(folder, "--model", "yolov5n").loss == Recipe(model="yolov5n").loss
     assert forked(folder).loss == recipe.loss != Recipe(model="yolov5n").loss
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from ray_yolo.core.events import StepEvent
+from ray_yolo.core.events import StepEvent, WarningEvent
 from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.recorder import open_log, start_recorder
 from tests.support import run_log
@@ -53,6 +53,14 @@ class TestWithRay:
         for number in range(100):
             emit(run_log.step(number))
         assert time.monotonic() - began < 1.0
+
+    def test_warnings_that_a_full_disk_refuses_are_printed(self, capsys):
+        recorder = open_log("/dev/full")  # every write there fails with ENOSPC
+        recorder.emit(WarningEvent(message="the checkpoint at step 4 could not be written"))
+        recorder.close()
+        errors = capsys.readouterr().err
+        assert "WARNING: the checkpoint at step 4 could not be written\n" in errors
+        assert "WARNING: /dev/full cannot be written (No space left on device)" in errors
 
     def test_a_recorder_whose_process_dies_goes_on_with_the_same_log(self, path):
         import os

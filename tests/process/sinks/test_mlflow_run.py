@@ -117,6 +117,14 @@ class TestSynchronise:
             "hyp.yaml", "results.csv", "results.png", EVENTS_FILE, "weights"}
         assert {file.path for file in client.list_artifacts(run_id, "weights")} == WEIGHTS
 
+    def test_what_a_killed_process_has_left_half_written_is_not_posted(self, uri, client, run_dir):
+        for name in (f".{'0a' * 16}.png", f".{'0b' * 16}.jpg"):
+            (run_dir / name).write_bytes(b"half")
+        notify(run_dir, STORY)
+        run_id = synchronise(run_dir, uri)
+        assert {file.path for file in client.list_artifacts(run_id)} == {
+            "hyp.yaml", "results.csv", "results.png", EVENTS_FILE, "weights"}
+
     def test_artifacts_lie_beside_the_database(self, uri, client, run_dir):
         notify(run_dir, STORY)
         run = client.get_run(synchronise(run_dir, uri))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ray_yolo.checkpoints.state_file import manifest_text
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import CheckpointError
@@ -142,5 +143,6 @@ def test_others_go_on_from_checkpoints_whose_manifests_are_there(tmp_path: Path)
     for epoch in (1, 3, 5):  # after the last one nothing is left to train
         (weights / f"epoch{epoch}.pt").touch()
         if epoch != 3:  # which is being written
-            (weights / f"epoch{epoch}.json").write_text(json.dumps({"sha256": str(epoch)}))
+            (weights / f"epoch{epoch}.json").write_text(manifest_text(
+                {"format": 2, "step": epoch, "recipe_digest": "", "size": 1, "sha256": str(epoch), "weights": {}}))
     assert newest_origin(tmp_path, 3, 6) == Origin(3, 2, str(weights / "epoch1.pt"), "1")

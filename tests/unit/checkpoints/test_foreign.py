@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.checkpoints.foreign import StubClass, read_weights
+from ray_yolo.checkpoints.state_file import manifest_text, parse_manifest, read_state, verify_manifest, write_state
 from ray_yolo.core.errors import CheckpointError
+from ray_yolo.core.versioned import FORMAT
 from ray_yolo.inference.predictor import load_trained
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import build_model
@@ -75,6 +77,36 @@ def test_our_own_checkpoints_have_their_meta(tmp_path: Path) -> None:
     weights = read_weights(make_weights(tmp_path))
     assert weights.meta is not None
     assert weights.names == tuple(weights.meta["names"]) == ("dark", "bright")
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Write a checkpoint of ours again, as another version would, with other entries in its meta and its manifest."""
+    state = read_state(path)
+    meta = json.loads(state["meta"])
+    recipe = meta["recipe"] | changes.pop("recipe")
+    state["meta"] = json.dumps(meta | changes | {"recipe": recipe})
+    manifest = parse_manifest(path.with_suffix(".json").read_bytes())
+    manifest |= write_state(path, state) | {"format": changes["format"], "novel": True}
+    path.with_suffix(".json").write_text(manifest_text(manifest))
+
+
+def test_weights_of_a_later_version_infer_as_before(tmp_path: Path) -> None:
+    path = make_weights(tmp_path)
+    before = load_trained(path)
+    loss = json.loads(read_state(path)["meta"])["recipe"]["loss"]
+    novel = {"novel": "x", "loss": loss | {"novel": 1.0}, "optimizer": {"name": "Novel"}}
+    rewrite(path, recipe=novel, format=FORMAT + 1)
+    after = load_trained(path)
+    assert verify_manifest(path, path.with_suffix(".json")) is None
+    assert (after.imgsz, after.names, after.recipe.loss) == (before.imgsz, before.names, before.recipe.loss)
+    others = after.model.state_dict()
+    assert all(torch.equal(value, others[name]) for name, value in before.model.state_dict().items())
+    rewrite(path, recipe={"precision": "fp4"}, format=FORMAT + 1)
+    with pytest.raises(CheckpointError, match=r"best\.pt: written by a later ray_yolo, which this one cannot use"):
+        load_trained(path)
+    rewrite(path, recipe={}, format=FORMAT)
+    with pytest.raises(CheckpointError, match=r"best\.pt: is not a checkpoint of this ray_yolo"):
+        load_trained(path)
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Hardswish, nn.SiLU, nn.Identity])

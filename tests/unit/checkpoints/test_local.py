@@ -17,6 +17,7 @@ import torch
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.core.errors import CheckpointError, TrainingError
+from ray_yolo.core.versioned import FORMAT
 from tests.support.checkpoints import begin, save, shown, value
 
 
@@ -237,12 +238,48 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed
         assert checkpoint.recover(tmp_path, "digest") == (3, [])
 
 
+def test_any_flipped_bit_of_the_newest_manifest_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    save(run, 25, "last", "best")
+    manifest = (save(run, 50, "last") / "MANIFEST.json").read_bytes()
+    for at in range(len(manifest)):
+        for bit in (0, 2, 4, 6):
+            flipped = bytearray(manifest)
+            flipped[at] ^= 1 << bit
+            shutil.copytree(run, copy)
+            (copy / "checkpoints" / "step-50" / "MANIFEST.json").write_bytes(flipped)
+            step, problems = checkpoint.recover(copy, "digest")
+            assert (step, len(problems)) == (25, 1), (at, bit, flipped)
+            assert shown(copy) == {"last": 25, "best": 25}, (at, bit)
+            shutil.rmtree(copy)
+
+
+def test_a_manifest_without_checksum_is_of_an_earlier_version(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    for manifest in (run / "checkpoints" / "step-2" / "MANIFEST.json", run / "weights" / "last.json"):
+        content = json.loads(manifest.read_text()) | {"format": 1}
+        del content["checksum"]
+        manifest.unlink()
+        manifest.write_text(json.dumps(content, indent=1))
+    before = contents(run)
+    assert checkpoint.recover(run, "digest") == (2, [])
+    assert contents(run) == before
+
+
+def test_a_save_does_not_make_a_removed_run_folder_again(tmp_path: Path) -> None:
+    save(tmp_path / "run", 1)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        checkpoint.save_checkpoint(tmp_path / "run", {"meta": ""}, 2, "digest", ["last"])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_checkpoint_of_a_newer_format_stops_the_start_although_there_is_an_older_one(tmp_path: Path) -> None:
     begin(tmp_path)
     manifest = save(tmp_path, 3, "last") / "MANIFEST.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": state_file.FORMAT + 1}))
+    manifest.write_text(state_file.manifest_text(json.loads(manifest.read_text()) | {"format": FORMAT + 1}))
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match=r"step-3.*format 2 is newer.*use the version that wrote it"):
+    with pytest.raises(CheckpointError, match=r"step-3: written by a later ray_yolo \(format 3; this one reads 2\)"):
         checkpoint.recover(tmp_path, "digest")
     assert contents(tmp_path) == before
 

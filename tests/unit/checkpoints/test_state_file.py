@@ -26,7 +26,8 @@ def tree(weight: float, step: int) -> dict[str, Any]:
 def test_a_written_state_is_known_by_its_size_and_bytes(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     known = state_file.write_state(path, tree(0.5, 2))
-    (tmp_path / "state.json").write_text(json.dumps({"format": state_file.FORMAT, **known}))
+    (tmp_path / "state.json").write_text(state_file.manifest_text(
+        {"format": 2, "step": 2, "recipe_digest": "digest", "weights": {}, **known}))
     assert state_file.verify_manifest(path, tmp_path / "state.json") is None
     assert known["size"] == path.stat().st_size
     read = state_file.read_state(path)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.sections import LossConfig
+from ray_yolo.config.settings import leaves
+from ray_yolo.core.versioned import FORMAT
 
 
 class LaterLoss(LossConfig):
@@ -42,3 +46,10 @@ def test_recipes_that_differ_have_digests_that_differ() -> None:
         fields = {section: {name: value}} if section else {name: value}
         now, other = Recipe.model_validate(ASKED), Recipe.model_validate({**ASKED, **fields})
         assert recipe_digest(now) != recipe_digest(other), path
+
+
+def test_the_format_of_files_moves_with_the_settings() -> None:
+    """After a release, increase FORMAT when settings are added, renamed or removed, and state the new digest."""
+    paths = sorted(".".join(keys) for keys, _ in leaves(Recipe().model_dump(mode="json")))
+    digest = hashlib.sha256("\n".join(paths).encode()).hexdigest()[:16]
+    assert (FORMAT, digest) == (2, "409ca118b93033e4")

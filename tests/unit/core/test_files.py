@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from ray_yolo.core.files import HashingWriter, atomic_write, replacing
+from ray_yolo.core.files import (
+    ABANDONED_SECONDS,
+    HashingWriter,
+    atomic_write,
+    clear_temporary,
+    is_in_place,
+    replacing,
+)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -18,6 +27,38 @@ def test_a_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path, durab
         atomic_write(tmp_path / "a.json", data, durable=durable)
         assert (tmp_path / "a.json").read_bytes() == (data if isinstance(data, bytes) else data.encode())
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_killed_processes_have_left_is_cleared(tmp_path: Path) -> None:
+    names = [f".{'0a' * 16}.png", f".{'0b' * 16}", f".{'0c' * 16}.json", ".lock", ".records", "results.png", ".0a.png"]
+    for name in names:
+        (tmp_path / name).touch()
+        if name != names[2]:  # which another process is writing
+            os.utime(tmp_path / name, (0, time.time() - ABANDONED_SECONDS - 1))
+    clear_temporary(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(names[2:])
+
+
+@pytest.mark.parametrize("deed", ["move", "move above", "remove", "replace"])
+def test_an_open_file_knows_whether_it_is_in_its_place(tmp_path: Path, deed: str) -> None:
+    run = tmp_path / "project" / "run"
+    run.mkdir(parents=True)
+    with (run / ".lock").open("a+") as lock:
+        atomic_write(run / "other", b"")
+        assert is_in_place(lock)
+        if deed == "move":
+            run.rename(tmp_path / "moved")
+        elif deed == "move above":
+            run.parent.rename(tmp_path / "moved")
+        else:
+            shutil.rmtree(run)
+        if deed == "replace":
+            run.mkdir()
+            for _ in range(100):  # a file system may use a free inode again, but not one that is open
+                (run / ".lock").unlink(missing_ok=True)
+                (run / ".lock").touch()
+                assert not is_in_place(lock)
+        assert not is_in_place(lock)
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
+import itertools
 import json
-import logging
 import math
 import resource
 import threading
@@ -13,8 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.core.events import RowEvent, StepEvent
-from ray_yolo.runs.event_log import EventLog, best_row, durable, epoch_rows, follow, read_events, read_lines, surviving
+from ray_yolo.core.events import RowEvent, StepEvent, WarningEvent
+from ray_yolo.runs.event_log import (
+    EventLog,
+    best_row,
+    check_log,
+    durable,
+    epoch_rows,
+    follow,
+    read_events,
+    read_lines,
+    surviving,
+)
 from tests.support import run_log
 
 
@@ -32,7 +42,7 @@ class TestWriting:
         log = EventLog(path)
         assert [log.append_line("step", step=1), log.append_line("epoch", epoch=0)] == [0, 1]
         first, second = lines_of(path)
-        assert {**first, "time": 0} == {"seq": 0, "time": 0, "type": "step", "step": 1}
+        assert {**first, "time": 0, "crc": ""} == {"seq": 0, "time": 0, "type": "step", "step": 1, "crc": ""}
         assert second["seq"] == 1
 
     def test_numbers_go_on_after_reopening(self, path):
@@ -124,14 +134,15 @@ class TestTornLines:
 
 
 class TestFailingDisk:
-    def test_a_full_disk_never_raises_and_warns_once(self, caplog):
+    def test_what_cannot_be_logged_goes_to_stderr(self, capsys):
         log = EventLog("/dev/full")  # every write there fails with ENOSPC
-        with caplog.at_level(logging.WARNING):
-            assert [log.append(run_log.step(1)) for _ in range(3)] == [0, 1, 2]
-            log.close()
-        (record,) = caplog.records
-        assert "/dev/full" in record.message
-        assert "No space left" in record.message
+        assert [log.append(run_log.step(1)) for _ in range(2)] == [0, 2]  # after the first one, the warning of the disk
+        refused = "the checkpoint at step 4 could not be written"
+        log.append(WarningEvent(message=refused))
+        of_disk, of_save = capsys.readouterr().err.splitlines()
+        assert of_disk.startswith("WARNING: /dev/full cannot be written (No space left on device): events wait")
+        assert of_save == f"WARNING: {refused}"
+        assert log.close() == [of_disk.removeprefix("WARNING: "), refused]
 
     def test_what_a_full_disk_refused_is_written_when_there_is_room(self, path):
         log = EventLog(path)
@@ -144,13 +155,55 @@ class TestFailingDisk:
             assert [event.type for event in read_events(path)] == ["start"]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert log.append(run_log.step(3)) == 3
-        assert [event["seq"] for event in lines_of(path)] == [0, 1, 2, 3]
+        assert log.append(run_log.step(3)) == 4
+        lines = lines_of(path)
+        assert [line["seq"] for line in lines] == [0, 1, 2, 3, 4]
+        assert [line["type"] for line in lines] == ["start", "step", "warning", "step", "step"]
+        assert check_log(path) is None
 
     def test_a_log_that_cannot_be_opened_at_all_is_refused_before_training(self, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(OSError, match="file"):
             EventLog(tmp_path / "file" / "events.jsonl")
+
+
+class TestChecksums:
+    def test_each_flipped_bit_is_found(self, path):
+        run_log.write(path, [run_log.start(), run_log.step(1)])
+        run_log.write(path, [run_log.step(2)])  # by a second process
+        whole = path.read_bytes()
+        assert check_log(path) is None
+        for at, bit in itertools.product(range(len(whole) - 1), (0, 3, 6)):  # without the last line's end
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            path.write_bytes(flipped)
+            assert check_log(path), (at, bit)
+
+    @pytest.mark.parametrize(("kept", "found"), [((0, 2), 2), ((1, 2), 1), ((0, 2, 1), 2), ((0, 0, 1, 2), 2)])
+    def test_lines_that_are_missing_or_moved_are_found(self, path, kept, found):
+        run_log.write(path, [run_log.step(number) for number in range(3)])
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[number] for number in kept))
+        assert check_log(path) == (f"line {found} does not match its checksum: it was changed, or lines before it are "
+                                   "missing")
+
+    def test_logs_of_earlier_versions_are_continued(self, path):
+        path.parent.mkdir()
+        path.write_text('{"seq":0,"time":1.0,"type":"step","step":1}\n')
+        assert check_log(path) is None
+        run_log.write(path, [run_log.step(2), run_log.step(3)])
+        assert check_log(path) is None
+        assert [line["seq"] for line in read_lines(path)] == [0, 1, 2]
+        first, *rest = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([*rest, first]))
+        assert check_log(path) == "line 3 has no checksum"
+
+    def test_a_torn_line_is_no_damage(self, path):
+        run_log.write(path, [run_log.step(1), run_log.step(2)])
+        path.write_bytes(path.read_bytes()[:-5])
+        assert check_log(path) is None
+        run_log.write(path, [run_log.step(3)])
+        assert check_log(path) is None
 
 
 class TestFollowing:

@@ -371,7 +371,7 @@ def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: Fold
     assert f"{address}: finished" in capsys.readouterr().out
     assert cli.verify([address]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{name:<30} ok" for name in ("checkpoints/step-1/state.pt", "weights/last.pt")]
+        f"{name:<30} ok" for name in ("run.json", "events.jsonl", "checkpoints/step-1/state.pt", "weights/last.pt")]
     for entry in bucket.list("mine/states/"):
         bucket.put(f"mine/states/{entry.name}", b"other")
     assert cli.verify([address]) == 3

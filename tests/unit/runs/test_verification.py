@@ -43,6 +43,7 @@ def uninterrupted(tmp_path: Path) -> Path:
 def test_sound_files_are_listed_one_by_one(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([str(uninterrupted)]) == 0
     assert capsys.readouterr().out.split() == [
+        "events.jsonl", "ok",
         "checkpoints/step-6/state.pt", "ok", "checkpoints/step-4/state.pt", "ok", "checkpoints/step-2/state.pt", "ok",
         "weights/last.pt", "ok"]
 

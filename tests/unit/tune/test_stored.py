@@ -133,7 +133,7 @@ def test_commands_that_look_at_a_sweep_take_its_address(start: Start, bucket: Fo
     run.release()
     assert cli.verify([address]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{name:<30} ok" for name in ("ledger.jsonl", "weights/best.pt", "weights/last.pt")]
+        f"{name:<30} ok" for name in ("ledger.jsonl", "run.json", "weights/best.pt", "weights/last.pt")]
     assert cli.status([address]) == 0
     assert capsys.readouterr().out.startswith(f"{address}: finished; ")
     (run.folder / "mlflow.json").write_text('{"run_id": "0", "uri": "http://127.0.0.1:9"}')
