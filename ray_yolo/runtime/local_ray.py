@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import ray
 
+from ray_yolo.core.system import process_of
 from ray_yolo.storage.lease import try_lock
 
 _PREFIX = "ray_yolo-"
@@ -62,10 +62,11 @@ def _end_processes(folder: Path) -> None:
     Ray's processes end with their driver, but they take a killed driver for alive until it is reaped.
     """
     for process in Path("/proc").glob("[0-9]*"):
+        found = process_of(int(process.name))  # before its arguments are read: so they are those of this process
         with suppress(OSError):  # ended, or another user's
             arguments = (process / "cmdline").read_bytes()
             if f"{folder}/".encode() in arguments and process.stat().st_uid == os.getuid():
-                os.kill(int(process.name), signal.SIGKILL)
+                found.kill()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 from ray_yolo.cli import run
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.core.signals import raise_from_now_on
 from ray_yolo.runtime.cluster import worker_environment
 
 pytestmark = pytest.mark.usefixtures("own_signal_handlers")
@@ -74,6 +75,7 @@ def test_sigterm_is_143_after_the_finally_blocks() -> None:
     seen = []
 
     def main() -> int:
+        raise_from_now_on()
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pause()

@@ -14,12 +14,12 @@ import ray
 from ray.train.torch import TorchTrainer
 
 from ray_yolo.cli import TRAIN, TUNE, parse_train
+from ray_yolo.cli import train as main
 from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
-from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
 from tests.support.flag_files import make_files
 from tests.support.watched import train
