@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import json
 import os
 import select
 import signal
@@ -56,6 +57,8 @@ _EXITS = {
 }
 """What a command raises SystemExit with -> its exit status. Any other SystemExit is left to Python."""
 _STDOUT = 1
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable of the entry point of a Ray job: the job's settings. Ray is not imported here."""
 QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
 
@@ -594,6 +597,8 @@ def _status(main: Callable[[], int]) -> int:
     except RayYoloError as error:
         lines = redact(f"{type(error).__name__}: {error}").split("\n")
         _print_error("\n".join(map(printable, lines)))
+        if isinstance(error, InputError) and (note := _folder_of_job()):
+            _print_error(note)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -610,6 +615,15 @@ def _status(main: Callable[[], int]) -> int:
             return EXIT_FAILED
         _print_error(redact(traceback.format_exc().removesuffix("\n")))
         return EXIT_FAILED
+
+
+def _folder_of_job() -> str:
+    """In a job of `ray job submit` without a working directory, where relative paths are looked up; else ''."""
+    job = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
+    if not job or job.get("runtime_env", {}).get("working_dir"):
+        return ""
+    return (f"this job has no working directory: it runs in {os.getcwd()} on {os.uname().nodename}, where relative "
+            "paths are looked up; `ray job submit --working-dir . ...` uploads your current folder")
 
 
 def _print_error(text: str) -> None:
