@@ -204,7 +204,7 @@ def _check(sources: LabelSources, path: str) -> _Checked:
     except UnreadableImageError as error:
         problem = Finding(path, str(error), dropped=True)
     except OSError as error:
-        problem = Finding(path, f"cannot be read: {error.strerror}", dropped=True)
+        problem = Finding(path, f"cannot be read: {error.strerror or error}", dropped=True)
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 

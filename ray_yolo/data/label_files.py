@@ -217,4 +217,4 @@ def _content(file: str) -> bytes | None:
             raise UnreadableLabelsError(file, "is a link to a file that does not exist") from None
         return None
     except OSError as error:
-        raise UnreadableLabelsError(file, f"cannot be read: {error.strerror}") from None
+        raise UnreadableLabelsError(file, f"cannot be read: {error.strerror or error}") from None

@@ -307,7 +307,7 @@ class Frame(NamedTuple):
         except UnreadableImageError as error:
             return self._replace(error=str(error))
         except OSError as error:
-            return self._replace(error=f"cannot be read: {error.strerror}")
+            return self._replace(error=f"cannot be read: {error.strerror or error}")
 
 
 class InputSource(NamedTuple):

@@ -130,7 +130,7 @@ class EventLog:
             self._release()  # opening it again removes a line that was written in part
             if not self._warned and not self._durable:
                 _logger.warning("%s cannot be written (%s): events wait in memory until it can be written again",
-                                self.path, error.strerror)
+                                self.path, error.strerror or error)
             self._warned = True
             return error
         return None

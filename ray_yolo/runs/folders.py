@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.cache_folder import home_folder
 from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.runs.working_copy import create_working_copy, project_address, working_copy_folder
 from ray_yolo.storage.lease import store_time, try_lock
@@ -41,7 +42,7 @@ def usable_storage() -> Iterator[None]:
 def lasting_folder() -> Path:
     """The current folder; ~/ray-yolo in Ray's copy of a job's files, which is removed with the cluster."""
     here = Path.cwd()
-    return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
+    return home_folder() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
 
 
 def storage_folder(placement: Placement) -> Path:
@@ -158,9 +159,9 @@ def lock_file(file: IO[Any]) -> bool:
     try:
         return try_lock(file)
     except OSError as error:
-        raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror}), and without locks two "
-                         "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
-                         "or give a --storage-path on another one") from None
+        raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror or error}), and without "
+                         "locks two commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not "
+                         "nolock), or give a --storage-path on another one") from None
 
 
 def is_held(folder: Path) -> bool:

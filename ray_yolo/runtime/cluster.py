@@ -24,6 +24,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.cache_folder import home_folder
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
@@ -261,7 +262,7 @@ def own_token() -> None:
     Otherwise Ray would write a token to ~/.ray, and each later `ray start --head` of this user would require it.
     """
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if not given and not (Path.home() / ".ray" / "auth_token").exists():
+    if not given and not (home_folder() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 

@@ -35,7 +35,7 @@ def test_commands_and_flags_of_a_page_are_ours(name: str) -> None:
             known_run = PARSED[command]._replace(inherit=lambda source, given: {})  # of --from
             parse(known_run, shlex.split(words, comments=True))
         else:
-            assert command in [each.__name__ for each in COMMANDS]
+            assert command in COMMANDS
     ours = {flag for command in PARSED.values() for flag in command.flags} | {"--mlflow-uri", *UNPARSED}
     known = {flag for command in PARSED.values() for flag in command.unsupported} if name == MIGRATION else set()
     assert set(FLAG.findall(text)) - ours - known - OTHERS == set()
