@@ -68,7 +68,7 @@ class Process(NamedTuple):
         if not self.is_here:
             return
         with suppress(ProcessLookupError):
-            file = os.pidfd_open(self.pid)  # denotes one process, whoever gets its id later
+            file = os.pidfd_open(self.pid)  # denotes this process, also after its id is given to another one
             try:
                 if self._is_running():
                     signal.pidfd_send_signal(file, signal.SIGKILL)

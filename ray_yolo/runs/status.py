@@ -32,7 +32,7 @@ from ray_yolo.runs.usage import measure_usage
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
 _WARNINGS_SHOWN = 5
-_CLOCK_SECONDS = 5.0  # by which clocks of machines may differ; more is told at the start, too
+_CLOCK_SECONDS = 5.0  # by which the clocks of machines may differ
 
 
 class Members(Frozen):

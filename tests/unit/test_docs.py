@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
           "replay": REPLAY, "compare": COMPARE}
-OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
+OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir", "--temp-dir",  # Ray's
+          "--entrypoint-num-cpus",
           "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
 UNPARSED = ("--against", "--runs", "--exit-code", "--price")  # of checks, verify and status: parsers of their own
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs

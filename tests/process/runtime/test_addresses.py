@@ -118,12 +118,12 @@ def test_a_head_that_does_not_answer_is_given_up(head: Head) -> None:
     assert done.stdout.startswith(f"4 address: no answer from 127.0.0.1:{head.port} (timed out)")
 
 
-def test_a_head_of_another_folder_is_told(head: Head, tmp_path: Path) -> None:
+def test_a_head_of_another_folder_is_named(head: Head, tmp_path: Path) -> None:
     code = ("from ray_yolo.config.placement import Placement\nfrom ray_yolo.runtime import cluster\n"
             "print(cluster._address(Placement(), print))")
-    *told, address = head.python(code, RAY_TMPDIR=str(tmp_path)).stdout.splitlines()
+    *said, address = head.python(code, RAY_TMPDIR=str(tmp_path)).stdout.splitlines()
     assert address == "local"
-    assert re.search(rf"another one runs here, at .*127\.0\.0\.1:{head.port}\b.*--address", told[-1])
+    assert re.search(rf"another one runs here, at .*127\.0\.0\.1:{head.port}\b.*--address", said[-1])
 
 
 HOLD = """

@@ -100,7 +100,7 @@ def test_the_address_of_the_environment_is_used_without_a_fallback(
         cluster.connect(Placement(gpus_per_worker=0.0))
 
 
-def test_another_head_on_this_machine_is_told(
+def test_another_head_on_this_machine_is_named(
         asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of another --temp-dir, for example: there is no note in the default folder."""
     with answering() as head, answering(b"SSH-2.0-OpenSSH_9.2p1\r\n") as none:
