@@ -168,7 +168,7 @@ def _nodes_without_own() -> list[Counter[str]]:
 def _held_by_own(*kinds: str) -> str:
     """What this job itself holds of these kinds of resources, in words; '': nothing."""
     held: dict[str, Counter[str]] = {}
-    for holding in holdings():
+    for holding in sorted(holdings(), key=lambda each: (not each.is_entry_point, each.name)):
         if holding.job == own_job():
             what = "its entry point (--entrypoint-num-cpus)" if holding.is_entry_point else f"actor {holding.name}"
             held.setdefault(what, Counter()).update({kind: holding.resources.get(kind, 0) for kind in kinds})

@@ -144,15 +144,14 @@ def _drain() -> None:
 
     A server that still starts accepts requests as soon as its ingress runs; before, there are none.
     """
-    started = serve.status().applications.get(NAME)
-    ingress_status = started and started.deployments.get(Ingress.__name__)
-    if not ingress_status or not ingress_status.replica_states.get("RUNNING"):
-        return
-    print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
+    limit = DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1
     try:
-        ingress = serve.get_app_handle(NAME)
-        limit = DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1
-        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=limit)
+        shown = serve.status().applications.get(NAME)
+        deployment = shown and shown.deployments.get(Ingress.__name__)
+        if not deployment or not deployment.replica_states.get("RUNNING"):
+            return
+        print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
+        left = serve.get_app_handle(NAME).drain.remote(DRAIN_SECONDS).result(timeout_s=limit)
     except (RayError, RayServeException, TimeoutError) as error:
         print(f"warning: accepted requests may be lost: {type(error).__name__}: {error}", file=sys.stderr)
         return
