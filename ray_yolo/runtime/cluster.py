@@ -21,6 +21,7 @@ import ray
 import ray.exceptions
 import torch
 from ray.autoscaler.sdk import request_resources
+from ray.util.client import ray as ray_client
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from ray_yolo.config.placement import Placement
@@ -70,11 +71,13 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
         logs: whether this process prints what Ray's workers log.
 
     Raises:
-        InputError: for a malformed address.
+        InputError: for a malformed address, and one through which no training runs.
         ResourcesError: if there is no cluster at the address, or it denies access. Without `start`, also if none runs
         on this machine.
     """
     global _is_shared
+    if ray_client.is_connected():  # by the caller
+        check_address("ray://HOST:10001")
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement, lambda text: print(f"warning: {text}", file=sys.stderr))
@@ -150,7 +153,8 @@ def free_nodes(placement: Placement) -> list[NodeResources]:
 def room(placement: Placement, gpus: float) -> int:
     """Workers that fit on the nodes, assuming that other jobs hold nothing."""
     needed = resources_of(placement, gpus).items()
-    return sum(min(count_places(kind, node[kind], amount) for kind, amount in needed) for node in _nodes_without_own())
+    return sum(min(count_places(kind, max(node[kind], 0.0), amount) for kind, amount in needed)
+               for node in _nodes_without_own())
 
 
 def _nodes_without_own() -> list[Counter[str]]:

@@ -145,6 +145,14 @@ def test_an_interface_that_no_training_can_use_is_refused_with_the_ways_that_wor
     assert asked == []
 
 
+def test_a_connection_of_ray_client_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may have called `ray.init("ray://...")`."""
+    monkeypatch.setattr(cluster.ray_client, "is_connected", lambda: True)
+    with pytest.raises(InputError, match="ray job submit"):
+        cluster.connect(Placement())
+    assert asked == []
+
+
 def test_each_local_cluster_has_its_own_token(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = []
     for _ in range(2):
