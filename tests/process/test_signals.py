@@ -52,3 +52,13 @@ def test_a_signal_at_any_instant_of_a_start_ends_it(tmp_path: Path, workers: int
             process.send_signal(number)
             output, _ = process.communicate(timeout=60)
         assert (process.returncode, "Traceback" in output) == (128 + number, False), (seconds, duration, output)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_work_ends_the_process_itself(number: signal.Signals) -> None:
+    """Whatever would catch an exception, such as native code that is being initialised."""
+    program = ("import os\nfrom ray_yolo.core.signals import end_at_once\nend_at_once()\n"
+               f"try:\n    os.kill(os.getpid(), {number.value})\nexcept BaseException:\n    pass\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, cwd=ROOT,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    assert (done.returncode, done.stderr) == (128 + number, b"")
