@@ -1,7 +1,6 @@
 """`python -m ray_yolo.checks`: versions, devices, cluster and storage on one page, or a data set."""
 
-from ray_yolo.cli import checks as main
-from ray_yolo.cli import run
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("checks")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import io
+import json
 import os
 import select
 import signal
@@ -33,7 +33,7 @@ from ray_yolo.config.settings import SourcedValue, config_fields, describe
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.redact import printable, redact
-from ray_yolo.core.signals import exit_on_hangup, exit_on_sigterm
+from ray_yolo.core.signals import end_at_once, raise_from_now_on
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_record import LEDGER_FILE
@@ -57,6 +57,8 @@ _EXITS = {
 }
 """What a command raises SystemExit with -> its exit status. Any other SystemExit is left to Python."""
 _STDOUT = 1
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable of the entry point of a Ray job: the job's settings. Ray is not imported here."""
 QUIET_RAY = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Environment to set before Ray is imported: a call after its end fails, where Ray would start a second one."""
 
@@ -228,9 +230,9 @@ def train(argv: Sequence[str] | None = None) -> int:
     if not config.placement.resume:  # else the model is the run's
         check_model_name(config.recipe.model)
         refuse_unread_loss(given, config.recipe)
-    _load_numpy()
     from ray_yolo.runtime import trainer
 
+    raise_from_now_on()
     if not is_dry_run:
         trainer.fit(config)
         return 0
@@ -259,10 +261,10 @@ def tune(argv: Sequence[str] | None = None) -> int:
     config, origins, is_dry_run, given = parse_tune(argv)
     check_model_name(config.recipe.model)
     refuse_unread_loss(given, config.recipe)
-    _load_numpy()
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import tuner
 
+    raise_from_now_on()
     check_cache_folder()
     if not is_dry_run:
         tuner.search(config)
@@ -284,6 +286,7 @@ def compare(argv: Sequence[str] | None = None) -> int:
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import comparer
 
+    raise_from_now_on()
     check_cache_folder()
     if not is_dry_run:
         comparer.compare(config, sides, settings_of_sides(config, origins))
@@ -296,7 +299,6 @@ def compare(argv: Sequence[str] | None = None) -> int:
 def val(argv: Sequence[str] | None = None) -> int:
     """Validate trained weights."""
     parsed = parse_val(argv)
-    _load_numpy()
     from ray_yolo.runtime.validator import check, validate
 
     return _act(parsed, validate, lambda config: check(config)[0])
@@ -305,7 +307,6 @@ def val(argv: Sequence[str] | None = None) -> int:
 def predict(argv: Sequence[str] | None = None) -> int:
     """Detect in images and videos."""
     parsed = parse_predict(argv)
-    _load_numpy()
     from ray_yolo.runtime import predictor
 
     return _act(parsed, predictor.predict, lambda config: predictor.check(config)[0])
@@ -314,7 +315,6 @@ def predict(argv: Sequence[str] | None = None) -> int:
 def export(argv: Sequence[str] | None = None) -> int:
     """Write trained weights for other programs."""
     parsed = parse_export(argv)
-    _load_numpy()
     from ray_yolo.inference.export import check, export
 
     return _act(parsed, lambda config: print(export(config)), lambda config: check(config)[0])
@@ -325,7 +325,6 @@ def serve(argv: Sequence[str] | None = None) -> int:
     parsed = parse_serve(argv)
     if not (is_address(parsed.config.weights) or os.path.isfile(parsed.config.weights)):
         raise InputError(f"weights: {parsed.config.weights}: no such weights file")
-    _load_numpy()
     try:
         from ray_yolo.runtime import serving
     except ImportError as error:
@@ -360,6 +359,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
         from ray_yolo.runtime.dataset_changes import compare_datasets
         from ray_yolo.runtime.dataset_check import PROJECT
 
+        raise_from_now_on()
         placement = Placement(storage_path=options.storage_path, project=PROJECT)
         runs = [_folder(run, whole=False) for run in options.runs]
         print("\n".join(compare_datasets(options.data, options.against, runs, placement)))
@@ -368,6 +368,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
         return _check_data(options.data, options.storage_path)
     from ray_yolo.runtime.bug_report import describe as describe_all
 
+    raise_from_now_on()
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
     print("\n".join(lines))
     return ResourcesError.exit_code if wrong else 0
@@ -376,6 +377,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
 def _check_data(data: str, storage_path: str) -> int:
     from ray_yolo.runtime.dataset_check import PROJECT, check_dataset
 
+    raise_from_now_on()
     lines, problems = check_dataset(data, Placement(storage_path=storage_path, project=PROJECT))
     print("\n".join(lines))
     for problem in problems:
@@ -395,7 +397,10 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
     from ray_yolo.sinks.mlflow_client import is_copy, own_uri, tracking_uri
+    from ray_yolo.sinks.records import synchronise
+    from ray_yolo.tune.records import synchronise_sweep
 
+    raise_from_now_on()
     run_dir = _folder(options.run_dir)
     requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if requested == "off":
@@ -407,11 +412,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     else:
         uri = tracking_uri(requested or own_uri(run_dir), Path.cwd())
     if (run_dir / LEDGER_FILE).is_file():
-        from ray_yolo.tune.records import synchronise_sweep
-
         return synchronise_sweep(run_dir, uri)
-    from ray_yolo.sinks.records import synchronise
-
     return synchronise(run_dir, uri)
 
 
@@ -454,12 +455,12 @@ def _verify(run: str, other: str | None) -> tuple[int, str]:
         results do not show that both are equal, '' if they do.
     """
     from ray_yolo.runs.verification import check_files, compare_runs, unequal_end
+    from ray_yolo.tune.verification import check_sweep, compare_sweeps
 
+    raise_from_now_on()
     run_dir, unclear = _folder(run), ""
     other_dir = _folder(other) if other else None
     if (run_dir / LEDGER_FILE).is_file():
-        from ray_yolo.tune.verification import check_sweep, compare_sweeps
-
         checks = check_sweep(run_dir)
         comparisons = compare_sweeps(run_dir, other_dir) if other_dir else []
     else:
@@ -479,7 +480,6 @@ def replay(argv: Sequence[str] | None = None) -> int:
     run = parsed.config.run
     if not is_address(run):
         _require_log(Path(run))
-    _load_numpy()
     from ray_yolo.runtime import replay as replay_module
 
     return _act(parsed, replay_module.replay, lambda config: replay_module.check(config).config)
@@ -502,6 +502,7 @@ def status(argv: Sequence[str] | None = None) -> int:
     if options.run_dir is None:
         from ray_yolo.runtime.node_checks import describe_cluster
 
+        raise_from_now_on()
         lines, can_train = describe_cluster(options.address)
         print("\n".join(lines))
         return 0 if can_train else ResourcesError.exit_code
@@ -509,6 +510,7 @@ def status(argv: Sequence[str] | None = None) -> int:
         _require_log(Path(options.run_dir))
     from ray_yolo.tune.status import describe_sweep
 
+    raise_from_now_on()
     folder = _folder(options.run_dir, whole=False)
     lines = describe_sweep(folder)
     if prices:
@@ -528,29 +530,30 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     from ray_yolo.tune.listing import format_table, list_project
 
+    raise_from_now_on()
     print("\n".join(map(printable, format_table(list_project(options.project), time.time()))))
     return 0
 
 
 list_runs.__name__ = "list"  # the name of the command; in this module it is that of a builtin
-COMMANDS = (train, val, predict, export, serve, tune, compare, sync, verify, replay, status, list_runs, checks)
+COMMANDS = {command.__name__: command for command in (
+    train, val, predict, export, serve, tune, compare, sync, verify, replay, status, list_runs, checks)}
 
 
 def console() -> int:
     """The installed program: `ray_yolo COMMAND ...` equals `python -m ray_yolo.COMMAND ...`."""
-    commands = {command.__name__: command for command in COMMANDS}
     name, *words = sys.argv[1:] or ["--help"]
 
     def start() -> int:
-        if name in commands:
-            return commands[name](words)
+        if name in COMMANDS:
+            return COMMANDS[name](words)
         if name == "--version":
             print(f"ray_yolo {ray_yolo.__version__}")
             return 0
         if name not in ("-h", "--help"):
-            raise InputError(f"{name}: no such command; the commands are {', '.join(commands)}")
+            raise InputError(f"{name}: no such command; the commands are {', '.join(COMMANDS)}")
         print("ray_yolo COMMAND ...; each has --help")
-        for known, command in commands.items():
+        for known, command in COMMANDS.items():
             first_line = (command.__doc__ or "").splitlines()[0]
             print(f"    {known:<8} {first_line}")
         print("\nexamples:")
@@ -569,14 +572,13 @@ def run(main: Callable[[], int]) -> int:
     | an error of this package: one message on stderr | the error's own |
     | any other exception, with its traceback | 3 |
     | SIGINT, SIGTERM, SIGHUP, after the `finally` blocks | 130, 143, 129 |
+    | the same before `raise_from_now_on`, which a command calls after its imports: at once | 130, 143, 129 |
     | its output no longer has a reader (`... | head`) | 141 |
     """
     os.environ.update({**SPINS, **QUIET_RAY, **os.environ})
     if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that its encoding lacks would end the command
         sys.stdout.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, exit_on_sigterm)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
-        signal.signal(signal.SIGHUP, exit_on_hangup)
+    end_at_once()
     deadline.end_process_at_deadline()
     status = _status(main)
     try:
@@ -609,6 +611,8 @@ def _status(main: Callable[[], int]) -> int:
     except RayYoloError as error:
         lines = redact(f"{type(error).__name__}: {error}").split("\n")
         _print_error("\n".join(map(printable, lines)))
+        if isinstance(error, InputError) and (note := _folder_of_job()):
+            _print_error(note)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -627,6 +631,15 @@ def _status(main: Callable[[], int]) -> int:
         return EXIT_FAILED
 
 
+def _folder_of_job() -> str:
+    """In a job of `ray job submit` without a working directory, where relative paths are looked up; else ''."""
+    job = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
+    if not job or job.get("runtime_env", {}).get("working_dir"):
+        return ""
+    return (f"this job has no working directory: it runs in {os.getcwd()} on {os.uname().nodename}, where relative "
+            "paths are looked up; `ray job submit --working-dir . ...` uploads your current folder")
+
+
 def _print_error(text: str) -> None:
     with suppress(BrokenPipeError):  # `2>&1 | head`: the exit status is what remains to say
         print(text, file=sys.stderr)
@@ -639,19 +652,11 @@ def _has_no_reader(file_number: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _load_numpy() -> None:
-    """Import NumPy, before torch imports it in native code.
-
-    torch drops the exceptions of that import, also the one of a signal: the command would go on, perhaps with half of
-    NumPy.
-    """
-    importlib.import_module("numpy")
-
-
 def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config]) -> int:
     """Call `act`. With --dry-run, call `check` instead, and print every resolved setting."""
     from ray_yolo.core.cache_folder import check_cache_folder
 
+    raise_from_now_on()
     check_cache_folder()
     config, origins, dry_run, _ = parsed
     if not dry_run:

@@ -1,7 +1,6 @@
 """`python -m ray_yolo.compare`: trains two sides on pairs of fresh seeds, and says which one is better."""
 
-from ray_yolo.cli import compare as main
-from ray_yolo.cli import run
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("compare")

@@ -1,7 +1,6 @@
 """`python -m ray_yolo.export`: writes trained weights for other programs."""
 
-from ray_yolo.cli import export as main
-from ray_yolo.cli import run
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("export")

@@ -1,7 +1,6 @@
 """`python -m ray_yolo.predict`: detects in images and videos."""
 
-from ray_yolo.cli import predict as main
-from ray_yolo.cli import run
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("predict")

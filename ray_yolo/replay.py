@@ -1,7 +1,6 @@
 """`python -m ray_yolo.replay`: trains one step of a run again, and shows what happened in it."""
 
-from ray_yolo.cli import replay as main
-from ray_yolo.cli import run
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("replay")

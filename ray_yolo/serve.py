@@ -2,11 +2,11 @@
 `ray_yolo.serve:app`; see `runtime/serving.py`.
 """
 
-from ray_yolo.cli import run
-from ray_yolo.cli import serve as main
-from ray_yolo.runtime.serving import app
-
-__all__ = ["app"]
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("serve")
+else:
+    from ray_yolo.runtime.serving import app
+
+    __all__ = ["app"]

@@ -1,7 +1,6 @@
 """`python -m ray_yolo.sync`: delivers a run folder to an MLflow server."""
 
-from ray_yolo.cli import run
-from ray_yolo.cli import sync as main
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("sync")

@@ -1,7 +1,6 @@
 """`python -m ray_yolo.val`: validates trained weights."""
 
-from ray_yolo.cli import run
-from ray_yolo.cli import val as main
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("val")

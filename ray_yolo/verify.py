@@ -1,7 +1,6 @@
 """`python -m ray_yolo.verify`: checks the files of a run, and whether two runs trained the same weights."""
 
-from ray_yolo.cli import run
-from ray_yolo.cli import verify as main
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    start("verify")

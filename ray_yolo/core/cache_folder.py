@@ -17,7 +17,16 @@ def cache_folder() -> Path:
     """RAY_YOLO_CACHE if set, else ray_yolo under XDG_CACHE_HOME, else ~/.cache/ray_yolo. Not created here."""
     if own := os.environ.get("RAY_YOLO_CACHE"):
         return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ray_yolo"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "ray_yolo"
+
+
+def home_folder() -> Path:
+    """The user's home folder; one that is not there if HOME is not set and the user id has no entry of its own, as in a
+    container."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
 
 
 def check_cache_folder() -> None:
@@ -54,5 +63,5 @@ def build_in_place(target: Path, make: Callable[[Path], object]) -> Path:
 
 
 def _unusable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"{folder}: the cache cannot be written ({error.strerror}); set RAY_YOLO_CACHE to a folder that "
-                      "can be")
+    return InputError(f"{folder}: the cache cannot be written ({error.strerror or error}); set RAY_YOLO_CACHE to a "
+                      "folder that can be")

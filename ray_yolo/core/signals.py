@@ -1,4 +1,4 @@
-"""How a command ends on a signal: its exit status, and the loss of its terminal."""
+"""How a command ends on a signal: at once or by an exception, its exit status, and the loss of its terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,57 @@ import os
 import signal
 import stat
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a command to end: Ctrl-C, a scheduler, and a terminal whose connection is lost."""
+
+
+def end_at_once() -> None:
+    """From now on, a signal of `STOPS` ends this process itself, until `raise_from_now_on`.
+
+    Imports take seconds, and an exception cannot end them: native code that is being initialised drops it, and the
+    command goes on, or aborts. What has not begun has nothing to tidy up.
+    """
+    for stop in STOPS:
+        if stop == signal.SIGTERM or signal.getsignal(stop) != signal.SIG_IGN:  # ignored: SIGHUP under nohup
+            signal.signal(stop, _end)
+
+
+def raise_from_now_on() -> None:
+    """The work begins: from now on, a signal that would end this process itself raises an exception instead."""
+    handlers = signal.default_int_handler, exit_on_sigterm, exit_on_hangup
+    for stop, handler in zip(STOPS, handlers, strict=True):
+        if signal.getsignal(stop) is _end:
+            signal.signal(stop, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Context of the import of a native library after the work has begun: a signal takes effect at its end."""
+    if threading.current_thread() is not threading.main_thread():  # there, signals raise nothing
+        yield
+        return
+    received: list[int] = []
+    handlers = {stop: signal.getsignal(stop) for stop in STOPS}
+    for stop, handler in handlers.items():
+        if handler not in (signal.SIG_IGN, None):  # None: not set by Python
+            signal.signal(stop, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for stop, handler in handlers.items():
+            if handler is not None:
+                signal.signal(stop, handler)
+        for number in received:
+            os.kill(os.getpid(), number)
+
+
+def _end(number: int, frame: Any) -> None:
+    os._exit(128 + number)
 
 
 def exit_on_sigterm(number: int, frame: Any) -> None:

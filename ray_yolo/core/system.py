@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import platform
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ SPINS = {"GOMP_SPINCOUNT": "1000"}
 """Environment to set before torch is imported: how long waiting OpenMP threads spin before they sleep. On a shared CPU
 libgomp's default of 300,000 spins doubled the CPU seconds and the time of a step (two threads)."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 22 - 3  # of /proc/PID/stat, whose third field is the first one after the program's name
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 
@@ -46,6 +48,7 @@ class Process(NamedTuple):
     node: str
     space: str  # of process ids: kernel boot and PID namespace; machines and containers may share a host name
     pid: int
+    started: int  # in clock ticks after the boot: the kernel gives the id of an ended process to another one
 
     @property
     def has_ended(self) -> bool:
@@ -53,26 +56,49 @@ class Process(NamedTuple):
 
         A killed process stays listed until its parent reaps it. Process 1 of a plain container never does.
         """
-        return self.is_here and _state_of(self.pid) in ("", "Z", "X")
+        return self.is_here and not self._is_running()
 
     @property
     def is_here(self) -> bool:
-        """Whether its id denotes the same process in the calling process."""
-        return self[:2] == own_process()[:2]
+        """Whether its id is one of the calling process's machine and namespace."""
+        return self[:2] == (socket.gethostname(), _pid_space(BOOT))
+
+    def kill(self) -> None:
+        """Send SIGKILL, if the process is here and has not ended; no other process gets it."""
+        if not self.is_here:
+            return
+        with suppress(ProcessLookupError):
+            file = os.pidfd_open(self.pid)  # denotes this process, also after its id is given to another one
+            try:
+                if self._is_running():
+                    signal.pidfd_send_signal(file, signal.SIGKILL)
+            finally:
+                os.close(file)
+
+    def _is_running(self) -> bool:
+        state, started = _state_of(self.pid)
+        return started == self.started and state not in ("Z", "X")
 
 
 def own_process() -> Process:
     """The calling process."""
-    return Process(socket.gethostname(), _pid_space(BOOT), os.getpid())
+    return process_of(os.getpid())
 
 
-def _state_of(pid: int) -> str:
-    """The state of a process on this machine, by the kernel's letter: Z is a zombie, X is dead; '': no process."""
+def process_of(pid: int) -> Process:
+    """The process that has an id now, on this machine; of none, one that has ended."""
+    return Process(socket.gethostname(), _pid_space(BOOT), pid, _state_of(pid)[1])
+
+
+def _state_of(pid: int) -> tuple[str, int]:
+    """The state of a process on this machine, by the kernel's letter (Z is a zombie, X is dead), and its start in clock
+    ticks after the boot. Without such a process, dead and -1."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    return status.rpartition(")")[2].split()[0]  # a program's name, in parentheses, may contain spaces
+        return "X", -1
+    fields = status.rpartition(")")[2].split()  # a program's name, in parentheses, may contain spaces
+    return fields[0], int(fields[_START_FIELD])
 
 
 def end_with_parent() -> None:

@@ -242,7 +242,8 @@ def _check(sources: LabelSources, path: str) -> _Checked:
         is_failure = isinstance(error, UnreachableImageError) and not is_broken_link(path)
         problem = Finding(path, str(error), dropped=True, is_transient=is_failure)
     except OSError as error:  # of a label file
-        problem = Finding(error.filename or path, f"cannot be read: {error.strerror}", dropped=True, is_transient=True)
+        problem = Finding(error.filename or path, f"cannot be read: {error.strerror or error}", dropped=True,
+                          is_transient=True)
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 

@@ -107,7 +107,7 @@ def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
             np.savez(temporary, allow_pickle=False, **arrays)
     except OSError as error:
         _log.warning("the label index cannot be written to %s (%s): it is rebuilt at every start",
-                     cache_folder(), error.strerror)
+                     cache_folder(), error.strerror or error)
 
 
 def _json_array(value: Any) -> np.ndarray:

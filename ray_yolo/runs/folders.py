@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.cache_folder import home_folder
 from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.runs.working_copy import create_working_copy, project_address, working_copy_folder
 from ray_yolo.storage.lease import store_time, try_lock
@@ -48,7 +49,7 @@ def usable_storage() -> Iterator[None]:
 def lasting_folder() -> Path:
     """The current folder; ~/ray-yolo in Ray's copy of a job's files, which is removed with the cluster."""
     here = Path.cwd()
-    return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
+    return home_folder() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
 
 
 def storage_folder(placement: Placement) -> Path:
@@ -178,9 +179,9 @@ def lock_file(file: IO[Any], wait_seconds: float = 0.0) -> bool:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         return True
     except OSError as error:
-        raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror}), and without locks two "
-                         "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
-                         "or give a --storage-path on another one") from None
+        raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror or error}), and without "
+                         "locks two commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not "
+                         "nolock), or give a --storage-path on another one") from None
 
 
 def is_held(folder: Path) -> bool:

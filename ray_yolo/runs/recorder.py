@@ -8,16 +8,18 @@ Ray, the writer is a thread.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ray_yolo.core.events import Event
-from ray_yolo.core.system import undo_niceness
-from ray_yolo.runs.event_log import EventLog
+from ray_yolo.core.events import CheckpointEvent, EpochEvent, Event, StepEvent
+from ray_yolo.core.system import Process, own_process, undo_niceness
+from ray_yolo.runs.event_log import EventLog, plain, read_events
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -39,10 +41,11 @@ class Recorder:
         undo_niceness()  # workers wait for it when they start and end
         self._logs: dict[str, EventLog | None] = {}  # by path; None: it is closed
 
-    def open(self, path: str) -> None:
-        """Open a log."""
+    def open(self, path: str) -> Process:
+        """Open a log. Returns this process."""
         self._logs[path] = EventLog(path)
         Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # of an earlier driver
+        return own_process()
 
     def emit(self, path: str, event: Event) -> None:
         """Append one event. An event for a closed log is too late and is lost."""
@@ -114,9 +117,13 @@ class RecorderClient:
 
     def __init__(self, actor: ActorHandle[Recorder], path: str, *, ends: bool) -> None:
         self.actor, self._path, self._ends, self._warned = actor, path, ends, False
+        self.writer: Process | None = None  # the actor's process, once it has opened the log
+        self._rows: deque[Event] = deque(maxlen=_MAX_PENDING_CALLS)  # which the actor may not have written
 
     def emit(self, event: Event) -> None:
         """Send one event."""
+        if isinstance(event, (StepEvent, EpochEvent, CheckpointEvent)):
+            self._rows.append(event)
         try:
             self.actor.emit.remote(self._path, event)
         except Exception as error:  # Ray shut down, queue full, value that cannot be sent
@@ -140,11 +147,36 @@ class RecorderClient:
 
     def flush(self, wait_seconds: float = 10.0) -> None:
         """Wait until all events of this process have arrived. Every worker calls this before it returns: events that
-        arrive after the writer's end are lost."""
+        arrive after the writer's end are lost.
+
+        If the writer has ended first, with Ray's head or the driver, this process appends the rows that the log lacks:
+        the checkpoint has their steps.
+        """
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):
+        sent = len(self._rows)
+        try:
             self.wait(wait_seconds)
+        except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.ActorDiedError) or (self.writer and self.writer.has_ended):
+                self._append_rows()
+            return
+        for _ in range(sent):
+            self._rows.popleft()
+
+    def _append_rows(self) -> None:
+        """Append the rows of this process that the log lacks. Only the recording worker has any."""
+        rows = list(self._rows)
+        self._rows.clear()
+        if not rows or not Path(self._path).exists():  # on another machine, without shared storage
+            return
+        written = set(map(_line, read_events(self._path)))
+        with contextlib.suppress(OSError):
+            log = EventLog(self._path)
+            for event in rows:
+                if _line(event) not in written:
+                    log.append(event)
+            log.close()
 
     def close(self, wait_seconds: float = 10.0) -> None:
         """Write all events of this process, and close the log. Warnings that the log cannot take go to stderr."""
@@ -159,6 +191,11 @@ class RecorderClient:
                 ray.kill(self.actor, no_restart=True)
 
 
+def _line(event: Event) -> str:
+    """What the log has of an event, without number and time."""
+    return json.dumps([event.type, plain(event.fields)])
+
+
 def open_log(path: str, actor: ActorHandle[Recorder] | None = None) -> RecorderClient:
     """Make an actor write the log at an absolute path; by default a new actor, which ends with the log.
 
@@ -168,7 +205,7 @@ def open_log(path: str, actor: ActorHandle[Recorder] | None = None) -> RecorderC
     import ray
 
     recorder = RecorderClient(actor or start_recorder(), path, ends=actor is None)
-    ray.get(recorder.actor.open.remote(path), timeout=_START_SECONDS)
+    recorder.writer = ray.get(recorder.actor.open.remote(path), timeout=_START_SECONDS)
     return recorder
 
 

@@ -107,8 +107,8 @@ class Run:
             self.check_in_place()
             write_record(self.folder, self.record)
         except OSError as error:
-            warn(f"warning: {self.folder / RECORD_FILE} cannot be written ({error.strerror}): a continued run counts "
-                 "less time")
+            warn(f"warning: {self.folder / RECORD_FILE} cannot be written ({error.strerror or error}): a continued run "
+                 "counts less time")
 
     @property
     def location(self) -> str:
@@ -436,10 +436,9 @@ def _try_open(folder: Path) -> Run | None:
             return None
         remote = acquire_run(folder)
         holder = remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n"
-        lock.seek(0)
-        lock.truncate()
-        lock.write(holder)  # for messages of other processes
-        lock.flush()
+        lock.truncate(0)
+        with suppress(OSError):  # a full disk refuses the record, whose error counts; this is for messages of others
+            os.write(lock.fileno(), holder.encode())
         if isinstance(remote, str):
             return None
         try:

@@ -32,6 +32,7 @@ from ray_yolo.runs.usage import measure_usage
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
 _WARNINGS_SHOWN = 5
+_CLOCK_SECONDS = 5.0  # by which the clocks of machines may differ
 
 
 class Members(Frozen):
@@ -179,6 +180,9 @@ def _warning(event: WarningEvent) -> str:
 
 
 def _ago(seconds: float) -> str:
+    if seconds < -_CLOCK_SECONDS:
+        return f"{-seconds:.0f} s ahead of this machine's clock"
+    seconds = max(0.0, seconds)
     if seconds < 120:
         return f"{seconds:.0f} s ago"
     if seconds < 7200:

@@ -18,7 +18,7 @@ from ray_yolo.core.system import Process, own_process
 from ray_yolo.storage.lease import try_lock
 
 WORKERS_LOCK = ".workers"
-"""File in a run folder. Each worker that has locked it has added a line: its node, space of process ids and id."""
+"""File in a run folder. Each worker that has locked it has added a line: the fields of its `Process`."""
 
 WAIT_SECONDS = 30.0  # for the workers of a killed driver to save the current step and end
 _POLL_SECONDS = 0.1
@@ -64,7 +64,7 @@ def _processes_in(path: Path) -> str:
     processes = []
     for line in path.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):  # two clients of a network file system may have mixed their lines
-            node, space, pid = line.split("\t")
-            processes.append(Process(node, space, int(pid)))
+            node, space, pid, started = line.split("\t")
+            processes.append(Process(node, space, int(pid), int(started)))
     living = [f"process {each.pid} on {each.node}" for each in processes if not each.has_ended]
     return ", ".join(living) or f"unknown ones; {path} is locked"

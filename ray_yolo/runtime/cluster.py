@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import secrets
@@ -14,30 +13,36 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
 import ray.exceptions
 import torch
 from ray.autoscaler.sdk import request_resources
+from ray.util.client import ray as ray_client
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import InputError, ResourcesError
+from ray_yolo.core.cache_folder import home_folder
+from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.core.system import SPINS, cores
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.devices import local_device
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.runtime.local_ray import in_own_groups, session_folder
+from ray_yolo.runtime.local_ray import PREFIX, in_own_groups, session_folder
 from ray_yolo.runtime.ray_internals import (
     DRIVER_ENVIRONMENT,
     available_resources,
     creator_of,
     draining_nodes,
+    holdings,
     local_head,
     other_jobs,
+    running_heads,
 )
 from ray_yolo.runtime.resources import NodeResources, count_places
 from ray_yolo.runtime.sharing import Group, read_groups
@@ -49,7 +54,9 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
           "glibc.malloc.top_pad=268435456")
 
 _TYPE = "accelerator_type:"  # Ray's resource of a node with GPUs of a type begins with it
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS, _INIT_SECONDS = 10.0, 60.0  # for an answer of a head's port, and to join its cluster
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings
+_FRAME_HEAD, _SETTINGS = 9, b"\4"  # bytes; a frame's type follows its length of three bytes
 _LONGEST_JOB = 100  # characters of another job's command
 _DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
 _is_shared = True  # whether other jobs may use the cluster: False if `connect` has started it
@@ -64,29 +71,33 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
         logs: whether this process prints what Ray's workers log.
 
     Raises:
-        InputError: for a malformed address.
+        InputError: for a malformed address, and one through which no training runs.
         ResourcesError: if there is no cluster at the address, or it denies access. Without `start`, also if none runs
         on this machine.
     """
     global _is_shared
+    if ray_client.is_connected():  # by the caller
+        check_address("ray://HOST:10001")
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement, lambda text: print(f"warning: {text}", file=sys.stderr))
         _is_shared = address != "local"
         if fault := _connection_fault(address):
-            raise ResourcesError(f"address: no answer from {address} ({fault}); check --address or RAY_ADDRESS, and "
-                                 "that the head runs (ray status)")
+            raise ResourcesError(f"address: {fault}")
         if address == "local" and not start:
             raise ResourcesError("address: no cluster runs here; give --address or RAY_ADDRESS, or `ray start --head`")
-        own: dict[str, Any] = {}
-        if address == "local":
-            own_token()
-            os.environ[LOCAL] = "1"  # its workers inherit it
-            own = {"num_cpus": cores(), "include_dashboard": False,  # a dashboard would add eleven processes
-                   "_temp_dir": str(session_folder())}  # Ray's own folder is writable by all users
+        init = partial(ray.init, address=address, log_to_driver=logs, logging_level=logging.ERROR)
         try:
-            with in_own_groups():
-                ray.init(address=address, log_to_driver=logs, logging_level=logging.ERROR, **own)
+            if address == "local":
+                own_token()
+                os.environ[LOCAL] = "1"  # its workers inherit it
+                with in_own_groups():
+                    init(num_cpus=cores(), include_dashboard=False,  # a dashboard would add eleven processes
+                         _temp_dir=str(session_folder()))  # Ray's own folder is writable by all users
+            else:
+                _init_in_time(init, address)
+        except RayYoloError:
+            raise
         except Exception as error:  # Ray raises many kinds, even bare ones, such as for a slow node
             raise _refusal(address, error) from None
         finally:
@@ -96,6 +107,17 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def _init_in_time(init: Callable[[], object], address: str) -> None:
+    """Connect to a head within `_INIT_SECONDS`. Ray itself waits for ever for a head that is frozen or cut off."""
+    connected = run_in_thread(init, "connection")
+    wait([connected], _INIT_SECONDS)
+    if not connected.done():
+        raise ResourcesError(f"address: {address} answers, but this machine could not join its cluster within "
+                             f"{_INIT_SECONDS:g} s; check that the head runs (ray status), and that a firewall lets "
+                             "this machine reach all ports of its nodes")
+    connected.result()
 
 
 def is_shared() -> bool:
@@ -129,16 +151,37 @@ def free_nodes(placement: Placement) -> list[NodeResources]:
 
 
 def room(placement: Placement, gpus: float) -> int:
-    """Workers that fit on live, non-draining nodes, assuming they are otherwise idle."""
-    draining = draining_nodes()
+    """Workers that fit on the nodes, assuming that other jobs hold nothing."""
     needed = resources_of(placement, gpus).items()
-    workers = 0
+    return sum(min(count_places(kind, max(node[kind], 0.0), amount) for kind, amount in needed)
+               for node in _nodes_without_own())
+
+
+def _nodes_without_own() -> list[Counter[str]]:
+    """The resources of live, non-draining nodes, without what this job itself holds: it never becomes free."""
+    draining, own, nodes = draining_nodes(), own_job(), {}
     for node in ray.nodes():
-        if not node["Alive"] or node["NodeID"] in draining:
-            continue
-        total = node["Resources"]
-        workers += min(count_places(kind, total.get(kind, 0.0), amount) for kind, amount in needed)
-    return workers
+        if node["Alive"] and node["NodeID"] not in draining:
+            nodes[node["NodeID"]] = Counter[str](node["Resources"])
+    for holding in holdings():
+        if holding.job == own and holding.node in nodes:
+            nodes[holding.node].subtract(holding.resources)
+    return list(nodes.values())
+
+
+def _held_by_own(*kinds: str) -> str:
+    """What this job itself holds of these kinds of resources, in words; '': nothing."""
+    held: dict[str, Counter[str]] = {}
+    for holding in sorted(holdings(), key=lambda each: (not each.is_entry_point, each.name)):
+        if holding.job == own_job():
+            what = "its entry point (--entrypoint-num-cpus)" if holding.is_entry_point else f"actor {holding.name}"
+            held.setdefault(what, Counter()).update({kind: holding.resources.get(kind, 0) for kind in kinds})
+    parts = [f"{amounts} for {what}" for what, each in held.items() if (amounts := _amounts(each))]
+    return ", ".join(parts)
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items() if amount)
 
 
 def own_job() -> str:
@@ -187,12 +230,13 @@ def describe_wait(placement: Placement, gpus: float) -> str:
         return ""
     each = ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)" for kind, amount in needed
                      if not kind.startswith(_TYPE))
-    return (f"waiting for {placement.min_workers} workers of {each}, until they are free; other jobs on this cluster: "
-            f"{others}")
+    own = f"this job itself holds {held}; " if (held := _held_by_own("CPU", "GPU")) else ""
+    return (f"waiting for {placement.min_workers} workers of {each}, until they are free; {own}other jobs on this "
+            f"cluster: {others}")
 
 
 def _other_holders() -> list[str]:
-    """The cluster's other jobs, each with the CPUs and GPUs that its placement groups hold."""
+    """The cluster's other jobs, each with the CPUs and GPUs that its placement groups and actors hold."""
     jobs = other_jobs()
     held = {job: Counter[str]() for job in jobs}
     for group in placement_group_table().values():
@@ -201,11 +245,10 @@ def _other_holders() -> list[str]:
             continue
         for bundle in group["bundles"].values():
             held[job].update({kind: bundle.get(kind, 0) for kind in ("CPU", "GPU")})
-    lines = []
-    for job, amounts in held.items():
-        parts = [f"{amount:g} {kind}" for kind, amount in amounts.items() if amount]
-        lines.append(f"{_shortened(redact(jobs[job]))}: {', '.join(parts) or 'no placement group'}")
-    return lines
+    for holding in holdings():
+        if holding.job in held:
+            held[holding.job].update({kind: holding.resources.get(kind, 0) for kind in ("CPU", "GPU")})
+    return [f"{_shortened(redact(jobs[job]))}: {_amounts(amounts) or 'nothing'}" for job, amounts in held.items()]
 
 
 def planned_gpus(placement: Placement) -> float | None:
@@ -223,7 +266,7 @@ def own_token() -> None:
     Otherwise Ray would write a token to ~/.ray, and each later `ray start --head` of this user would require it.
     """
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if not given and not (Path.home() / ".ray" / "auth_token").exists():
+    if not given and not (home_folder() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
@@ -259,23 +302,66 @@ def _address(placement: Placement, notify: Callable[[str], None] = lambda text: 
     `notify` gets a message about a note that is not used.
 
     A killed head leaves its note behind, and Ray would trust it for many minutes, so the address is tried. A live head
-    is returned as `auto`, because Ray uses this user's token only if it finds the head itself.
+    is returned as `auto`, because Ray uses this user's token only if it finds the head itself. There is no note in the
+    default folder of a head with another `--temp-dir`, or of a program that has started a Ray for itself: `notify` gets
+    how to use it.
     """
     if requested := placement.address or os.environ.get("RAY_ADDRESS"):
+        check_address(requested)
         return requested
     address = local_head(notify)
-    return "local" if not address or _connection_fault(address) else "auto"
+    if address and not _connection_fault(address):
+        return "auto"
+    others = [head for head in sorted(running_heads(f"/{PREFIX}")) if not _connection_fault(head)]
+    if others:
+        notify(f"this command starts a Ray of its own; another one runs here, at {' and '.join(others)}: to use it, "
+               "give its address with --address or RAY_ADDRESS")
+    return "local"
 
 
-def _connection_fault(address: str) -> str | None:
-    """Why a connection to host:port fails; None if it succeeds, and for other kinds of addresses."""
-    match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
+def _connection_fault(address: str) -> str:
+    """Why no head can be at host:port; '': one may be there, and for other kinds of addresses.
+
+    A head is a gRPC server: it answers the first bytes of an HTTP/2 client with a frame of settings.
+    """
+    match = re.fullmatch(r"([^/:]+):(\d+)", address)
+    if not match:
+        return ""
+    answer = b""
     try:
-        if match:
-            socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_SECONDS).close()
+        with socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_SECONDS) as connection:
+            connection.sendall(_HTTP2_PREFACE)
+            while len(answer) < _FRAME_HEAD and (part := connection.recv(_FRAME_HEAD - len(answer))):
+                answer += part
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
-        return str(error)
-    return None
+        return (f"no answer from {address} ({error}); check --address or RAY_ADDRESS, and that the head runs (ray "
+                "status)")
+    if answer.startswith(b"HTTP/"):
+        return (f"{address} is the port of a web server, such as the dashboard of a Ray (8265), not of a head (6379); "
+                f"submit the command as a job there (ray job submit --address http://{address} -- python -m "
+                "ray_yolo...), or give the head's port")
+    if answer[3:4] != _SETTINGS:
+        return f"what answers at {address} is no head of a Ray; give HOST:PORT of one, as `ray start --head` prints it"
+    return ""
+
+
+def check_address(address: str) -> None:
+    """Refuse the addresses of a cluster's other interfaces, through which no training runs.
+
+    Raises:
+        InputError: with the ways that work.
+    """
+    scheme, _, place = address.rpartition("://")
+    host = place.partition("/")[0].partition(":")[0]
+    if scheme == "ray":
+        what, dashboard = "Ray Client's", f"http://{host}:8265"
+    elif scheme in ("http", "https"):
+        what, dashboard = "a dashboard's", address
+    else:
+        return
+    raise InputError(f"address: {address} is {what} address, through which no training runs; submit the command as a "
+                     f"job (ray job submit --address {dashboard} -- python -m ray_yolo...), or run it on a machine of "
+                     f"the cluster with the head's address (--address {host}:6379)")
 
 
 def resources_of(placement: Placement, gpus: float) -> dict[str, float]:
@@ -288,51 +374,68 @@ def resources_of(placement: Placement, gpus: float) -> dict[str, float]:
     return resources
 
 
-def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], None]) -> None:
-    """Wait until the cluster could hold the minimum number of workers, assuming it is otherwise idle.
+def wait_for_room(placement: Placement, gpus: float, notify: Callable[[str], None], unit: str = "worker") -> None:
+    """Wait until the cluster could hold the minimum number of workers, assuming that other jobs hold nothing.
 
     If there is an autoscaler, the nodes are requested from it.
+
+    Args:
+        unit: what the placement's workers are called in messages and flags.
 
     Raises:
         ResourcesError: what is missing after `wait_for_resources` seconds.
     """
     deadline, asked = time.monotonic() + placement.wait_for_resources, False
     try:
-        while lacking := missing_resources(placement, placement.min_workers, gpus):
+        while lacking := missing_resources(placement, placement.min_workers, gpus, unit):
             if time.monotonic() >= deadline:
-                room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
-                if "GPU of type" in lacking:
-                    advice = "another --accelerator-type, or add nodes"
-                elif " GPU," in lacking:
-                    advice = "fewer --num-workers, --gpus-per-worker 0, or add nodes"
-                else:
-                    advice = (f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources "
-                              "waits longer)")
-                raise ResourcesError(f"{lacking}; use {advice}")
+                raise ResourcesError(f"{lacking}; use {_advice(placement, gpus, unit)}")
             if not asked:
                 asked = True
                 request_resources(bundles=[resources_of(placement, gpus)] * placement.min_workers)
                 notify(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
-                       f"{lacking}")
+                       f"{lacking}" if unit == "worker" else f"waiting for nodes: {lacking}")
             time.sleep(0.5)
     finally:
         if asked:
             request_resources(bundles=[])  # the workers make their own requests
 
 
-def missing_resources(placement: Placement, workers: int, gpus: float) -> str:
-    """The resources that an idle cluster lacks for a number of workers, as text; '': none."""
-    total = ray.cluster_resources()
-    lacking = []
-    for kind, each in resources_of(placement, gpus).items():
-        amount, present = each * workers, total.get(kind, 0)
-        if amount <= present + 1e-9:
-            continue
-        if kind.startswith(_TYPE):
-            lacking.append(f"no node has a GPU of type {placement.accelerator_type}")
-        else:
-            lacking.append(f"{workers} workers need {amount:g} {kind}, the cluster has {present:g}")
+def missing_resources(placement: Placement, workers: int, gpus: float, unit: str = "worker") -> str:
+    """What the cluster lacks for a number of workers if other jobs hold nothing, as text; '': nothing."""
+    fitting = room(placement, gpus)
+    if fitting >= workers:
+        return ""
+    scarce, needed = _scarce(placement, workers, gpus), resources_of(placement, gpus)
+    if not scarce:
+        return (f"{workers} {unit}s of {_amounts(needed)} each do not fit: the cluster's nodes have room for "
+                f"{fitting}")
+    total, lacking = ray.cluster_resources(), []
+    for kind in scarce:
+        own = f", of which this job itself holds {held}" if (held := _held_by_own(kind)) else ""
+        lacking.append(
+            f"no node has a GPU of type {placement.accelerator_type}" if kind.startswith(_TYPE) else
+            f"{workers} {unit}s need {needed[kind] * workers:g} {kind}, the cluster has {total.get(kind, 0):g}{own}")
     return "; ".join(lacking)
+
+
+def _scarce(placement: Placement, workers: int, gpus: float) -> list[str]:
+    """The kinds of resources of which the cluster has too little for a number of workers, on all nodes together."""
+    total: Counter[str] = sum(_nodes_without_own(), Counter())
+    return [kind for kind, each in resources_of(placement, gpus).items() if each * workers > total[kind] + 1e-9]
+
+
+def _advice(placement: Placement, gpus: float, unit: str) -> str:
+    """What to do about `missing_resources`."""
+    scarce = _scarce(placement, placement.min_workers, gpus)
+    if any(kind.startswith(_TYPE) for kind in scarce):
+        return "another --accelerator-type, or add nodes"
+    if "GPU" in scarce:
+        return f"fewer --num-{unit}s, --gpus-per-{unit} 0, or add nodes"
+    fitting = room(placement, gpus)
+    fewer = f"--num-{unit}s {fitting}, " if fitting else ""
+    longer = " (--wait-for-resources waits longer)" if unit == "worker" else ""
+    return f"{fewer}a smaller --cpus-per-{unit}, or add nodes{longer}"
 
 
 def held_by(run_dir: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,10 @@ from pathlib import Path
 
 import ray
 
+from ray_yolo.core.system import process_of
 from ray_yolo.storage.lease import try_lock
 
-_PREFIX = "ray_yolo-"
+PREFIX = "ray_yolo-"
 _LOCK = "lock"
 _LONGEST = 40  # characters of a folder, of the 107 that a socket's path may have
 
@@ -28,12 +28,12 @@ def session_folder() -> Path:
     removed when this process exits. If the process was killed, this user's next command on this machine removes it.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    if len(str(base)) + len(_PREFIX) + 8 > _LONGEST or not base.is_dir():
+    if len(str(base)) + len(PREFIX) + 8 > _LONGEST or not base.is_dir():
         base = Path("/tmp")
-    for stale in base.glob(f"{_PREFIX}*"):
+    for stale in base.glob(f"{PREFIX}*"):
         with suppress(OSError):
             _remove_stale(stale)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     unlocked = folder / f"{_LOCK}.new"
     try_lock(os.open(unlocked, os.O_CREAT | os.O_WRONLY))  # held until this process exits
     unlocked.rename(folder / _LOCK)  # so `_remove_stale` never finds it unlocked
@@ -62,10 +62,11 @@ def _end_processes(folder: Path) -> None:
     Ray's processes end with their driver, but they take a killed driver for alive until it is reaped.
     """
     for process in Path("/proc").glob("[0-9]*"):
+        found = process_of(int(process.name))  # before its arguments are read: so they are those of this process
         with suppress(OSError):  # ended, or another user's
             arguments = (process / "cmdline").read_bytes()
             if f"{folder}/".encode() in arguments and process.stat().st_uid == os.getuid():
-                os.kill(int(process.name), signal.SIGKILL)
+                found.kill()
 
 
 @contextmanager

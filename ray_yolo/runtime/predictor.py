@@ -22,6 +22,7 @@ from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import printable
+from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.devices import local_device
@@ -69,7 +70,8 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         has_stream = any(each.is_stream for each in media)
         detect = partial(detect_files, predictor, media, threads=0 if has_stream else len(os.sched_getaffinity(0)))
     else:
-        from ray_yolo.runtime import cluster
+        with uninterrupted():
+            from ray_yolo.runtime import cluster
 
         gpus = cluster.connect_and_wait(placement)
         shared, _ = share_out(placement, gpus, cluster.free_nodes(placement))

@@ -41,6 +41,7 @@ from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_dig
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.redact import redact
+from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.data.dataset_yaml import DatasetDescription
@@ -297,7 +298,8 @@ def with_workers(config: RunConfig, run: Run | None) -> tuple[RunConfig, str]:
         number, why = run.training.num_workers, "as at the first start"
     else:
         if cluster_asked_for(placement):
-            from ray_yolo.runtime import cluster  # here: Ray takes seconds
+            with uninterrupted():
+                from ray_yolo.runtime import cluster  # here: Ray takes seconds
 
             gpus = cluster.connect(placement)
             number, why = workers_on(cluster.free_nodes(placement), gpus, placement.cpus)

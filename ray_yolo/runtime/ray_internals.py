@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import ray
 from ray.exceptions import RayActorError
@@ -53,9 +55,69 @@ def draining_nodes() -> set[str]:
 def other_jobs() -> dict[str, str]:
     """The commands of the cluster's other running jobs, each with its driver's node, by their ids."""
     own = ray.get_runtime_context().get_job_id()
-    return {job["JobID"]: f"{job['Entrypoint']} (on {job['DriverIPAddress']})"
-            for job in internal("ray._private.state", "jobs")()
-            if not job["IsDead"] and job["JobID"] != own and "_ray_internal" not in job["Entrypoint"]}
+    return {job.job_id.hex(): f"{job.entrypoint} (on {job.driver_address.ip_address})"
+            for job in _running_jobs() if job.job_id.hex() != own}
+
+
+class Holding(NamedTuple):
+    """Resources that an actor holds outside of placement groups."""
+
+    job: str  # id; of an entry point, that of its command, '' if this is not connected
+    is_entry_point: bool  # of `ray job submit`
+    name: str  # of the actor's class
+    node: str
+    resources: Mapping[str, float]
+
+
+def holdings() -> list[Holding]:
+    """What the actors of all jobs hold outside of placement groups."""
+    own = ray.get_runtime_context().get_job_id()
+    jobs = sorted((job.job_id.hex() == own, job.config.metadata.get("job_submission_id", ""), job.job_id.hex())
+                  for job in _running_jobs())
+    of_submission = {submission: job for _, submission, job in jobs}  # of several commands, this one
+    prefix = internal("ray._raylet", "RAY_INTERNAL_NAMESPACE_PREFIX") + "job_actor_"
+    found = []
+    for data in _state().get_actor_table(None, "ALIVE"):
+        actor = _messages().ActorTableData.FromString(data)
+        if actor.required_resources and not actor.placement_group_id.strip(b"\xff"):
+            is_entry_point = actor.name.startswith(prefix)
+            job = of_submission.get(actor.name.removeprefix(prefix), "") if is_entry_point else actor.job_id.hex()
+            found.append(Holding(job, is_entry_point, actor.class_name, actor.address.node_id.hex(),
+                                 dict(actor.required_resources)))
+    return found
+
+
+def _running_jobs() -> list[Any]:
+    """The cluster's programs that have not ended, without Ray's own, as Ray's messages."""
+    internal_namespaces = internal("ray._raylet", "RAY_INTERNAL_NAMESPACE_PREFIX")
+    jobs = map(_messages().JobTableData.FromString,
+               _state().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True))
+    return [job for job in jobs if not job.is_dead and not job.config.ray_namespace.startswith(internal_namespaces)]
+
+
+def _state() -> Any:
+    """Ray's tables of this cluster."""
+    return internal("ray._private.state", "state")._connect_and_get_accessor()
+
+
+def _messages() -> Any:
+    return importlib.import_module("ray.core.generated.gcs_pb2")
+
+
+def running_heads(leave_out: str) -> set[str]:
+    """The addresses of the clusters that have a node on this machine, by the processes of this user and of root.
+
+    Args:
+        leave_out: part of the session folders of clusters that are not meant.
+    """
+    heads = set[str]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile
+            program, *words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            is_trusted = process.stat().st_uid in (0, os.getuid())
+            if is_trusted and Path(program).name == "raylet" and not any(leave_out in word for word in words):
+                heads |= {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
+    return heads
 
 
 def creator_of(group: str) -> str:

@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -50,12 +51,13 @@ from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.commands import ServeConfig
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import ConfigError, InputError
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained, warn_of_classes
-from ray_yolo.runtime.cluster import connect, is_shared
+from ray_yolo.runtime.cluster import connect, is_shared, wait_for_room
 
 # A GIF may have many pictures, and the reply has the detections of one.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", *(name for name in ("TIFF", "AVIF", "JPEG2000") if name in READ_FORMATS))
@@ -104,26 +106,32 @@ def run(config: ServeConfig) -> None:
 
     Raises:
         InputError: for weights or classes that cannot be used, before Ray starts.
-        ResourcesError: if there is no cluster at RAY_ADDRESS, or it denies access.
+        ResourcesError: if there is no cluster at RAY_ADDRESS, it denies access, or it can never hold the replicas.
     """
     trained = load_trained(local_file(config.weights))
     check_classes(config.classes, trained.names)
     warn_of_classes(trained, config.classes)
-    connect(Placement(), logs=True)
+    replicas = Placement(num_workers=config.num_replicas, cpus_per_worker=config.cpus_per_replica,
+                         gpus_per_worker=config.gpus_per_replica)
+    wait_for_room(replicas, connect(replicas, logs=True), partial(print, file=sys.stderr), "replica")
     other = serve.status().applications.get(NAME)
     if other and other.status != ApplicationStatus.DELETING:
         raise InputError(f"this cluster has a server {NAME} already, which this one would replace; end its command "
                          f"first, or call ray.serve.delete({NAME!r})")
-    try:
+
+    def start() -> None:
         serve.start(http_options={"host": config.host, "port": config.port})
         serve.run(application(config), name=NAME)
+
+    try:
+        # In a thread: requests are accepted before this returns, and a signal must not end the process inside Ray.
+        run_in_thread(start, "serve").result()
         shown = "127.0.0.1" if config.host == "0.0.0.0" else config.host
         print(f"POST picture files to http://{shown}:{config.port}/predict; Ctrl-C ends the server", flush=True)
-        try:
-            threading.Event().wait()
-        except (KeyboardInterrupt, SystemExit):
-            _drain()
-            raise
+        threading.Event().wait()
+    except (KeyboardInterrupt, SystemExit):
+        _drain()
+        raise
     finally:
         if is_shared():
             serve.delete(NAME)
@@ -132,12 +140,18 @@ def run(config: ServeConfig) -> None:
 
 
 def _drain() -> None:
-    """Refuse new requests, and wait until the accepted ones are answered, for at most `DRAIN_SECONDS`."""
-    print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
+    """Refuse new requests, and wait until the accepted ones are answered, for at most `DRAIN_SECONDS`.
+
+    A server that still starts accepts requests as soon as its ingress runs; before, there are none.
+    """
+    limit = DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1
     try:
-        ingress = serve.get_app_handle(NAME)
-        limit = DRAIN_SECONDS + NOTICE_SECONDS + REFUSAL_SECONDS + 1
-        left = ingress.drain.remote(DRAIN_SECONDS).result(timeout_s=limit)
+        shown = serve.status().applications.get(NAME)
+        deployment = shown and shown.deployments.get(Ingress.__name__)
+        if not deployment or not deployment.replica_states.get("RUNNING"):
+            return
+        print("stopping: accepted requests are answered first (a second signal stops at once)", flush=True)
+        left = serve.get_app_handle(NAME).drain.remote(DRAIN_SECONDS).result(timeout_s=limit)
     except (RayError, RayServeException, TimeoutError) as error:
         print(f"warning: accepted requests may be lost: {type(error).__name__}: {error}", file=sys.stderr)
         return

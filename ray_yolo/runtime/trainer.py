@@ -22,6 +22,7 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe
 from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
+from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, node_room
@@ -244,7 +245,8 @@ def _connect(placement: Placement, run: Run | None, queue: PoolShare | None, sta
     """Connect to the cluster, wait for its resources and check its nodes. Returns the GPUs of each worker."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
-    from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds
+    with uninterrupted():
+        from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds
 
     status.phase("connecting to Ray" if cluster_asked_for(placement) else "starting Ray")
     gpus = cluster.connect_and_wait(placement, status.print)

@@ -21,6 +21,7 @@ from ray_yolo.config.commands import ValConfig
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
+from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
@@ -81,8 +82,9 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     config, trained, ids, index, note = check(config)
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
-        from ray_yolo.runtime import cluster
-        from ray_yolo.runtime.node_checks import least_room, make_snapshots
+        with uninterrupted():
+            from ray_yolo.runtime import cluster
+            from ray_yolo.runtime.node_checks import least_room, make_snapshots
 
         gpus = cluster.connect_and_wait(placement)
         make_snapshots(index)

@@ -1,9 +1,6 @@
 """`python -m ray_yolo.tune`: searches the recipe; every trial is itself a distributed training."""
 
-import sys
-
-from ray_yolo.cli import run
-from ray_yolo.cli import tune as main
+from ray_yolo.entry import start
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    start("tune")

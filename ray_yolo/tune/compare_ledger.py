@@ -103,8 +103,8 @@ class CompareLedger:
         try:
             self._log.append_line(_NAMES[type(line)], **fields)
         except OSError as error:
-            raise TrainingError(f"{self.path}: cannot be written ({error.strerror}); free or repair the storage and "
-                                "run the same command again: it continues") from error
+            raise TrainingError(f"{self.path}: cannot be written ({error.strerror or error}); free or repair the "
+                                "storage and run the same command again: it continues") from error
         self.lines.append(type(line).model_validate(plain(fields)))
 
     def close(self) -> None:

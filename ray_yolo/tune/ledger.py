@@ -167,8 +167,8 @@ class Ledger:
         try:
             self._log.append_line(NAMES[type(line)], **fields)
         except OSError as error:
-            raise TrainingError(f"{self.path}: cannot be written ({error.strerror}); free or repair the storage and "
-                                "run the same command again: it continues the sweep") from error
+            raise TrainingError(f"{self.path}: cannot be written ({error.strerror or error}); free or repair the "
+                                "storage and run the same command again: it continues the sweep") from error
         if self.stored:
             self.stored.sync_files()
         return _as_written(line)

@@ -39,7 +39,7 @@ from ray.cluster_utils import Cluster
 from ray_yolo.cli import run
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.events import EpochEvent, StepEvent
-from ray_yolo.core.signals import exit_on_sigterm
+from ray_yolo.core.signals import exit_on_sigterm, raise_from_now_on
 from ray_yolo.runs.event_log import measure_goodput, read_events
 from ray_yolo.runs.working_copy import working_copy_of_run
 from ray_yolo.runtime import trainer
@@ -245,6 +245,7 @@ def drive(folder: Path, address: str) -> None:
     config = RunConfig.model_validate_json((folder / "config.json").read_text())
 
     def train() -> int:
+        raise_from_now_on()
         ray.init(address=address, log_to_driver=False)
         signal.signal(signal.SIGTERM, exit_on_sigterm)  # Ray's core has set a handler that aborts
         trainer.fit(config, quiet=True)

@@ -254,7 +254,7 @@ def test_workers_are_spread(file: str) -> None:
 def test_every_job_has_a_queue_with_room_for_it() -> None:
     by_kind: dict[str, dict[str, Any]] = {}
     for thing in QUEUES:
-        assert thing["apiVersion"] == "kueue.x-k8s.io/v1beta1"
+        assert thing["apiVersion"] == "kueue.x-k8s.io/v1beta2"
         by_kind.setdefault(thing["kind"], {})[thing["metadata"]["name"]] = thing
     flavours = {name: flavour["spec"]["nodeLabels"] for name, flavour in by_kind["ResourceFlavor"].items()}
     assert flavours == {"on-demand": LASTING, "spot": SPOT}

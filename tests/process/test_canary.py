@@ -53,7 +53,7 @@ def fails(config):
     return train(config)
 
 worker.train_worker = fails
-from ray_yolo.train import main
+from ray_yolo.cli import train as main
 from ray_yolo.cli import run
 
 raise SystemExit(run(main))

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 HEAVY = """
 import sys
-from ray_yolo import export, predict, train, val
-for command in (train, val, predict, export):
+from ray_yolo import cli
+for command in (cli.train, cli.val, cli.predict, cli.export):
     try:
-        command.main(["--help"])
+        command(["--help"])
     except SystemExit:
         pass
 print(sorted({"torch", "ray", "numpy", "mlflow", "cv2", "matplotlib"} & set(sys.modules)), file=sys.stderr)
@@ -40,8 +40,8 @@ def test_help_is_fast_and_loads_no_library() -> None:
 
 WITHOUT_RAY = """
 import os, sys
-from ray_yolo import train
-status = train.main(["--config", sys.argv[1]])
+from ray_yolo import cli
+status = cli.train(["--config", sys.argv[1]])
 print(status, sorted({"ray", "torchvision", "torch._dynamo", "mlflow", "matplotlib"} & set(sys.modules)))
 """
 

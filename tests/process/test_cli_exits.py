@@ -22,3 +22,14 @@ def test_output_without_a_reader_ends_the_command_quietly(unbuffered: str) -> No
         done = subprocess.run([sys.executable, "-c", program], stdout=closed, stderr=subprocess.PIPE, cwd=ROOT,
                               check=False, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), (1,)])
+def test_closed_standard_streams_lose_what_is_printed_and_nothing_else(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """`>&-`: the next file that was opened got the number of the output, and the end was a traceback."""
+    program = ("import sys\nfrom ray_yolo.entry import open_standard_streams\nopen_standard_streams()\n"
+               "from ray_yolo.cli import run\nwith open(sys.argv[1], 'w') as file:\n"
+               "    code = run(lambda: print('text') or file.write(str(file.fileno() > 2)) and 7)\nsys.exit(code)")
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "file"], cwd=ROOT, check=False,
+                          preexec_fn=lambda: [os.close(number) for number in closed])
+    assert (done.returncode, (tmp_path / "file").read_text()) == (7, "True")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ray_yolo import train
+from ray_yolo import cli
 from ray_yolo.cli import run
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.structures import AnnotationIndex
@@ -72,5 +72,5 @@ class Desk:
                 "--mlflow-uri", "off", "--storage-path", self.storage, *words]
         self.written()
         with watched() as deeds:
-            status = run(lambda: train.main(list(map(str, argv))))
+            status = run(lambda: cli.train(list(map(str, argv))))
         return Ended(status, *self.written(), deeds)

@@ -1,4 +1,4 @@
-"""Servers that fail."""
+"""Servers that fail, or that only seem to be what they are taken for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,27 @@ class MlflowServer:
             except OSError:
                 time.sleep(0.2)
         pytest.fail("the MLflow server does not come up")
+
+
+HEAD = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The first answer of a gRPC server, such as a Ray head: an HTTP/2 frame of empty settings."""
+
+
+@contextmanager
+def answering(reply: bytes = HEAD) -> Iterator[str]:
+    """The address of a server that gives each client one reply, and keeps the connection open."""
+    clients: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = server.accept()
+                clients.append(client)
+                client.sendall(reply)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    for client in clients:
+        client.close()

@@ -26,7 +26,10 @@ def test_the_installed_program_has_every_command(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def status(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["ray_yolo", *words])
-        return program()
+        with pytest.raises(SystemExit) as ended:
+            program()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["scripts"]["ray_yolo"].partition(":")

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from ray_yolo.cli import run
+from ray_yolo.cli import JOB_VARIABLE, run
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.core.signals import raise_from_now_on
 from ray_yolo.runtime.cluster import worker_environment
 
 pytestmark = pytest.mark.usefixtures("own_signal_handlers")
@@ -37,6 +38,18 @@ def test_errors_raised_on_purpose_are_one_line_and_their_status(
         capsys: pytest.CaptureFixture[str], error: type[Exception], status: int) -> None:
     assert raising(error("f.yaml:3: epochs: got 'x'")) == status
     assert capsys.readouterr() == ("", f"{error.__name__}: f.yaml:3: epochs: got 'x'\n")
+
+
+@pytest.mark.parametrize(("job", "noted"), [
+    ("", False), ('{"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}', False), ('{"metadata": {}}', True),
+    ('{"runtime_env": {"env_vars": {}}}', True)])
+def test_bad_input_of_a_job_without_a_working_directory_names_its_folder(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], job: str, noted: bool) -> None:
+    monkeypatch.setenv(JOB_VARIABLE, job)
+    assert raising(DatasetError("mine.yaml: no such file")) == 2
+    assert (f"it runs in {os.getcwd()} on " in capsys.readouterr().err) is noted
+    assert raising(TrainingError("diverged")) == 3
+    assert capsys.readouterr().err == "TrainingError: diverged\n"
 
 
 def test_a_defect_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +87,7 @@ def test_sigterm_is_143_after_the_finally_blocks() -> None:
     seen = []
 
     def main() -> int:
+        raise_from_now_on()
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pause()

@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE,
           "replay": REPLAY, "compare": COMPARE}
-OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir",  # Ray's
+OTHERS = {"--address", "--head", "--dashboard-agent-listen-port", "--working-dir", "--temp-dir",  # Ray's
+          "--entrypoint-num-cpus",
           "--index-url", "--no-deps", "--backend-store-uri", "--logdir"}  # pytest, pip, ...
 UNPARSED = ("--against", "--runs", "--exit-code", "--price")  # of checks, verify and status: parsers of their own
 FOREIGN = re.compile(r"(?:(?:python tests/benchmarks/)?run\.py|trtexec|curl|torchrun) [^\n`]*")  # other programs
@@ -35,7 +36,7 @@ def test_commands_and_flags_of_a_page_are_ours(name: str) -> None:
             known_run = PARSED[command]._replace(inherit=lambda source, given: {})  # of --from
             parse(known_run, shlex.split(words, comments=True))
         else:
-            assert command in [each.__name__ for each in COMMANDS]
+            assert command in COMMANDS
     ours = {flag for command in PARSED.values() for flag in command.flags} | {"--mlflow-uri", *UNPARSED}
     known = {flag for command in PARSED.values() for flag in command.unsupported} if name == MIGRATION else set()
     assert set(FLAG.findall(text)) - ours - known - OTHERS == set()

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ray_yolo import export, predict, train, val
+from ray_yolo import cli
 from ray_yolo.cli import run
-from ray_yolo.tune import __main__ as tune
 from tests.support.desk import Ended
 from tests.support.jobs import TINY, make_dataset
 from tests.support.weights import make_weights
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "train": train.main, "tune": tune.main, "val": val.main, "predict": predict.main, "export": export.main}
+    "train": cli.train, "tune": cli.tune, "val": cli.val, "predict": cli.predict, "export": cli.export}
 TRAIN = "--data data/data.yaml --model tiny.yaml --imgsz 64 --epochs 1 --mlflow-uri off --noplots"
 TUNE = f"{TRAIN} --space space.yaml --trials 2"
 REFUSED = [

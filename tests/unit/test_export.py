@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ray_yolo.cli import export as main
 from ray_yolo.config.commands import ExportConfig
 from ray_yolo.core.errors import InputError
-from ray_yolo.export import main
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,15 @@ import ray
 from ray.train.torch import TorchTrainer
 
 from ray_yolo.cli import TRAIN, TUNE, parse_train
+from ray_yolo.cli import train as main
 from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
-from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
 from tests.support.flag_files import make_files
+from tests.support.servers import answering
 from tests.support.watched import train
 
 ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
@@ -158,8 +158,7 @@ def test_the_address_is_where_ray_is_looked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
+    with answering() as address:
         cluster.connect(parse_train(["--address", address, "--gpus-per-worker", "0"]).config.placement)
     assert [call["address"] for call in calls] == [address]
     with pytest.raises(ResourcesError, match="no answer from"):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 import ray_yolo.runtime
+from ray_yolo.cli import predict as main
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import InputError
-from ray_yolo.predict import main
 
 
 def decided(config: PredictConfig) -> tuple[PredictConfig]:

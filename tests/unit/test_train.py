@@ -9,11 +9,11 @@ import pytest
 
 import ray_yolo.runtime
 from ray_yolo.cli import parse_train
+from ray_yolo.cli import train as main
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import resolve
 from ray_yolo.config.settings import describe
 from ray_yolo.core.errors import InputError
-from ray_yolo.train import main
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ray_yolo.cli import val as main
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.core.errors import InputError
-from ray_yolo.val import main
 
 
 def decided(config: ValConfig) -> tuple[ValConfig]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Summary, WorkerEvent
+from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
@@ -44,7 +45,8 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     if on_pool:
         has_coordinator = True
     else:
-        from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, the pool does not need it
+        with uninterrupted():
+            from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools do not need it
 
         has_coordinator = torch_trainer.replaces_in_place(placement)
     coordinator = None

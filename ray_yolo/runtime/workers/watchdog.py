@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -23,7 +21,6 @@ from ray_yolo.runtime.workers.job_queue import JobQueueActor
 
 _WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-_KILL_SECONDS = 60.0  # for a node to answer a request to kill a process
 _DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
 
 
@@ -66,7 +63,7 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
     over = threading.Event()
 
     def watch(coordinator: JobClient) -> None:
-        to_kill: dict[Process, float] = {}  # the coordinator names each once -> until when it is tried again
+        to_kill: set[Process] = set()  # the coordinator names each once
         while not over.wait(_WATCH_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 write_members(run_dir, coordinator.worker_statuses())
@@ -76,14 +73,11 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
                 hung = coordinator.find_hung_worker()
                 if hung:
                     notify(f"{hung.text}: it is killed, and the others continue")
-                    to_kill[hung.process] = time.monotonic() + _KILL_SECONDS
-            for process, until in tuple(to_kill.items()):
-                if time.monotonic() > until:  # its number may be that of another process by now
-                    del to_kill[process]
-                    continue
+                    to_kill.add(hung.process)
+            for process in tuple(to_kill):
                 with contextlib.suppress(ray.exceptions.RayError):  # its node may be too busy to answer: once more
                     kill(process)
-                    to_kill.pop(process, None)
+                    to_kill.discard(process)
         with contextlib.suppress(OSError):
             (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 
@@ -98,15 +92,9 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
 def kill(process: Process) -> None:
     """Send SIGKILL to a process on any node; it also ends a frozen one."""
     if process.is_here:
-        _kill(process)
+        process.kill()
         return
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerHostname"] == process.node]
     for node in nodes:
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=strategy).remote(process))
-
-
-def _kill(process: Process) -> None:
-    if process.is_here:  # several nodes may share a host name, and a process id may exist on each
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        answer(ray.remote(num_cpus=0)(Process.kill).options(scheduling_strategy=strategy).remote(process))

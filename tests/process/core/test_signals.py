@@ -14,8 +14,10 @@ import pytest
 CODE = """
 import os, sys, time
 from ray_yolo.cli import run
+from ray_yolo.core.signals import raise_from_now_on
 note = os.fdopen(os.dup(int(sys.argv[1])), "w", buffering=1)
 def main():
+    raise_from_now_on()
     try:
         print("ready", flush=True)
         time.sleep(30)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
-from ray_yolo.core.system import own_process
+from ray_yolo.core.system import process_of
 from ray_yolo.data.dataset import (
     GROUP_SIGNALS,
     Sample,
@@ -104,7 +104,7 @@ def test_a_killed_training_leaves_no_loader_and_no_fork_server(tmp_path: Path) -
     ended = subprocess.run([sys.executable, str(tmp_path / "training.py")], stdout=subprocess.PIPE, text=True,
                            stderr=subprocess.DEVNULL, check=False, timeout=100)
     assert ended.returncode == -signal.SIGKILL
-    processes = [own_process()._replace(pid=int(pid)) for pid in ended.stdout.split()]
+    processes = [process_of(int(pid)) for pid in ended.stdout.split()]
     assert len(processes) == 4
     deadline = time.monotonic() + 12
     while not all(process.has_ended for process in processes):

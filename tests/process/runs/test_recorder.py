@@ -78,6 +78,30 @@ class TestWithRay:
         recorder.close()
         assert [(event.seq, event.step) for event in read_events(path)] == [(0, 0), (1, 1)]
 
+    def test_rows_on_their_way_to_a_recorder_that_ends_are_appended_by_their_sender(self, path):
+        """With Ray's head or the driver, the recorder ends before the worker that saves the steps last."""
+        import os
+        import signal
+
+        import ray
+
+        recorder = open_log(path)
+        for number in (1, 2, 3, 2):  # step 2 is done again
+            recorder.emit(run_log.step(number))
+        recorder.flush()
+        process = ray.get(recorder.actor.__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(process, signal.SIGSTOP)  # what is sent from now on does not arrive
+        for number in (3, 4):
+            recorder.emit(run_log.step(number, batch=9))
+        recorder.emit(run_log.run())
+        ray.kill(recorder.actor, no_restart=True)
+        recorder.flush(30)
+        recorder.flush(30)
+        events = [event for event in read_events(path) if isinstance(event, StepEvent)]
+        assert [(event.step, event.batch == 9) for event in events] == [
+            (1, False), (2, False), (3, False), (2, False), (3, True), (4, True)]
+        assert [event.seq for event in events] == list(range(6))
+
     def test_one_process_writes_one_log_after_another_and_nothing_into_a_closed_one(self, tmp_path):
         import ray
 

@@ -282,10 +282,14 @@ STOPPED = """
 import signal, sys
 from ray_yolo.cli import run
 from ray_yolo.config.placement import RunConfig
+from ray_yolo.core.signals import raise_from_now_on
 from ray_yolo.runtime.trainer import fit
+def main():
+    raise_from_now_on()
+    return fit(RunConfig.model_validate_json(sys.argv[1])) and 0
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    sys.exit(run(lambda: fit(RunConfig.model_validate_json(sys.argv[1])) and 0))
+    sys.exit(run(main))
 """
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_yolo import sync
+from ray_yolo import cli
 from ray_yolo.core.events import WarningEvent
 from ray_yolo.core.system import set_priority
 from ray_yolo.engine.evaluate import DETECTIONS_FILE
@@ -186,7 +186,7 @@ def test_pictures_of_a_background_that_was_killed_are_drawn_by_sync(
     assert (run / LOCK_FILE).read_text() == ""
     assert (run / "results.csv").exists()
     assert np.load(run / DETECTIONS_FILE).size
-    assert sync.main([str(run)]) == 0
+    assert cli.sync([str(run)]) == 0
     assert {path.name for path in run.iterdir()} >= PICTURES
     rows = {row[0]: row for row in map(str.split, (run / "report.html").read_text().splitlines()) if len(row) == 7}
     assert {*rows} >= {"all", "dark", "bright"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo import sync
+from ray_yolo import cli
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Event
 from ray_yolo.runs.event_log import EVENTS_FILE
@@ -250,10 +250,10 @@ class TestCompletion:
             assert lock is not None
             assert complete(run, None, tmp_path, pytest.fail) is None
             monkeypatch.setattr(records_module, "_LOCK_SECONDS", 0.0)
-            assert sync.main([str(run)]) == 3
+            assert cli.sync([str(run)]) == 3
             assert "another process is still at work" in capsys.readouterr().err
             monkeypatch.setattr(records_module, "_LOCK_SECONDS", 60.0)
-            waiting = threading.Thread(target=lambda: codes.append(sync.main([str(run)])))
+            waiting = threading.Thread(target=lambda: codes.append(cli.sync([str(run)])))
             codes: list[int] = []
             waiting.start()
             time.sleep(0.3)
@@ -351,7 +351,7 @@ class TestSync:
         (noted / OWED_FILE).write_text(json.dumps({"uri": uri}))
         (tracked / RUN_FILE).write_text(json.dumps({"run_id": "0" * 32, "uri": uri}))
         for run in (noted, tracked, set_up):
-            assert sync.main([str(run)]) == 0
+            assert cli.sync([str(run)]) == 0
             assert len(delivered(uri, run)) == 1
             assert not (run / OWED_FILE).exists()
         assert own_uri(near) == uri
@@ -367,17 +367,17 @@ class TestSync:
             return len(MlflowClient(tracking_uri=uri).get_metric_history(run_id, "metrics/mAP50"))
 
         run = begin(tmp_path / "exp", {"mlflow_uri": uri})
-        assert sync.main([str(run)]) == 0
+        assert cli.sync([str(run)]) == 0
         assert num_epochs() == 1
         other = tmp_path / "elsewhere" / "exp"
         other.parent.mkdir()
         run.rename(other) if place == "moved" else shutil.copytree(run, other)
         run_log.write(other / EVENTS_FILE, [run_log.start(10), *run_log.trained_epoch(1), run_log.end(20)])
-        assert sync.main([str(other)]) == 0
+        assert cli.sync([str(other)]) == 0
         assert ("is a copy of a run's folder" in capsys.readouterr().err) == (place == "copied")
         assert len((other / "results.csv").read_text().splitlines()) == 3
         assert num_epochs() == (2 if place == "moved" else 1)
-        assert sync.main([str(other), "--mlflow-uri", uri]) == 0
+        assert cli.sync([str(other), "--mlflow-uri", uri]) == 0
         assert num_epochs() == 2
 
     def test_a_second_call_changes_no_file(self, tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ class TestSync:
         run = begin(tmp_path / "exp", {"mlflow_uri": uri})
         contents = []
         for _ in range(3):
-            assert sync.main([str(run)]) == 0
+            assert cli.sync([str(run)]) == 0
             contents.append({path.name: path.read_bytes() for path in run.iterdir()})
         assert "events.out" in " ".join(contents[0])
         assert contents[0] == contents[1] == contents[2]
@@ -396,17 +396,17 @@ class TestSync:
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         monkeypatch.chdir(tmp_path)
         with pytest.raises(InputError, match=r"the secrets of http://\*\*\*@127.* --mlflow-uri"):
-            sync.main([str(run)])
+            cli.sync([str(run)])
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "off")
         with pytest.raises(SystemExit):
-            sync.main([str(run)])
+            cli.sync([str(run)])
 
     def test_a_run_without_tracking_is_completed_without(
             self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         monkeypatch.chdir(tmp_path)
         run = begin(tmp_path / "exp")
-        assert sync.main([str(run)]) == 0
+        assert cli.sync([str(run)]) == 0
         assert "results.csv" in capsys.readouterr().out
         assert not (tmp_path / "mlflow.db").exists()
 
@@ -414,7 +414,7 @@ class TestSync:
             self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
         run = begin(tmp_path / "exp")
-        assert sync.main([str(run), "--mlflow-uri", AWAY]) == 3
+        assert cli.sync([str(run), "--mlflow-uri", AWAY]) == 3
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("WARNING: MLflow: ")
         assert "s3cr3t" not in line
@@ -423,7 +423,7 @@ class TestSync:
 
     def test_a_folder_without_a_training_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no event log"):
-            sync.main([str(tmp_path), "--mlflow-uri", f"sqlite:///{tmp_path}/mlflow.db"])
+            cli.sync([str(tmp_path), "--mlflow-uri", f"sqlite:///{tmp_path}/mlflow.db"])
 
 
 def test_weights_are_registered_once_if_the_newest_end_says_that_training_has_ended_well(

@@ -29,6 +29,7 @@ def test_a_process_is_known_by_its_machine_and_its_space(tmp_path: Path, monkeyp
     assert not own.has_ended
     ended = own._replace(pid=2**22 + 1)  # there is no such number
     assert ended.has_ended
+    assert own._replace(started=own.started + 1).has_ended  # its number has been given again
     (tmp_path / "boot_id").write_text("another\n")
     monkeypatch.setattr(system, "BOOT", tmp_path / "boot_id")
     assert not own.is_here

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core import files
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.runs import folders, run_dir
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.folders import output_folder, storage_folder
@@ -435,3 +436,16 @@ def test_the_time_of_a_sweep_that_cannot_be_noted_is_a_warning(tmp_path: Path, m
     assert isinstance(record, SweepRecord)
     assert record.seconds == 7.0
     sweep.release()
+
+
+def test_a_start_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path) -> None:
+    """A file that may not grow is refused as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            begin_run(Placement(storage_path=str(tmp_path), project="."), SweepRecord(digest="0", space="evolve",
+                                                                                      trials=3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []

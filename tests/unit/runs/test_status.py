@@ -116,3 +116,10 @@ def test_a_start_is_shown_with_its_phase_and_what_it_waits_for(
     later = time.time() + 11  # the start was killed
     monkeypatch.setattr(status.time, "time", lambda: later)
     assert describe_run(held)[0] == f"{held}: {'training' if again else 'starting'}"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [
+    (0.4, "0 s ago"), (-4.0, "0 s ago"), (7200.0, "2 hours ago"),
+    (-170211.0, "170211 s ahead of this machine's clock")])
+def test_a_time_of_another_machines_clock_is_never_negative(seconds: float, words: str) -> None:
+    assert status._ago(seconds) == words

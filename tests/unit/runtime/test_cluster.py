@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import stat
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import ray.util
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.runtime import cluster, ray_internals
+from ray_yolo.runtime.ray_internals import Holding
+from tests.support.servers import answering
 
 
 @pytest.fixture
@@ -30,6 +33,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
+    monkeypatch.setattr(cluster, "running_heads", lambda leave_out: set())  # others may test here
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -49,8 +53,7 @@ def test_without_a_cluster_a_local_one_is_started(asked: list[str]) -> None:
 
 
 def test_a_head_on_this_machine_is_used_as_long_as_it_lives(asked: list[str], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
+    with answering() as address:
         leave_word(tmp_path, address)
         cluster.connect(Placement(gpus_per_worker=0.0))
     cluster.connect(Placement(gpus_per_worker=0.0))
@@ -68,8 +71,7 @@ def test_the_cluster_of_another_user_is_not_used_unasked(
         return os.stat_result(fields)
 
     status = os.fstat
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
+    with answering() as address:
         leave_word(tmp_path, address)
         monkeypatch.setattr(ray_internals.os, "fstat", owned)
         cluster.connect(Placement(gpus_per_worker=0.0))
@@ -80,8 +82,8 @@ def test_the_cluster_of_another_user_is_not_used_unasked(
 
 
 def test_a_link_in_the_place_of_the_note_is_not_followed(asked: list[str], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        (tmp_path / "own").write_text(f"127.0.0.1:{head.getsockname()[1]}")
+    with answering() as address:
+        (tmp_path / "own").write_text(address)
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").symlink_to(tmp_path / "own")
         cluster.connect(Placement(gpus_per_worker=0.0))
@@ -90,13 +92,65 @@ def test_a_link_in_the_place_of_the_note_is_not_followed(asked: list[str], tmp_p
 
 def test_the_address_of_the_environment_is_used_without_a_fallback(
         asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
+    with answering() as address:
         monkeypatch.setenv("RAY_ADDRESS", address)
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert asked == [address]
     with pytest.raises(ResourcesError, match=f"no answer from {address}"):
         cluster.connect(Placement(gpus_per_worker=0.0))
+
+
+def test_another_head_on_this_machine_is_named(
+        asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of another --temp-dir, for example: there is no note in the default folder."""
+    with answering() as head, answering(b"SSH-2.0-OpenSSH_9.2p1\r\n") as none:
+        monkeypatch.setattr(cluster, "running_heads", lambda leave_out: {none, head})
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["local"]
+    assert capsys.readouterr().err == (
+        f"warning: this command starts a Ray of its own; another one runs here, at {head}: to use it, give its address "
+        "with --address or RAY_ADDRESS\n")
+
+
+@pytest.mark.parametrize(("reply", "message"), [
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is the port of a web server, .* .ray job submit --address http"),
+    (b"SSH-2.0-OpenSSH_9.2p1\r\n", "what answers at .* is no head of a Ray"),
+    (b"", r"no answer from .* \(timed out\)")])
+def test_a_port_that_is_not_the_heads_is_named(
+        asked: list[str], monkeypatch: pytest.MonkeyPatch, reply: bytes, message: str) -> None:
+    """Ray would wait for ever there."""
+    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 0.3)
+    with answering(reply) as address, pytest.raises(ResourcesError, match=message):
+        cluster.connect(Placement(address=address))
+    assert asked == []
+
+
+def test_a_head_that_is_not_joined_in_time_is_given_up(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: threading.Event().wait())
+    monkeypatch.setattr(cluster, "_INIT_SECONDS", 0.2)
+    with answering() as address, pytest.raises(ResourcesError, match=r"could not join its cluster within 0\.2 s"):
+        cluster.connect(Placement(address=address))
+
+
+@pytest.mark.parametrize(("address", "ways"), [
+    ("ray://head:10001", ["http://head:8265", "head:6379"]), ("http://10.0.0.1:8265/", ["http://10.0.0.1:8265/ --"]),
+    ("https://head", ["ray job submit --address https://head --", "--address head:6379"])])
+def test_an_interface_that_no_training_can_use_is_refused_with_the_ways_that_work(
+        asked: list[str], monkeypatch: pytest.MonkeyPatch, address: str, ways: list[str]) -> None:
+    for placement, variable in ((Placement(address=address), ""), (Placement(), address)):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        with pytest.raises(InputError) as refused:
+            cluster.connect(placement)
+        assert all(way in str(refused.value) for way in ways)
+    assert asked == []
+
+
+def test_a_connection_of_ray_client_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may have called `ray.init("ray://...")`."""
+    monkeypatch.setattr(cluster.ray_client, "is_connected", lambda: True)
+    with pytest.raises(InputError, match="ray job submit"):
+        cluster.connect(Placement())
+    assert asked == []
 
 
 def test_each_local_cluster_has_its_own_token(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +178,8 @@ def test_the_users_token_is_used(given: str, asked: list[str], tmp_path: Path,
 
 
 def test_another_cluster_gets_no_generated_token(asked: list[str], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        leave_word(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
+    with answering() as address:
+        leave_word(tmp_path, address)
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert asked == ["auto"]
     assert os.environ["RAY_AUTH_TOKEN"] == ""
@@ -164,10 +218,8 @@ def test_an_address_that_ray_cannot_read_is_bad_input(asked: list[str], monkeypa
         raise ValueError("Invalid Ray address: 'x'. It looks\nlike")
 
     monkeypatch.setattr(ray, "init", init)
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
-        with pytest.raises(InputError, match="Invalid Ray address") as refused:
-            cluster.connect(Placement(address=address, gpus_per_worker=0.0))
+    with answering() as address, pytest.raises(InputError, match="Invalid Ray address") as refused:
+        cluster.connect(Placement(address=address, gpus_per_worker=0.0))
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -200,6 +252,9 @@ def group(job: str, state: str, *bundles: dict[str, float]) -> dict[str, Any]:
 
 
 OWN, OTHER, THIRD = "02000000", "01000000", "03000000"
+ENTRY = Holding(OWN, True, "JobSupervisor", "a", {"CPU": 3.0})
+HOLDINGS = [ENTRY, Holding(OWN, False, "Reader", "b", {"CPU": 1.0, "GPU": 1.0}),
+            ENTRY._replace(job=OTHER, resources={"CPU": 1.0}), ENTRY._replace(job="")]
 BUNDLE = {"CPU": 2.0, "GPU": 1.0}
 PENDING = group(OWN, "PENDING", BUNDLE)
 HELD = [group(OTHER, "CREATED", BUNDLE, BUNDLE), group(OTHER, "CREATED", {"CPU": 1.0}), group(OTHER, "REMOVED", BUNDLE),
@@ -213,12 +268,15 @@ def test_a_wait_for_reserved_resources_names_them_and_the_jobs_that_hold_some(
         monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, Any]], waits: bool) -> None:
     monkeypatch.setattr(cluster, "placement_group_table", lambda: dict(enumerate(groups)))
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(cluster, "own_job", lambda: OWN)
+    monkeypatch.setattr(cluster, "holdings", lambda: HOLDINGS)
     monkeypatch.setattr(cluster, "other_jobs", lambda: {
         OTHER: "python -m ray_yolo.train s3://ann:s3cr3t@host (on 10.0.0.1)", THIRD: "python notes.py (on 10.0.0.2)"})
     assert cluster.describe_wait(Placement(num_workers=2, cpus_per_worker=2.0), 1.0) == (
-        "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; other jobs on this "
-        "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1): 5 CPU, 2 GPU; python notes.py (on 10.0.0.2): "
-        "no placement group" if waits else "")
+        "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; this job itself holds "
+        "3 CPU for its entry point (--entrypoint-num-cpus), 1 CPU, 1 GPU for actor Reader; other jobs on this cluster: "
+        "python -m ray_yolo.train s3://***@host (on 10.0.0.1): 6 CPU, 2 GPU; python notes.py (on 10.0.0.2): nothing"
+        if waits else "")
 
 
 def test_a_long_command_of_another_job_keeps_its_end_and_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +301,49 @@ def test_the_gpus_of_a_worker_are_planned_without_a_call_to_ray() -> None:
     ({"CPU": 8, "GPU": 1, "accelerator_type:A100": 1.0}, "2 workers need 2 GPU, the cluster has 1")])
 def test_a_type_of_gpu_that_no_node_has_is_lacking(
         monkeypatch: pytest.MonkeyPatch, present: dict[str, float], lacking: str) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", lambda: present)
+    nodes(monkeypatch, e=present)
+    monkeypatch.setattr(cluster, "holdings", list)
     given = Placement(num_workers=2, cpus_per_worker=1, accelerator_type="A100")
     assert cluster.missing_resources(given, 2, 1.0) == lacking
+
+
+def nodes(monkeypatch: pytest.MonkeyPatch, **resources: dict[str, float]) -> None:
+    """A cluster of nodes with these resources, c of which is draining."""
+    monkeypatch.setattr(ray, "nodes", lambda: [
+        {"NodeID": node, "Alive": node != "d", "Resources": total} for node, total in resources.items()])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: sum(map(Counter, resources.values()), Counter()))
+    monkeypatch.setattr(cluster, "draining_nodes", lambda: {"c"})
+    monkeypatch.setattr(cluster, "own_job", lambda: OWN)
+    monkeypatch.setattr(cluster, "holdings", lambda: HOLDINGS)
+
+
+def test_what_this_job_itself_holds_never_becomes_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 - 3 CPUs are left on a, 4 - 1 on b, none on c, which drains, and on d, which is dead."""
+    nodes(monkeypatch, a={"CPU": 4.0}, b={"CPU": 4.0}, c={"CPU": 4.0}, d={"CPU": 4.0})
+    one = Placement(num_workers=5, cpus_per_worker=1.0)
+    assert cluster.room(one, 0.0) == 4
+    assert cluster.missing_resources(one, 4, 0.0) == ""
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    assert cluster.missing_resources(one, 5, 0.0) == (
+        "5 workers need 5 CPU, the cluster has 8, of which this job itself holds 3 CPU for its entry point "
+        "(--entrypoint-num-cpus), 1 CPU for actor Reader")
+    two = Placement(num_workers=2, cpus_per_worker=2.0)
+    assert cluster.missing_resources(two, 2, 0.0, "replica") == (
+        "2 replicas of 2 CPU each do not fit: the cluster's nodes have room for 1")
+
+
+@pytest.mark.parametrize(("present", "unit", "advice"), [
+    ({"CPU": 2.0}, "replica", "--num-replicas 2, a smaller --cpus-per-replica, or add nodes"),
+    ({"CPU": 2.0}, "worker", r"--num-workers 2, a smaller --cpus-per-worker, or add nodes \(--wait-for"),
+    ({"CPU": 0.5}, "worker", "use a smaller --cpus-per-worker")])
+def test_workers_that_the_cluster_can_never_hold_are_refused_with_what_fits(
+        monkeypatch: pytest.MonkeyPatch, present: dict[str, float], unit: str, advice: str) -> None:
+    nodes(monkeypatch, e=present)
+    requested: list[int] = []
+    monkeypatch.setattr(cluster, "request_resources", lambda bundles: requested.append(len(bundles)))
+    placement = Placement(num_workers=8, cpus_per_worker=1.0, wait_for_resources=0.1)
+    said: list[str] = []
+    with pytest.raises(ResourcesError, match=advice):
+        cluster.wait_for_room(placement, 0.0, said.append, unit)
+    assert requested == [8, 0]
+    assert len(said) == 1

@@ -15,7 +15,7 @@ import ray
 import ray.exceptions
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.internals import NEEDED
+from ray_yolo.core.internals import NEEDED, internal
 from ray_yolo.runtime import ray_internals
 
 RAY = Path(ray.__file__).parent
@@ -33,6 +33,21 @@ def sources() -> str:
     return "\n".join(path.read_text("utf-8") for path in (*files, RAY / "__init__.py"))
 
 
+def test_the_tables_of_jobs_and_actors_have_the_fields_that_are_read() -> None:
+    messages = ray_internals._messages()
+    actor, job = messages.ActorTableData(), messages.JobTableData()
+    for name in ("required_resources", "placement_group_id", "name", "job_id", "class_name"):
+        assert hasattr(actor, name)
+    assert actor.address.node_id == b""
+    for name in ("is_dead", "entrypoint", "job_id"):
+        assert hasattr(job, name)
+    assert (job.driver_address.ip_address, job.config.ray_namespace, dict(job.config.metadata)) == ("", "", {})
+    prefix = internal("ray._raylet", "RAY_INTERNAL_NAMESPACE_PREFIX")
+    source = (RAY / "dashboard" / "modules" / "job" / "common.py").read_text()
+    assert prefix == "_ray_internal_"
+    assert 'JOB_ACTOR_NAME_TEMPLATE = f"{RAY_INTERNAL_NAMESPACE_PREFIX}job_actor_" + "{job_id}"' in source
+
+
 def test_failures_have_the_attributes_that_are_read(sources: str) -> None:
     for name in ("controller_failure", "health_check_failure", "preempted"):
         assert re.search(rf"self\.{name}\b|\b{name}:", sources), name
@@ -41,6 +56,8 @@ def test_failures_have_the_attributes_that_are_read(sources: str) -> None:
 @pytest.mark.parametrize(("module", "name", "use"), [
     ("ray._private.state", "available_resources_per_node", ray_internals.available_resources),
     ("ray._private.state", "state", ray_internals.draining_nodes),
+    ("ray._private.state", "state", ray_internals._state),
+    ("ray._raylet", "RAY_INTERNAL_NAMESPACE_PREFIX", ray_internals._running_jobs),
     ("ray.util.placement_group", "NODE_ID_LABEL_KEY", lambda: ray_internals.on_node("a")),
     ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
     ("ray.train.torch.config", "_TorchBackend", lambda: ray_internals.in_place_backend.__wrapped__(print)),

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ray_yolo.core.structures import Progress
-from ray_yolo.core.system import own_process
+from ray_yolo.core.system import own_process, process_of
 from ray_yolo.runtime.workers import coordinator as module
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 from tests.unit.runtime.workers.test_coordinator import ELSEWHERE, EXCHANGING, JOINING, Desk
@@ -40,7 +40,7 @@ def with_one_that_has_ended() -> Desk:
     """Two workers of this machine, b of which has ended since, in a phase that others wait for."""
     process, desk = subprocess.Popen(["sleep", "60"]), Desk(2)
     for number, pid in enumerate((os.getpid(), process.pid)):
-        arrival = Registration(number, own_process()._replace(pid=pid), ("ab"[number], 1), None, JOINING)
+        arrival = Registration(number, process_of(pid), ("ab"[number], 1), None, JOINING)
         desk.coordinator.register("ab"[number], arrival)
     assert desk.members("ab") == [0, 1]
     desk.heartbeat("b", Heartbeat("loading", 0, 1.0, 30.0))

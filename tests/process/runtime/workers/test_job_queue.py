@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from ray_yolo.core.system import own_process
+from ray_yolo.core.system import process_of
 from ray_yolo.runtime.workers.job_queue import (
     REASON_SECONDS,
 )
@@ -16,7 +16,7 @@ def test_the_reason_of_an_ended_process_is_the_drivers_and_is_not_waited_for_lon
     desk.submit("1", wanted=3)
     with subprocess.Popen(["sleep", "60"]) as process:
         for name in "ab":
-            desk.queue.acquire(name, desk.place(name)._replace(process=own_process()._replace(pid=process.pid)))
+            desk.queue.acquire(name, desk.place(name)._replace(process=process_of(process.pid)))
         process.kill()
     desk.queue.acquire("c", desk.place("c"))
     desk.now += 1.0

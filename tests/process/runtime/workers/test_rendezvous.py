@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 
-from ray_yolo.core.system import Process, own_process
+from ray_yolo.core.system import Process, own_process, process_of
 from ray_yolo.runtime.workers import watchdog
 from ray_yolo.runtime.workers.coordinator import HungWorker
 
@@ -23,9 +22,10 @@ from ray_yolo.runtime.workers.coordinator import HungWorker
 def test_a_process_that_is_frozen_can_be_ended() -> None:
     process = subprocess.Popen(["sleep", "60"])
     os.kill(process.pid, signal.SIGSTOP)
-    watchdog.kill(own_process()._replace(pid=process.pid))
+    frozen = process_of(process.pid)
+    watchdog.kill(frozen)
     assert process.wait(10) == -signal.SIGKILL
-    watchdog.kill(own_process()._replace(pid=process.pid))  # one that has ended already
+    watchdog.kill(frozen)  # it has ended already
 
 
 def test_a_process_whose_node_does_not_answer_is_killed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,28 +51,6 @@ def test_a_process_whose_node_does_not_answer_is_killed_later(tmp_path: Path, mo
     assert notices == ["worker 1 hangs: it is killed, and the others continue"]
 
 
-def test_a_process_whose_node_does_not_answer_in_time_is_left_alone(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may be that of another process by then."""
-    looks: list[str] = []
-
-    def find_hung_worker() -> HungWorker | None:
-        looks.append("")
-        return HungWorker(own_process(), "worker 1 hangs") if len(looks) == 1 else None
-
-    coordinator = SimpleNamespace(worker_statuses=list, describe_stall=str, find_hung_worker=find_hung_worker)
-    attempts: list[Process] = []
-    times = itertools.count(0, 100)  # seconds between two looks at the clock
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr(watchdog, "kill", attempts.append)
-    with watchdog.watchdog(coordinator, tmp_path, lambda text: None):
-        until = time.monotonic() + 20
-        while len(looks) < 3 and time.monotonic() < until:
-            time.sleep(0.1)
-    assert len(looks) >= 3
-    assert not attempts
-
-
 def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """All nodes of that name are asked; on others the process id means another process."""
@@ -82,7 +60,7 @@ def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alon
 
     def run(*given: Any) -> None:
         asked.append(given)
-        watchdog._kill(*given)
+        Process.kill(*given)
 
     task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=run))
     monkeypatch.setattr(watchdog.ray, "nodes", lambda: [node, {**node, "Alive": False}])
@@ -90,7 +68,7 @@ def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alon
     monkeypatch.setattr(watchdog, "answer", lambda found: found)
     boot, namespace = own.space.split()
     for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
-        watchdog.kill(own._replace(space=space, pid=process.pid))
+        watchdog.kill(process_of(process.pid)._replace(space=space))
     assert len(asked) == 2
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)

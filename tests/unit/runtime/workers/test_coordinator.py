@@ -12,7 +12,7 @@ from ray_yolo.core.structures import Progress
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
-ELSEWHERE = Process("node7", "pid:[1]", 42)
+ELSEWHERE = Process("node7", "pid:[1]", 42, 7)
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 JOINING = Heartbeat("joining", 0, 0.0, 30.0)
 EXCHANGING = Heartbeat("exchanging", 3, 1.0, 30.0)

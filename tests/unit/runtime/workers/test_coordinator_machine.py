@@ -130,7 +130,8 @@ class Training(RuleBasedStateMachine):
 
     def registration(self, worker: Worker) -> Registration:
         progress = None if worker.step is None else Progress(step=worker.step)
-        return Registration(worker.number, Process(worker.node, "elsewhere", worker.number), (worker.uid, 1), progress,
+        process = Process(worker.node, "elsewhere", worker.number, 0)
+        return Registration(worker.number, process, (worker.uid, 1), progress,
                             self.heartbeat(worker), worker.node, timeout_seconds=2 * LIMIT)
 
     def heartbeat(self, worker: Worker) -> Heartbeat:

@@ -24,7 +24,7 @@ from ray_yolo.runtime.workers.job_queue import (
     PoolWorker,
 )
 
-ELSEWHERE = Process("node7", "pid:[1]", 42)
+ELSEWHERE = Process("node7", "pid:[1]", 42, 7)
 NODES = {"a": "left", "b": "right"}  # of workers; else a third one
 JOINING = Heartbeat("joining", 0, 0.0, 30.0)
 LIMIT = 20.0  # seconds without a heartbeat

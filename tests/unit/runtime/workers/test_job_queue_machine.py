@@ -92,7 +92,7 @@ class Pool(RuleBasedStateMachine):
         if any(worker.place.number == bundle for worker in self.workers):
             return
         self.born += 1
-        place = PoolWorker(bundle, f"node{bundle % 2}", Process("elsewhere", "there", self.born))
+        place = PoolWorker(bundle, f"node{bundle % 2}", Process("elsewhere", "there", self.born, 0))
         self.workers.append(Worker(f"w{self.born}", place))
 
     @rule(seconds=st.sampled_from([TICK, 2.0, 25.0]))
