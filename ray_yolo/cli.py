@@ -194,7 +194,7 @@ COMPARE = Command(
                 "  base lr0=0.1 --data data.yaml        old.yaml new.yaml --model yolov5n        "
                 "runs/train/exp runs/train/exp2",
     model=CompareConfig,
-    paths=("set_a", "set_b", "package_a", "package_b", "pairs", "hours", "workers_per_training",
+    paths=("set_a", "set_b", "pairs", "hours", "workers_per_training",
            *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after", "registered_name"))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-training; the number of trainings at once follows from the "
@@ -277,7 +277,7 @@ def tune(argv: Sequence[str] | None = None) -> int:
 def compare(argv: Sequence[str] | None = None) -> int:
     """Say which of two recipes, data sets or weights is better, from pairs of trainings."""
     config, origins, is_dry_run, given = parse_compare(argv)
-    from ray_yolo.tune.sides import read_sides, settings_of_sides  # here: they load NumPy
+    from ray_yolo.tune.sides import read_sides  # here: it loads NumPy
 
     sides = read_sides(config, origins)
     for recipe in sides:
@@ -289,7 +289,7 @@ def compare(argv: Sequence[str] | None = None) -> int:
     raise_from_now_on()
     check_cache_folder()
     if not is_dry_run:
-        comparer.compare(config, sides, settings_of_sides(config, origins))
+        comparer.compare(config, sides)
         return 0
     lines = comparer.dry_run(config, sides)
     print("\n".join([describe(config, origins), *(f"# {line}" for line in lines)]))

@@ -79,9 +79,6 @@ class RunRecord(Frozen):
     """Of the first start; later starts use it unless they set their own. None in records of older versions."""
     transfer: TransferRecord | None = None
     """None without initial weights, and in records of older versions."""
-    origin: dict[str, Any] | None = None
-    """For a trial that continues another trial's checkpoint: that trial, and the genes."""
-    genes: dict[str, Any] | None = None
     forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in records of older versions."""
 

@@ -104,7 +104,7 @@ class RunLogger:
         if changed := changed_pictures(dataset_before.splits if dataset_before else {}, surveys):
             self.warn(f"pictures of {' and '.join(sorted(changed))} have other sizes or times than when the run was "
                       "started last; if their contents changed, the run continues with other pictures")
-        if edited and not is_first_start and not writer:  # population based training changes its trials' recipes
+        if edited and not is_first_start:
             self.warn(f"hyp.yaml or opt.yaml was edited ({', '.join(edited)}). A run keeps the recipe of its start, so "
                       "both are written again; for another recipe, start a new run with --from")
         if findings:

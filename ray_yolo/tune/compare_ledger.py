@@ -35,7 +35,6 @@ class ComparisonEvent(LedgerEvent):
     identity: Mapping[str, str]  # digests of the data sets and named files of both sides; see `tune.identity`
     a: Recipe  # resolved; its seed is the one from which those of the pairs follow
     b: Recipe
-    packages: tuple[str, ...] = ()  # those of the sides, if they have their own: a line each, or one if they are equal
 
     @property
     def recipes(self) -> Recipes:

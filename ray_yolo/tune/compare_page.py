@@ -15,7 +15,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events, surviv
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.claim import judge_pairs
 from ray_yolo.tune.compare_ledger import PairResults, Side, begun_of, claim_of, read_comparison, results_of
-from ray_yolo.tune.compare_status import comparison_table, packages_table, result_text
+from ray_yolo.tune.compare_status import comparison_table, result_text
 from ray_yolo.tune.pairs import SIDES, claim_from, training_folder
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write_page(folder: Path) -> None:
     draw_pairs(results, claim.pairs, folder / _PAIRS)
     page = render_page(folder.name, [
         Section("Claim", [str(claim)]),
-        Section("Differences of the sides", [*begun.packages, *begun.recipes.differences, *packages_table(folder)]),
+        Section("Differences of the sides", begun.recipes.differences),
         Section("Means", comparison_table(results, claim)),
         Section("Curves", pictures=[folder / _CURVES]),
         Section("Pairs", pictures=[folder / _PAIRS]),

@@ -37,11 +37,6 @@ class PairsConfig(ConfigModel):
     """More settings of side A alone, over all others: PATH=VALUE, several times."""
     set_b: Words = ()
     """More settings of side B alone."""
-    package_a: str = ""
-    """The ray_yolo that trains side A: a checkout of another version, a virtual environment, or its Python; '': this
-    one. With it, trainings are commands that run one after the other."""
-    package_b: str = ""
-    """The ray_yolo that trains side B, in the same way."""
     pairs: int = Field(10, ge=FEWEST_PAIRS, le=MOST_PAIRS)
     """Most pairs. A pair trains A and B on one fresh seed; seeds follow from --seed."""
     hours: float = Field(0.0, ge=0.0)

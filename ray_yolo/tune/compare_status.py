@@ -5,18 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ray_yolo.config.settings import leaves
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import RunEvent
 from ray_yolo.core.formatting import align_columns, format_cell, format_count
-from ray_yolo.runs.event_log import EVENTS_FILE, last_of, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.location import is_active, location
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.compare_ledger import (
     PairResults,
-    Side,
     TrainedEvent,
     begun_of,
     claim_of,
@@ -58,54 +55,14 @@ def comparison_table(results: PairResults, claim: PairsClaim) -> list[str]:
     return align_columns(rows)
 
 
-def packages_table(folder: Path) -> list[str]:
-    """How the trainings of two packages differ, line by line; nothing if the sides of the comparison are no packages.
-
-    The first line counts the pairs whose weights are equal, bit for bit. The others name the settings in which the two
-    trainings of the first pair differ, according to their logs: packages may have other settings, and other defaults.
-    """
-    lines = read_comparison(folder / LEDGER_FILE)
-    results = results_of(lines)
-    if not begun_of(lines).packages:
-        return []
-    num_pairs = claim_from(results).pairs  # that the claim is about; a pair beyond them may have ended on one side only
-    num_equal = 0
-    for pair in range(1, num_pairs + 1):
-        weights = results[pair, "A"].weights  # '' if the training diverged
-        if weights and weights == results[pair, "B"].weights:
-            num_equal += 1
-    described = [f"weights of A and B: equal, bit for bit, in {num_equal} of {format_count(num_pairs, 'pair')}"]
-    a = _trained_settings(folder, "A")
-    b = _trained_settings(folder, "B")
-    if not a or not b:  # a training has not started
-        return described
-    for path in sorted(a.keys() & b.keys()):
-        if a[path] != b[path]:
-            described.append(f"trained with {path}: {a[path]} in A, {b[path]} in B")
-    for side, own, other in (("A", a, b), ("B", b, a)):
-        alone = sorted(own.keys() - other.keys())
-        if alone:
-            described.append(f"settings that only {side} has: {', '.join(alone)}")
-    return described
-
-
-def _trained_settings(folder: Path, side: Side) -> dict[str, object]:
-    """The settings of a side's training of the first pair by path, according to its log; empty without a log."""
-    log = folder / "trials" / training_folder(1, side) / EVENTS_FILE
-    run = last_of(read_events(log), RunEvent) if log.is_file() else None
-    if run is None:
-        return {}
-    return {".".join(keys): value for keys, value in leaves(run.recipe)}
-
-
 def describe_comparison(folder: Path) -> list[str]:
     """The status of a comparison, line by line; its running trainings are described as by `describe_run`."""
     lines = read_comparison(folder / LEDGER_FILE)
     results = results_of(lines)
     claim = claim_of(lines) or claim_from(results)
     begun = begun_of(lines)
-    described = [f"{location(folder)}: {comparison_state(folder)}", str(claim), *begun.packages,
-                 *begun.recipes.differences, *packages_table(folder), *comparison_table(results, claim)]
+    described = [f"{location(folder)}: {comparison_state(folder)}", str(claim),
+                 *begun.recipes.differences, *comparison_table(results, claim)]
     described += [result_text(result) for _, result in sorted(results.items())]
     for training in sorted((folder / "trials").glob("*")):
         is_open = not any(training_folder(pair, side) == training.name for pair, side in results)

@@ -34,7 +34,6 @@ from ray_yolo.config.effects import (
 )
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.config.settings import SourcedValue
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import ConfigError, DatasetError, LostWorkersError, TrainingError
 from ray_yolo.core.files import atomic_write
@@ -74,18 +73,15 @@ from ray_yolo.tune.compare_ledger import (
 )
 from ray_yolo.tune.compare_page import write_page
 from ray_yolo.tune.compare_settings import CompareConfig
-from ray_yolo.tune.compare_status import comparison_table, packages_table, result_text
+from ray_yolo.tune.compare_status import comparison_table, result_text
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.identity import identity_of
-from ray_yolo.tune.packages import CommandTraining, Package, describe_packages, find_package
 from ray_yolo.tune.pairs import (
-    SIDES,
     PairDispatcher,
     PairSchedule,
     claim_from,
     class_precision,
     compared_classes,
-    pair_of,
 )
 from ray_yolo.tune.ray_adapter import LadderScheduler, TaskSearcher, TrialCallback, run_trials
 from ray_yolo.tune.records import write_options
@@ -120,24 +116,13 @@ class _CheckedComparison(NamedTuple):
     asked: Recipes
     train: tuple[AnnotationIndex, AnnotationIndex]  # of A and B
     val: AnnotationIndex
-    packages: tuple[Package, Package] | None  # None: all trainings run in the environment of this command
-
-    @property
-    def differences(self) -> list[str]:
-        """The packages of the sides, if any was given."""
-        return describe_packages(self.packages) if self.packages else []
 
 
-_NOT_GIVEN: tuple[Mapping[str, SourcedValue], ...] = ({}, {})
-
-
-def compare(config: CompareConfig, sides: Recipes, given: tuple[Mapping[str, SourcedValue], ...] = _NOT_GIVEN, *,
-            quiet: bool = False) -> ComparisonResult:
+def compare(config: CompareConfig, sides: Recipes, *, quiet: bool = False) -> ComparisonResult:
     """Run a comparison, or continue the one that the same configuration started.
 
     Args:
         sides: of `read_sides`.
-        given: of `settings_of_sides`; trainings by another package get these.
 
     Raises:
         InputError: for bad input, before any cluster work.
@@ -151,15 +136,10 @@ def compare(config: CompareConfig, sides: Recipes, given: tuple[Mapping[str, Sou
         recipes = _resolve_sides(checked, gpus)
         run = run or begin_run(config.placement, SweepRecord(
             digest=digest, space="", trials=2 * config.comparison.pairs, is_comparison=True))
-        begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b, packages=checked.differences)
+        begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b)
         ledger = CompareLedger(run.folder / LEDGER_FILE, begun)
         stream = io.StringIO() if quiet else sys.stdout
-        execution = _ComparisonExecution(config, ledger, run, recipes, slots, gpus, stream)
-        if checked.packages:
-            settings = tuple({path: item.value for path, item in side.items()} for side in given)
-            execution.commands = CommandTraining(
-                run.folder, checked.packages, settings, config.placement, execution.each_step)
-        return execution.run_to_end()
+        return _ComparisonExecution(config, ledger, run, recipes, slots, gpus, stream).run_to_end()
     finally:
         deadline.end(run.release if run else None)
 
@@ -175,8 +155,7 @@ def dry_run(config: CompareConfig, sides: Recipes) -> list[str]:
     gpus = cluster.planned_gpus(placement) if placement.num_workers else 0.0
     planned = Recipes(*(planned_recipe(recipe, placement, train, gpus)
                         for recipe, train in zip(sides, checked.train, strict=True)))
-    return [f"both sides, except for the differences: {settings_line(planned.a)}", *checked.differences,
-            *planned.differences,
+    return [f"both sides, except for the differences: {settings_line(planned.a)}", *planned.differences,
             f"at most {format_count(config.comparison.pairs, 'pair')}"]
 
 
@@ -207,7 +186,7 @@ def _check(config: CompareConfig, sides: Recipes) -> _CheckedComparison:
                      for side, recipe, labels in zip("AB", sides, val, strict=True)]
         raise DatasetError(f"data: the validation sets of {' and '.join(described)} differ in images, labels or class "
                            "names, so their fitness cannot be compared; give the data set of B the `val` of A")
-    checked = _CheckedComparison(config, sides, (train[0], train[1]), val[0], _find_packages(config))
+    checked = _CheckedComparison(config, sides, (train[0], train[1]), val[0])
     _check_effects(checked, around)
     return checked
 
@@ -225,7 +204,7 @@ def _check_effects(checked: _CheckedComparison, around: Sequence[Surroundings]) 
         for line in describe_unused(given_settings(asked), without_effect(recipe, about)):
             lines.append(f"{side}: {line}")
     a, b = (effective_settings(recipe, about) for recipe, about in zip(planned, around, strict=True))
-    if a == b and len(checked.differences) < len(planned):
+    if a == b:
         reasons = "; ".join([*planned.differences, *lines]) if planned.differences else "their settings are equal"
         raise ConfigError(f"A and B train the same weights, so no difference can be shown: {reasons}; give sides that "
                           "differ in a setting that has an effect")
@@ -233,18 +212,9 @@ def _check_effects(checked: _CheckedComparison, around: Sequence[Surroundings]) 
         _log.warning("%s", line)
 
 
-def _find_packages(config: CompareConfig) -> tuple[Package, Package] | None:
-    """The packages of both sides, if one was given for any."""
-    a, b = config.comparison.package_a, config.comparison.package_b
-    if not a and not b:
-        return None
-    return find_package(a, "--package-a"), find_package(b, "--package-b")
-
-
 def _digest(checked: _CheckedComparison) -> str:
-    """The identity of a comparison: of both recipes, as requested, and of both packages."""
+    """The identity of a comparison: of both recipes, as requested."""
     parts = [recipe_digest(recipe) for recipe in checked.asked]
-    parts += [package.identity for package in checked.packages or ()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -254,8 +224,6 @@ def _identity(checked: _CheckedComparison) -> dict[str, str]:
     for side, recipe, train in zip("AB", checked.asked, checked.train, strict=True):
         for part, digest in identity_of(recipe, Space((), ()), train, checked.val).items():
             identity[f"{part} of {side}"] = digest
-    for side, package in zip("AB", checked.packages or (), strict=False):
-        identity[f"package of {side}"] = package.identity
     return identity
 
 
@@ -263,7 +231,7 @@ def _connect(checked: _CheckedComparison, run: Run | None) -> tuple[float, int]:
     """The GPUs of each worker, and the number of trainings that run at once."""
     placement = checked.config.placement
     workers = checked.config.comparison.workers_per_training
-    if not workers or checked.packages:  # each command starts its own workers
+    if not workers:
         return float(local_device(placement.gpus_per_worker).type == "cuda"), 1
     gpus = cluster.connect(placement)
     slots = cluster.parallel_trainings(placement, workers, gpus)
@@ -278,15 +246,11 @@ def _connect(checked: _CheckedComparison, run: Run | None) -> tuple[float, int]:
 
 
 def _resolve_sides(checked: _CheckedComparison, gpus: float) -> Recipes:
-    """The recipes of both sides with all settings that can be decided here.
-
-    Commands of other packages decide for themselves, on workers that they start: their recipes are those planned.
-    """
-    decide = planned_recipe if checked.packages else resolve_recipe
+    """The recipes of both sides with all settings decided."""
     placement = checked.config.placement
     resolved = []
     for recipe, train in zip(checked.asked, checked.train, strict=True):
-        resolved.append(decide(_with_absolute_paths(recipe), placement, train, gpus))
+        resolved.append(resolve_recipe(_with_absolute_paths(recipe), placement, train, gpus))
     return Recipes(*resolved)
 
 
@@ -327,8 +291,6 @@ class _ComparisonExecution:
                  gpus: float, stream: TextIO) -> None:
         self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
         self.folder, self.stream = run.folder, stream
-        self.commands: CommandTraining | None = None
-        """What trains the sides, if they have packages of their own."""
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)
         self.recipes = Recipes(*(_with_paths_of(there, here)
@@ -370,17 +332,14 @@ class _ComparisonExecution:
         """Run the comparison until it has ended."""
         self.say(f"{location(self.folder)}: {format_count(len(self.schedule.results), 'training')} so far")
         self.say(f"both sides, except for the differences: {settings_line(self.recipes.a)}")
-        packages = self.ledger.begun.packages
-        for line in (*packages, *self.recipes.differences):
+        for line in self.recipes.differences:
             self.say(line)
         write_options(self.folder, self.config)
         wait_seconds = min(waiting_limit(), PROMPT_SECONDS)
         try:
             self.dispatcher.advance()
             if self.dispatcher.over is None:
-                if self.commands:
-                    self.train_by_commands(self.commands)
-                elif self.config.placement.num_workers:
+                if self.config.placement.num_workers:
                     self.train_on_pool()
                 else:
                     self.train_here()
@@ -423,14 +382,6 @@ class _ComparisonExecution:
             outcome = _train_here(task_config(payload, config), config["until"])
             self.dispatcher.finish(config["trial"], outcome)
             self.each_step()
-
-    def train_by_commands(self, commands: CommandTraining) -> None:
-        """Train one after the other, each side by the command of its own package."""
-        while task := self.dispatcher.take(lambda name: True):
-            name = self.dispatcher.name(task)
-            _, side = pair_of(task.trial)
-            outcome = commands.train(name, SIDES.index(side), task.seed, task.until)
-            self.dispatcher.finish(name, outcome)
 
     def train_on_pool(self) -> None:
         """Train as many at once as fit on the cluster, on one worker pool."""
@@ -475,7 +426,7 @@ class _ComparisonExecution:
         write_page(self.folder)
         self.note_time()
         self.run.finish()
-        for line in (*packages_table(self.folder), *comparison_table(results, claim)):
+        for line in comparison_table(results, claim):
             self.say(line)
         self.say(str(claim))
         self.say(f"page: {location(self.folder)}/report.html")

@@ -102,5 +102,5 @@ def closing_message(folder: Path, recipe: Recipe, best: Trial, claim: ClaimedEve
     weights = f"{location(folder)}/weights/best.pt"
     lines = [f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}",
              f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}",
-             f"repeat it:     {replay_command(recipe, best.lineage)}"]
+             f"repeat it:     {replay_command(recipe, best.genes)}"]
     return "\n".join([*lines, *([f"claim: {claim}"] if claim else [])])

@@ -38,7 +38,7 @@ from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, bes
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import SEARCH, Search
 from ray_yolo.tune.space import WITH_ANCHORS, WITHOUT_ANCHORS
-from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
+from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name
 
 RUNG = "rung"  # epochs trained
 _RECIPE = config_fields(Recipe)
@@ -77,7 +77,7 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
 
 
 def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: ClaimedEvent | None = None) -> str | None:
-    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the winner, and their changes during its training.
+    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the winner.
 
     Args:
         claim: at the end of the sweep; without a claim, the winner is the best row so far.
@@ -88,7 +88,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: ClaimedEve
     best = trials[claim.winner] if claim else best_trial(trials)
     if best is None or best.fitness is None:
         return None
-    trained = trained_recipe(recipe, best.lineage)
+    trained = overlay(recipe, best.genes)
     metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items() if value is not None)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
     if trained.weights:  # the learning rate is that of this optimiser, and the default depends on the weights
@@ -97,7 +97,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial], claim: ClaimedEve
         values["changes"] = [change.model_dump() for change in trained.changes]
     claimed = f"# {claim}\n" if claim else ""
     return (f"# Best of {len(trials)} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} "
-            f"epochs\n{claimed}# {metrics}\n# {replay_command(recipe, best.lineage)}\n{to_yaml(values)}")
+            f"epochs\n{claimed}# {metrics}\n# {replay_command(recipe, best.genes)}\n{to_yaml(values)}")
 
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial],

@@ -20,7 +20,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.run_record import LEDGER_FILE
-from ray_yolo.tune.evolution import Genes, Space, propose
+from ray_yolo.tune.evolution import Genes, Space
 from ray_yolo.tune.identity import changed_parts, has_same_inputs
 from ray_yolo.tune.ledger_events import (
     SCHEDULE_EVENTS,
@@ -32,14 +32,10 @@ from ray_yolo.tune.ledger_events import (
     ScheduledEvent,
 )
 from ray_yolo.tune.schedule import Outcome, Schedule, address
-from ray_yolo.tune.search import Pbt, Search
+from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import (
-    Origin,
-    Segment,
     Trial,
-    fork_trial,
     network_name,
-    new_trial,
     overlay,
     replay_command,
     trial_folder,
@@ -80,15 +76,7 @@ class SweepEvent(LedgerEvent):
         return f"{network} takes {time:.3g} ms an image, over the limit of {limit.latency_ms:g}"
 
 
-class ExploitedEvent(LedgerEvent):
-    """Under population based training: a trial continues from another trial's checkpoint with changed genes."""
-
-    trial: int
-    genes: Genes
-    origin: Origin
-
-
-_EVENTS: tuple[type[LedgerEvent], ...] = (SweepEvent, *SCHEDULE_EVENTS, ExploitedEvent)
+_EVENTS: tuple[type[LedgerEvent], ...] = (SweepEvent, *SCHEDULE_EVENTS)
 TYPES = {kind.__name__.removesuffix("Event").lower(): kind for kind in _EVENTS}
 NAMES = {kind: name for name, kind in TYPES.items()}
 
@@ -143,13 +131,6 @@ class Ledger:
             self.lines.append(written)
             _fold(self._trials, written, self.begun)
 
-    def propose(self) -> Trial:
-        """A new row of a population, proposed from the rows so far."""
-        with self._lock:
-            number = len(self._trials)
-            self.append(next_of_population(self.begun, self._trials))
-            return self._trials[number]
-
     def close(self) -> None:
         """Close the file. Nothing can be appended any more."""
         with self._lock:
@@ -160,10 +141,7 @@ class Ledger:
     def _write(self, line: LedgerEvent) -> LedgerEvent:
         fields = line.model_dump(mode="json")
         if isinstance(line, ProposedEvent):
-            fields["command"] = replay_command(self.recipe, [Segment(0, line.genes)])
-        elif isinstance(line, ExploitedEvent):
-            lineage = fork_trial(self._trials, self._trials[line.trial], line.genes, line.origin).lineage
-            fields["command"] = replay_command(self.recipe, lineage)
+            fields["command"] = replay_command(self.recipe, line.genes)
         try:
             self._log.append_line(NAMES[type(line)], **fields)
         except OSError as error:
@@ -172,13 +150,6 @@ class Ledger:
         if self.stored:
             self.stored.sync_files()
         return _as_written(line)
-
-
-def next_of_population(begun: SweepEvent, trials: Mapping[int, Trial]) -> ProposedEvent:
-    """The next proposal of population based training, given these rows."""
-    number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
-    genes, _ = propose(begun.space, begun.recipe.seed, number, rows)
-    return ProposedEvent(trial=number, genes=genes, how=begun.space.algorithm, parents=(), at=0.0)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEvent]:
@@ -193,11 +164,22 @@ def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEvent]:
     if lines and (version := lines[0].get("version", 1)) != VERSION:
         other = "a later" if version > VERSION else "an earlier"
         raise InputError(f"{path}: written by {other} ray_yolo; continue it with that one, or choose another --name")
+    if lines and _scheduler_of(lines[0]) == "pbt":
+        raise InputError(f"{path}: a sweep by population based training, which ray_yolo has had up to 0.2.0; read or "
+                         "continue it with that version, or choose another --name")
     try:
         return [TYPES[line["type"]].model_validate(line) for line in lines]
     except (KeyError, ValidationError) as error:
         what = " ".join(str(error).split("\n")[:2])
         raise InputError(f"{path}: damaged: {what}; restore it from a copy, or choose another --name") from None
+
+
+def _scheduler_of(first: Mapping[str, Any]) -> Any:
+    """The name of the scheduler in the first line of a ledger; None if the line is damaged."""
+    try:
+        return first["search"]["scheduler"]["name"]
+    except (KeyError, TypeError):
+        return None
 
 
 def begun_of(lines: Sequence[LedgerEvent]) -> SweepEvent:
@@ -215,13 +197,13 @@ def read_trials(lines: Sequence[LedgerEvent]) -> dict[int, Trial]:
     """The current rows of a ledger, by number.
 
     Raises:
-        InputError: if a proposal or a fork is missing.
+        InputError: if a proposal is missing.
     """
     trials: dict[int, Trial] = {}
     for line in lines[1:]:
         try:
             _fold(trials, line, begun_of(lines))
-        except KeyError:  # of a trial, or of the folder that an exploit made
+        except KeyError:  # its trial
             raise InputError(f"ledger: a line before {line!r} is missing; restore it from a copy, or choose another "
                              "--name") from None
     return trials
@@ -239,21 +221,7 @@ def rung_results(lines: Sequence[LedgerEvent]) -> dict[int, dict[int, float]]:
 
 def verify(lines: Sequence[LedgerEvent]) -> list[str]:
     """The inconsistencies of a ledger, one text each; none if every line follows from those before it."""
-    begun = begun_of(lines)
-    if not isinstance(begun.search.scheduler, Pbt):
-        return begun.schedule().verify(lines[1:])
-    trials, problems = dict[int, Trial](), list[str]()
-    for line in lines[1:]:
-        if isinstance(line, ProposedEvent) and line != (expected := _as_written(next_of_population(begun, trials))):
-            problems.append(f"{line!r} is recorded, but {expected!r} follows from the lines before")
-        trial = trials.get(line.trial) if isinstance(line, (CountedEvent, FailedEvent, ExploitedEvent)) else None
-        if trial and trial.has_ended:
-            problems.append(f"{line!r} does not follow: trial {trial.number} has ended before it")
-        try:
-            _fold(trials, line, begun)
-        except KeyError:  # as above
-            return [*problems, f"{line!r} does not follow: a line before it is missing"]
-    return problems
+    return begun_of(lines).schedule().verify(lines[1:])
 
 
 def results_elsewhere(project: Path, identity: Mapping[str, str], but: Path
@@ -268,7 +236,7 @@ def results_elsewhere(project: Path, identity: Mapping[str, str], but: Path
         if not lines:
             continue
         begun = begun_of(lines)
-        if not has_same_inputs(begun.identity, identity) or isinstance(begun.search.scheduler, Pbt):
+        if not has_same_inputs(begun.identity, identity):
             continue
         genes = {line.trial: line.genes for line in lines if isinstance(line, ProposedEvent)}
         for line in lines:
@@ -283,9 +251,7 @@ def _fold(trials: dict[int, Trial], line: LedgerEvent, begun: SweepEvent) -> Non
     base_seed = begun.recipe.seed  # of every training but those on fresh seeds
     match line:
         case ProposedEvent():
-            trials[line.trial] = new_trial(line.trial, line.genes, line.parents)
-        case ExploitedEvent():
-            trials[line.trial] = fork_trial(trials, trials[line.trial], line.genes, line.origin)
+            trials[line.trial] = Trial(line.trial, line.genes, line.parents)
         case ScheduledEvent() if line.seed == base_seed:
             trials[line.trial] = replace(trials[line.trial], state="running")
         case CountedEvent() if line.seed == base_seed:

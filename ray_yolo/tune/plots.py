@@ -54,7 +54,7 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial, results: Mapp
     heights = {trial.number: trial.fitness for trial in finished}
     parents = {}
     for trial in finished:
-        parents[trial.number] = [ancestor for ancestor in trial.ancestors if ancestor in heights]
+        parents[trial.number] = [ancestor for ancestor in trial.parents if ancestor in heights]
     plot_lineage(parents, heights, best.number, folder / "lineage.png")
 
 
@@ -229,10 +229,7 @@ def plot_lineage(parents: Mapping[int, Sequence[int]], fitness: Mapping[int, flo
 
 
 def ancestors(parents: Mapping[int, Sequence[int]], best: int) -> list[int]:
-    """The parents of a trial, their parents, and so on; ascending, without the trial itself.
-
-    Under population based training two trials may each descend from the other.
-    """
+    """The parents of a trial, their parents, and so on; ascending, without the trial itself."""
     visited: set[int] = set()
     unseen = [best]
     while unseen:

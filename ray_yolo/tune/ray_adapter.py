@@ -1,14 +1,12 @@
-"""Connects Ray Tune, which starts, pauses and stops trials, to the schedule or the population of a sweep.
+"""Connects Ray Tune, which starts, pauses and stops trials, to the schedule of a sweep or comparison.
 
 Ray's saving and restoring of searches is not used: in a test it ran finished trials again, and it unpickles.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +16,7 @@ import ray
 import ray.tune
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
-from ray.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from ray_yolo.core import deadline
@@ -28,13 +26,11 @@ from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 from ray_yolo.runtime.ray_internals import expect_no_result_files, keep_trial_processes, on_node
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.dispatch import Dispatcher
-from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, draw, nearest
+from ray_yolo.tune.evolution import Genes
 from ray_yolo.tune.files import drop_weights, write_sweep_files
-from ray_yolo.tune.ledger import ExploitedEvent, Ledger
-from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
+from ray_yolo.tune.ledger import Ledger
 from ray_yolo.tune.schedule import Outcome
-from ray_yolo.tune.search import Pbt
-from ray_yolo.tune.trainable import number_of, read_pointer, wait_until_released
+from ray_yolo.tune.trainable import wait_until_released
 from ray_yolo.tune.trials import Trial, best_trials
 
 if TYPE_CHECKING:
@@ -52,7 +48,7 @@ def _no_state(self: object) -> dict[str, Any]:
 
 
 def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failures: int, *,
-               param_space: Mapping[str, Any] | None = None, on_this_node: bool = False, **settings: Any) -> None:
+               on_this_node: bool = False, **settings: Any) -> None:
     """Run trials with Ray Tune until its scheduler or searcher ends.
 
     If this command is interrupted, the workers of the trials save the step in progress, and Ray Tune ends.
@@ -69,7 +65,7 @@ def run_trials(trainable: Any, callback: TrialCallback, folder: Path, max_failur
     # Memory, not CPU: even a hundredth of a CPU would take the slot of a worker
     trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **node))
     tune = ray.tune.Tuner(
-        trainable, param_space=dict(param_space or {}),
+        trainable,
         tune_config=ray.tune.TuneConfig(reuse_actors=True, trial_name_creator=_trial_name,
                                         trial_dirname_creator=_trial_name, **settings),
         run_config=ray.tune.RunConfig(
@@ -246,15 +242,15 @@ class SweepCallback(TrialCallback):
 
     Args:
         drops: whether the weights of trials that cannot win are removed.
-        fail: see `TrialCallback`; by default it writes a line of the ledger.
+        fail: see `TrialCallback`.
         stop: see `TrialCallback`.
         each_step: see `TrialCallback`.
     """
 
     def __init__(self, ledger: Ledger, display: SweepDisplay, *, drops: bool = False,
-                 fail: Callable[[str, str], None] | None = None, stop: Callable[[], None] = lambda: None,
+                 fail: Callable[[str, str], None], stop: Callable[[], None] = lambda: None,
                  each_step: Callable[[], None] = lambda: None) -> None:
-        super().__init__(display.say, fail or self._write_failure, stop, each_step)
+        super().__init__(display.say, fail, stop, each_step)
         self._ledger, self._display, self._drops = ledger, display, drops
         self._dropped: set[int] = set()
         self._remover = ThreadPoolExecutor(1)
@@ -262,7 +258,7 @@ class SweepCallback(TrialCallback):
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """Show a start."""
-        self._display.started(str(trial), trial.config.get("until", self._ledger.recipe.epochs))
+        self._display.started(str(trial), trial.config["until"])
 
     def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any],
                         **info: Any) -> None:
@@ -305,9 +301,6 @@ class SweepCallback(TrialCallback):
         self._remover.shutdown()
         super().check_room()
 
-    def _write_failure(self, name: str, reason: str) -> None:
-        self._ledger.append(FailedEvent(trial=number_of(name), seed=self._ledger.recipe.seed, epochs=0, reason=reason))
-
     def _drop(self, rows: tuple[Trial, ...]) -> None:
         """Remove the weights of trials that have ended and cannot win."""
         whole = [row for row in rows if row.state == "finished"]
@@ -319,70 +312,3 @@ class SweepCallback(TrialCallback):
                 self._remover.submit(drop_weights, folder)
 
     __getstate__ = _no_state
-
-
-class PopulationCallback(SweepCallback):
-    """Records the events of a population's trials before Tune acts on them."""
-
-    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record an exploit before the trial's process begins to train."""
-        number, genes = number_of(str(trial)), dict(trial.config["genes"])
-        pointer, row = read_pointer(trial.checkpoint) if trial.checkpoint else None, self._ledger.trials[number]
-        if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
-            self._ledger.append(ExploitedEvent(trial=number, genes=genes, origin=pointer))
-            self._display.say(f"trial {number} continues from trial {pointer.trial} at epoch {pointer.epoch}")
-        super().on_trial_start(iteration, trials, trial, **info)
-
-    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record the result of a trial that completed or failed, from its last report."""
-        result, name = trial.last_result or {}, str(trial)
-        if "failed" in result or "fitness" not in result:
-            self._fail(name, result.get("failed") or "it ended before its first validation")
-        elif (row := json.loads(result["row"]))["fitness"] is None:
-            self._fail(name, f"no finite fitness after {result['epoch']} epochs")
-        else:
-            seed = self._ledger.recipe.seed
-            self._ledger.append(CountedEvent(trial=number_of(name), seed=seed, epochs=result["epoch"], **row))
-        self._display.ended(name)
-
-
-class KeyedPbt(PopulationBasedTraining):
-    """Ray's scheduler with draws that follow from (seed, trial, epoch).
-
-    Ray draws the donor and the changed genes from Python's global generator.
-    """
-
-    def __init__(self, seed: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._seed = seed
-
-    def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> str:
-        """Ray's decision, made with Python's generator seeded by the key; the generator is restored."""
-        before = random.getstate()
-        random.seed(f"{self._seed} {trial} {result.get('epoch')}")
-        try:
-            return str(super().on_trial_result(tune_controller, trial, result))
-        finally:
-            random.setstate(before)
-
-
-def build_pbt(pbt: Pbt, space: Space, seed: int) -> KeyedPbt:
-    """The scheduler of population based training."""
-    return KeyedPbt(
-        seed, time_attr="epoch", metric="fitness", mode="max", perturbation_interval=pbt.interval_epochs,
-        quantile_fraction=pbt.quantile, resample_probability=pbt.resample,
-        hyperparam_mutations={"genes": {gene.name: _domain(gene) for gene in space.genes}},
-        custom_explore_fn=lambda config: {**config, "genes": _clipped(space, config["genes"])},
-        require_attrs=False,  # the report of a failure has no fitness
-        log_config=False)
-
-
-def _domain(gene: Gene) -> list[GeneValue] | Callable[[], GeneValue]:
-    """The values of a choice, or a function that draws from Python's generator (Ray's domains draw from NumPy's)."""
-    return list(gene.values) if gene.kind == "choice" else lambda: draw(gene, random.random())
-
-
-def _clipped(space: Space, genes: dict[str, Any]) -> dict[str, Any]:
-    """Genes rounded to five digits and clipped to their limits: Ray multiplies by 0.8 or 1.2 without limits."""
-    short = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in genes.items()}
-    return {gene.name: nearest(gene, short[gene.name]) for gene in space.genes}

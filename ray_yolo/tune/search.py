@@ -32,7 +32,7 @@ class SweepConfig(ConfigModel):
     """The space, the budget, and the number of parallel trials."""
 
     space: str = "ladder"
-    """Genes and how to search them: a YAML file, or a shipped one (evolve, ladder, pbt, quick)."""
+    """Genes and how to search them: a YAML file, or a shipped one (evolve, ladder, quick)."""
     trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | Literal["auto"] = "auto"
     """Total number of trials, 1 or more; auto: as many as fit into --hours, or 300 without it."""
     hours: float = Field(0.0, ge=0.0)
@@ -87,19 +87,6 @@ class Ladder(ConfigModel):
     """Epochs of the only rung; 0: rungs at a ninth and at four ninths of the training."""
 
 
-class Pbt(ConfigModel):
-    """Population based training (Ray's): the worst trials continue from a good trial's checkpoint with changed
-    genes."""
-
-    name: Literal["pbt"] = "pbt"
-    interval_epochs: int = Field(5, ge=1)
-    """Epochs between exchanges; each exchange restarts a trial's workers."""
-    quantile: float = Field(0.25, gt=0.0, le=0.5)
-    """Share of the trials that is replaced, and share from which they are copied."""
-    resample: float = Field(0.25, ge=0.0, le=1.0)
-    """Probability that a gene is drawn again instead of being moved."""
-
-
 class Limit(ConfigModel):
     """Limits of a trial's network; a network that exceeds one is not trained."""
 
@@ -107,12 +94,16 @@ class Limit(ConfigModel):
     """Milliseconds for one image on one worker, in fp32, suppression included."""
 
 
-SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder, "pbt": Pbt}
+SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder}
 
 
 def _by_name(value: object) -> object:
-    if (value["name"] if isinstance(value, dict) and "name" in value else value) in ("asha", "median"):
+    name = value["name"] if isinstance(value, dict) and "name" in value else value
+    if name in ("asha", "median"):
         raise ValueError("trials pause now and are not stopped; write scheduler: ladder")
+    if name == "pbt":
+        raise ValueError("ray_yolo has had population based training up to 0.2.0; write scheduler: ladder, and search "
+                         "what changes during a training as lrf and warmup_epochs")
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -128,9 +119,9 @@ class Search(ConfigModel):
     """Proposals under evolve that are drawn at random before the first child."""
     random_share: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the later proposals under evolve that are drawn at random."""
-    scheduler: Annotated[NoStopping | Ladder | Pbt, Field(discriminator="name"),
+    scheduler: Annotated[NoStopping | Ladder, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = NoStopping()
-    """Rule that pauses or exchanges trials: a name, or a name with its settings."""
+    """Rule that pauses trials: a name, or a name with its settings."""
     objective: dict[str, float] = Field(default={"mAP50": 0.1, "mAP50-95": 0.9})
     """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""
     limit: Limit | None = None
@@ -149,22 +140,14 @@ class Search(ConfigModel):
         """Check that the base recipe fits the search.
 
         Raises:
-            ConfigError: if the recipe has another objective or validates too seldom for the scheduler. Under population
-            based training, also if the recipe has changes or the search has a limit.
+            ConfigError: if the recipe has another objective or validates too seldom for the scheduler.
         """
-        is_pbt = self.scheduler.name == "pbt"
         if recipe.objective not in (Recipe().objective, self.recipe_objective):  # the default one was not given
             raise ConfigError("objective: a sweep and its trials maximise the search.objective of the space; write it "
                               "there, and leave objective out")
         if recipe.noval and self.scheduler.name != "none":
             raise ConfigError(f"noval: the scheduler {self.scheduler.name} judges trials by the validation of every "
                               "epoch; leave --noval out, or use scheduler: none")
-        if is_pbt and self.limit:
-            raise ConfigError("search.limit: a population shares one network; leave the limit out, or use another "
-                              "scheduler")
-        if is_pbt and recipe.changes:
-            raise ConfigError("changes: population based training changes the recipe itself; leave --changes out, or "
-                              "use another scheduler")
 
     @property
     def recipe_objective(self) -> ObjectiveConfig:

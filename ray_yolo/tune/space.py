@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 from ray_yolo.config.effects import DECIDING, UNKNOWN, Surroundings, without_effect
 from ray_yolo.config.model_facts import facts_of
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import CHANGEABLE, Recipe
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, explain_unknown
 from ray_yolo.config.synonyms import did_you_mean
@@ -170,9 +170,6 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
         for value in _ends(gene):
             _check_overlay(recipe, {gene.name: value}, where_entry())
         _check_between(recipe, gene, where_entry())
-        if search.scheduler.name == "pbt" and len(set(_ends(gene))) > 1 and canonical(key) not in CHANGEABLE:
-            raise ConfigError(f"{where_entry()}: {key} cannot change during a training, as population based training "
-                              "requires; remove it, or use another scheduler")
         genes[gene.name] = gene
         places[gene.name] = where_entry()
     unused = unused_under(genes.values(), recipe, around)

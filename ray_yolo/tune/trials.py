@@ -1,14 +1,12 @@
-"""The trials of a sweep: their genes and lineage, the recipes that follow from these, and the commands that repeat
-them."""
+"""The trials of a sweep: their genes, the recipes that follow from these, and the commands that repeat them."""
 
 from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ray_yolo.config.effects import unread_by_loss
 from ray_yolo.config.fine_tuning import OPTIMIZER_SETTINGS
@@ -22,38 +20,12 @@ State = Literal["proposed", "running", "paused", "finished", "failed"]
 _SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
 
-class Segment(NamedTuple):
-    """The genes that trained weights from an epoch on."""
-
-    epoch: int
-    genes: Genes
-
-
-Lineage = tuple[Segment, ...]
-"""All genes with which weights were trained, in any trial; the first segment starts at epoch 0."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The checkpoint from which a trial continues under population based training."""
-
-    trial: int  # that saved it
-    epoch: int  # trained epochs
-    state: str  # absolute path of its file
-    sha256: str  # of the file
-
-    @property
-    def folder_name(self) -> str:
-        """The run folder that contains the file."""
-        return Path(self.state).parent.parent.name
-
-
 @dataclass(frozen=True)
 class Trial:
     """One row of a sweep in its current state."""
 
     number: int
-    lineages: Mapping[str, Lineage]  # of the weights in each of its run folders
+    genes: Genes
     parents: tuple[int, ...] = ()
     state: State = "proposed"
     fitness: float | None = None  # of its best epoch, whose weights are best.pt
@@ -63,27 +35,11 @@ class Trial:
     weights: str = ""  # digest of the weights after them
     seeds: Mapping[int, float] = field(default_factory=dict)  # fitness of whole trainings on fresh seeds
     reason: str = ""
-    origins: tuple[Origin, ...] = ()
 
     @property
     def folder_name(self) -> str:
-        """The name of its run folder; each exploit creates another one."""
-        return trial_folder(self.number, len(self.origins))
-
-    @property
-    def lineage(self) -> Lineage:
-        """The genes that trained the trial's weights, from the first epoch on."""
-        return self.lineages[self.folder_name]
-
-    @property
-    def ancestors(self) -> tuple[int, ...]:
-        """The trials from which its genes or its weights came."""
-        return (*self.parents, *(origin.trial for origin in self.origins))
-
-    @property
-    def genes(self) -> Genes:
-        """Its current genes."""
-        return self.lineage[-1].genes
+        """The name of its run folder."""
+        return trial_folder(self.number)
 
     @property
     def has_ended(self) -> bool:
@@ -96,22 +52,9 @@ class Trial:
         return TrialRow(self.number, self.genes, self.fitness, self.epochs)
 
 
-def new_trial(number: int, genes: Genes, parents: tuple[int, ...] = ()) -> Trial:
-    """A proposed row."""
-    return Trial(number, {trial_folder(number): (Segment(0, genes),)}, parents)
-
-
-def fork_trial(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
-    """The row after an exploit: in a new folder, with the donor's lineage up to the origin."""
-    lineage = (*trials[origin.trial].lineages[origin.folder_name], Segment(origin.epoch, genes))
-    new = trial_folder(trial.number, len(trial.origins) + 1)
-    return replace(trial, lineages={**trial.lineages, new: lineage}, origins=(*trial.origins, origin))
-
-
-def trial_folder(number: int, num_exploits: int = 0, seed: int | None = None) -> str:
-    """The name of a trial's run folder: trial3, trial3-2 after its first exploit, trial3-seed7 on a fresh seed."""
-    fresh = f"-seed{seed}" if seed is not None else ""
-    return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else fresh)
+def trial_folder(number: int, seed: int | None = None) -> str:
+    """The name of a trial's run folder: trial3, or trial3-seed7 on a fresh seed."""
+    return f"trial{number}" if seed is None else f"trial{number}-seed{seed}"
 
 
 def best_trials(trials: Iterable[Trial], count: int) -> list[Trial]:
@@ -177,27 +120,12 @@ def network_name(recipe: Recipe) -> str:
     return f"{recipe.model} at {recipe.imgsz} px"
 
 
-def trained_recipe(recipe: Recipe, lineage: Sequence[Segment]) -> Recipe:
-    """The recipe of weights with this lineage, in a sweep over `recipe`."""
-    first, *later = lineage
-    return functools.reduce(lambda trained, segment: changed_recipe(trained, *segment), later,
-                            overlay(recipe, first.genes))
-
-
-def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -> Recipe:
-    """The recipe that continues with these genes from an epoch on; the epoch must be after its last change."""
-    before = recipe.at(epoch)
-    new = {name: value for name, value in genes.items() if recipe_value(before, name) != value}
-    changes = (*recipe.changes, Change(epoch=epoch, settings=new))
-    return Recipe.model_validate({**recipe.model_dump(), "changes": changes})
-
-
-def replay_command(recipe: Recipe, lineage: Sequence[Segment]) -> str:
+def replay_command(recipe: Recipe, genes: Mapping[str, GeneValue]) -> str:
     """The command that trains a row of a sweep over `recipe` again, on any number of workers (`--num-workers`).
 
     The training has the row's fitness at the row's best epoch, even if the row was stopped early.
     """
-    return shlex.join(train_command(trained_recipe(recipe, lineage)))
+    return shlex.join(train_command(overlay(recipe, genes)))
 
 
 def train_command(recipe: Recipe) -> list[str]:

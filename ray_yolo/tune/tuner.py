@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -58,7 +58,6 @@ from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, waiting_limit
 from ray_yolo.sinks.report import settings_line
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
-from ray_yolo.storage.store import is_address
 from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message
@@ -72,18 +71,16 @@ from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.pool_log import log_pool
 from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
-    PopulationCallback,
     SweepCallback,
     TaskSearcher,
-    build_pbt,
     run_trials,
 )
 from ray_yolo.tune.records import write_options
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
-from ray_yolo.tune.search import Ladder, Pbt, Search, SweepConfig, TuneConfig
+from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
 from ray_yolo.tune.sweep_page import sweep_page
-from ray_yolo.tune.trainable import train_task, train_trial
+from ray_yolo.tune.trainable import train_task
 from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 NOTE_SECONDS = 5.0  # between two notes of the time
@@ -141,7 +138,7 @@ class SearchResult:
     folder: Path
     trials: tuple[Trial, ...]
     best: Trial
-    claim: Claim | None = None  #: what may be said of the best trial; None under population based training
+    claim: Claim | None = None  #: what may be said of the best trial
 
 
 def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
@@ -175,7 +172,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
 def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
            latencies: Mapping[str, float], identity: dict[str, str]) -> SweepEvent:
     """The first line of the ledger of a sweep over `recipe`."""
-    virtual_slots = config.sweep.virtual_slots or _processes(config, space.search, slots)
+    virtual_slots = config.sweep.virtual_slots or _processes(config, slots)
     return SweepEvent(identity=identity, space=space.space, search=space.search, recipe=recipe,
                       rungs=_rungs(space, recipe), latencies=latencies, virtual_slots=virtual_slots)
 
@@ -244,10 +241,9 @@ def _rungs(space: TuneSpace, recipe: Recipe) -> tuple[int, ...]:
     return tuple(sorted({min(ladder.first_epochs, recipe.epochs), recipe.epochs}))
 
 
-def _processes(config: TuneConfig, search: Search, slots: int) -> int:
+def _processes(config: TuneConfig, slots: int) -> int:
     """The number of trials that train on `slots` slots or start up meanwhile."""
-    limited = config.sweep.max_concurrent != "auto" or isinstance(search.scheduler, Pbt)
-    return slots if limited else slots + trials_ahead(slots)
+    return slots if config.sweep.max_concurrent != "auto" else slots + trials_ahead(slots)
 
 
 def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex, AnnotationIndex]:
@@ -267,9 +263,6 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
         "sweep": settings.model_copy(update={"trials": trials}),
         "placement": config.placement.model_copy(update={"num_workers": settings.workers_per_trial})})
     loaded.search.check(config.recipe)
-    if isinstance(loaded.search.scheduler, Pbt) and is_address(config.placement.storage_path):
-        raise ConfigError("storage_path: trials of population based training continue from each other's files; give a "
-                          "folder that all nodes mount, or another scheduler")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     description, train, val = read_dataset(config.recipe)
@@ -317,7 +310,6 @@ class _Execution:
     def __init__(self, config: TuneConfig, ledger: Ledger, run: Run, slots: int, gpus: float, stream: TextIO) -> None:
         self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
         self.folder, self.sweep, self.search = run.folder, config.sweep, ledger.begun.search
-        self.is_population = isinstance(self.search.scheduler, Pbt)  # whether trials exchange weights
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
@@ -346,7 +338,7 @@ class _Execution:
         ledger, say = self.ledger, self.display.say
         say(f"{location(self.folder)}: {len(ledger.trials)} trials so far")
         say(f"each trial, except for its genes: {settings_line(ledger.recipe)}")
-        for line in [] if self.is_population else describe(
+        for line in describe(
                 ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
             say(line)
         limit = self.search.limit
@@ -407,7 +399,7 @@ class _Execution:
         workers = config.placement.model_copy(update={"num_workers": pool_range(config.sweep, self.slots)})
         grows = config.sweep.max_concurrent == "auto"
         with standing_pool(workers, self.gpus, self.note_workers, grows=grows) as queue:
-            (self.run_population if self.is_population else self.run_ladder)(payload, queue)
+            self.run_ladder(payload, queue)
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
         """Train the tasks of the schedule."""
@@ -422,32 +414,19 @@ class _Execution:
         budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
         schedule.restore(ledger.lines)
         dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: _processes(self.config, self.search, self.slots_now()), budget.finishing)
+                                lambda: _processes(self.config, self.slots_now()), budget.finishing)
         scheduler = LadderScheduler(
-            dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.search, self.slots),
+            dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.slots),
             lambda name: not is_held(self.trials / name))
         callback = SweepCallback(ledger, self.display, drops=not self.sweep.keep_weights, stop=scheduler.close,
                                  fail=lambda name, reason: dispatcher.finish(name, Outcome(reason=reason)),
                                  each_step=self.each_step)
         dispatcher.advance()
         if dispatcher.over is None:
-            self._tune(ray.tune.with_parameters(train_task, payload=payload, queue=queue), callback, {},
+            trainable = ray.tune.with_parameters(train_task, payload=payload, queue=queue)
+            run_trials(trainable, callback, self.folder, self.config.placement.max_failures,
+                       on_this_node=ledger.stored is not None,  # the folder of the sweep is on this node
                        search_alg=TaskSearcher(dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
-
-    def run_population(self, payload: Mapping[str, Any], queue: Any) -> None:
-        """Train a population. Ray's scheduler requires the whole population at once, and no searcher."""
-        ledger, settings = self.ledger, self.search.scheduler
-        assert isinstance(settings, Pbt)
-        callback = PopulationCallback(ledger, self.display, each_step=self.each_step)
-        if param_space := _population(ledger, self.sweep.most_trials):
-            self._tune(ray.tune.with_parameters(train_trial, payload=payload, queue=queue), callback, param_space,
-                       scheduler=build_pbt(settings, ledger.begun.space, self.config.recipe.seed),
-                       max_concurrent_trials=self.slots)
-
-    def _tune(self, trainable: Any, callback: SweepCallback, param_space: dict[str, Any], **settings: Any) -> None:
-        run_trials(trainable, callback, self.folder, self.config.placement.max_failures, param_space=param_space,
-                   on_this_node=self.ledger.stored is not None,  # the folder of the sweep is on this node
-                   **settings)
 
     def finish(self) -> SearchResult:
         """Write every file of the sweep, mark it as finished, and print where its results are."""
@@ -492,28 +471,12 @@ class _Execution:
         return results_elsewhere(self.folder.parent, self.ledger.begun.identity, self.ledger.path)
 
 
-def _population(ledger: Ledger, total: int) -> dict[str, Any]:
-    """All trials that have not ended, as Tune's grid over their numbers; empty if there is none."""
-    while len(ledger.trials) < total:
-        ledger.propose()
-    left = {f"trial{trial.number}": trial for trial in ledger.trials if not trial.has_ended}
-    if not left:
-        return {}
-    origins = {name: asdict(trial.origins[-1]) if trial.origins else None for name, trial in left.items()}
-    return {"trial": ray.tune.grid_search(list(left)),
-            "genes": ray.tune.sample_from(lambda config: dict(left[config["trial"]].genes)),
-            "origin": ray.tune.sample_from(lambda config: origins[config["trial"]])}
-
-
 def _payload(config: TuneConfig, ledger: Ledger, folder: Path) -> dict[str, Any]:
-    """The settings that all trials share, as plain JSON; see `train_trial`."""
+    """The settings that all trials share, as plain JSON; see `task_config`."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
                  "registered_name": "", "cpus_per_worker": config.placement.cpus}
     placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
                   {"project": str(folder / "trials"), "storage_path": ""})
-    scheduler = ledger.begun.search.scheduler
-    if isinstance(scheduler, Pbt):  # keep the checkpoints from which other trials may continue
-        placement |= {"save_period": scheduler.interval_epochs, "nosave": False}
     file, colon, name = config.placement.callbacks.partition(":")
     placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),

@@ -14,8 +14,6 @@ from ray_yolo.tune.listing import run_names
 def usage_of(folder: Path) -> Usage:
     """The usage of a run, or of all trainings of a sweep or comparison.
 
-    A trial of population based training has several folders, each with a copy of the log so far; the longest counts.
-
     Raises:
         InputError: if the logs of a sweep in a bucket cannot be read.
     """
@@ -23,11 +21,4 @@ def usage_of(folder: Path) -> Usage:
         return measure_usage(each_event(folder / EVENTS_FILE))
     trials = f"{location(folder)}/trials"
     logs = [local_folder(f"{trials}/{name}", whole=False) / EVENTS_FILE for name in run_names(trials)]
-    longest: dict[bytes, Path] = {}
-    for log in filter(Path.is_file, logs):
-        with log.open("rb") as file:
-            first_line = file.readline()
-        known = longest.get(first_line)
-        if known is None or log.stat().st_size > known.stat().st_size:
-            longest[first_line] = log
-    return total_usage(measure_usage(each_event(log)) for log in longest.values())
+    return total_usage(measure_usage(each_event(log)) for log in logs if log.is_file())

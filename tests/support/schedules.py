@@ -13,6 +13,7 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Ledger, SweepEvent
+from ray_yolo.tune.ledger_events import ProposedEvent
 from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.search import Search
 
@@ -44,6 +45,14 @@ def outcome_of(task: Task) -> Outcome:
 def open_ledger(path: Path, virtual_slots: int = 3, **fields: Any) -> Ledger:
     """The ledger of the sweep, begun or continued."""
     return Ledger(path, sweep_of(virtual_slots=virtual_slots, **fields))
+
+
+def propose(ledger: Ledger) -> ProposedEvent:
+    """Write another trial with the first genes of the space."""
+    line = ProposedEvent(trial=len(ledger.trials), genes=dict(ledger.begun.space.starts[0]), how="start", parents=(),
+                         at=0.0)
+    ledger.append(line)
+    return line
 
 
 def dispatcher_of(ledger: Ledger, trials: int, slots: int = 3,

@@ -131,7 +131,7 @@ def test_imports_follow_the_rule() -> None:
     ("runtime/trainer.py", "import mlflow"),
     ("sinks/console.py", "import ray"),
     ("tune/ledger.py", "import ray.tune"),
-    ("tune/files.py", "from ray_yolo.tune.trainable import train_trial"),
+    ("tune/files.py", "from ray_yolo.tune.trainable import train_task"),
     ("runtime/trainer.py", "from ray_yolo.tune import ledger"),
     ("engine/loop.py", "from ray_yolo.runtime import trainer"),
     ("models/heads.py", "from ray_yolo.checkpoints import local"),
@@ -159,7 +159,7 @@ def test_a_breach_is_caught(path: str, source: str) -> None:
     ("ops/nms.py", "import math\nfrom torch.nn import functional\nfrom ray_yolo.ops import boxes"),
     ("train.py", "from ray_yolo.runtime import trainer\nfrom ray_yolo import cli"),
     ("tune/__main__.py", "from ray_yolo.tune import tuner\nfrom ray_yolo.cli import run"),
-    ("tune/tuner.py", "import ray\nfrom ray_yolo.tune.trainable import train_trial"),
+    ("tune/tuner.py", "import ray\nfrom ray_yolo.tune.trainable import train_task"),
     ("engine/loop.py", "import raylike\nray = 1\nray.get"),
 ])
 def test_what_is_allowed_passes(path: str, source: str) -> None:

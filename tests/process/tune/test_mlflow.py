@@ -18,7 +18,7 @@ from ray_yolo.sinks.registry import Registered
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.mlflow import Status, SweepMlflow, SweepRun, table
-from ray_yolo.tune.trials import Trial, new_trial
+from ray_yolo.tune.trials import Trial
 from tests.support.sweeps import make_sweep
 
 
@@ -29,7 +29,7 @@ def client(tmp_path: Path) -> MlflowClient:
 
 def trained(number: int, fitness: float, folder: Path, client: MlflowClient) -> Trial:
     """A finished trial with an MLflow run."""
-    trial = replace(new_trial(number, {}), state="finished", fitness=fitness)
+    trial = replace(Trial(number, {}), state="finished", fitness=fitness)
     run = client.create_run("0", run_name=trial.folder_name)
     (folder / "trials" / trial.folder_name).mkdir(parents=True)
     (folder / "trials" / trial.folder_name / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
@@ -56,8 +56,8 @@ def track(tmp_path: Path, status: Status = "RUNNING", *trials: Trial) -> str:
 
 
 def test_what_it_should_hold_follows_from_the_rows_alone(tmp_path: Path) -> None:
-    rows = [replace(new_trial(0, {}), state="finished", fitness=0.5), replace(new_trial(1, {}), state="failed"),
-            replace(new_trial(2, {}), state="running"), replace(new_trial(3, {}), state="finished", fitness=0.75)]
+    rows = [replace(Trial(0, {}), state="finished", fitness=0.5), replace(Trial(1, {}), state="failed"),
+            replace(Trial(2, {}), state="running"), replace(Trial(3, {}), state="finished", fitness=0.75)]
     running, stopped, ended = (sweep_run_of(tmp_path, status, *rows) for status in ("RUNNING", "KILLED", "FINISHED"))
     assert [values(held, "fitness") for held in (running, stopped, ended)] == [{0: 0.5, 3: 0.75}] * 3
     assert [held.best for held in (running, stopped, ended)] == [None, None, rows[3]]
@@ -67,7 +67,7 @@ def test_what_it_should_hold_follows_from_the_rows_alone(tmp_path: Path) -> None
 
 
 def test_a_paused_trial_is_listed_below_those_that_were_trained_further(tmp_path: Path) -> None:
-    rows = [replace(new_trial(number, {}), state="paused", fitness=fitness, epochs=epochs)
+    rows = [replace(Trial(number, {}), state="paused", fitness=fitness, epochs=epochs)
             for number, (fitness, epochs) in enumerate([(0.9, 1), (0.5, 3), (0.6, 3), (0.8, 2)])]
     run = sweep_run_of(tmp_path, "RUNNING", *rows)
     assert [trial.number for trial in run.listed] == [2, 1, 3, 0]
@@ -172,7 +172,7 @@ def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_th
         tmp_path: Path, client: MlflowClient) -> None:
     track(tmp_path)
     trials = [replace(trained(number, fitness, tmp_path / "exp", client),
-                      lineages=new_trial(number, {"lr0": 0.01 * (number + 1), "optimizer": "SGD"}).lineages)
+                      genes={"lr0": 0.01 * (number + 1), "optimizer": "SGD"})
               for number, fitness in enumerate((0.25, 0.5))]
     parent = track(tmp_path, "RUNNING", *trials)
     links, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()

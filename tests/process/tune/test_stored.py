@@ -29,12 +29,13 @@ from ray_yolo.tune.ledger_events import CountedEvent, ProposedEvent
 from ray_yolo.tune.mlflow import _child
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trainable import train_task
-from ray_yolo.tune.trials import new_trial
+from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.verification import compare
 from tests.process.tune.test_sweep_kill import RECIPE as LEARNS
 from tests.process.tune.test_sweep_kill import SPACE as GENES
 from tests.support import checkpoints, run_log
 from tests.support.processes import kill, on_machine
+from tests.support.schedules import propose
 from tests.support.sweeps import make_sweep
 from tests.unit.tune.test_stored import Start, bucket, die, logged, saved, scheduled, start, stored, train
 
@@ -48,7 +49,7 @@ def counted(trial: int, fitness: float) -> CountedEvent:
 
 def test_each_line_is_in_the_store_before_anything_follows_from_it(start: Start, bucket: FolderStore) -> None:
     run, ledger = start()
-    ledger.propose()
+    propose(ledger)
     assert read_log(bucket) == ledger.path.read_bytes()
     ledger.append(scheduled(0))
     (run.folder / "evolve.csv").write_text("0")
@@ -68,7 +69,7 @@ def test_each_line_is_in_the_store_before_anything_follows_from_it(start: Start,
 def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     run, ledger = start()
-    ledger.propose()
+    propose(ledger)
     train(run, "trial0", 1)
     die(run)
     again, ledger = start("two")
@@ -97,11 +98,11 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
     die(run)
     again, ledger = start("two")
     for number in (1, 2):  # one has weights of its own there, the other pointers
-        ledger.propose()
+        propose(ledger)
         keep_best(again.folder, [again.folder / "trials" / f"trial{number}"])
         assert checkpoints.value(again.folder / "weights" / "best.pt") == number
     bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
-    assert [_child(again.folder, new_trial(number, {})) for number in range(2)] == [None, "its"]
+    assert [_child(again.folder, Trial(number, {})) for number in range(2)] == [None, "its"]
 
 
 @contextmanager

@@ -84,7 +84,7 @@ REPLAY_FLAGS = frozenset([
 COMPARE_FLAGS = TRAIN_FLAGS - frozenset([  # all that may be given for both sides
     "--resume", "--stop-after", "--register", "--registered-name", "--from", "--bucket", "--evolve", "--resume_evolve",
     "--evolve_population", "--local_rank", "--entity", "--upload_dataset", "--bbox_interval", "--artifact_alias",
-]) | frozenset(["--set-a", "--package-a", "--package-b", "--set-b", "--pairs", "--hours", "--workers-per-training"])
+]) | frozenset(["--set-a", "--set-b", "--pairs", "--hours", "--workers-per-training"])
 
 COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT, REPLAY, COMPARE]
 

@@ -13,6 +13,7 @@ from ray_yolo.tune.ledger import Ledger, SweepEvent
 from ray_yolo.tune.ledger_events import CountedEvent, ScheduledEvent
 from ray_yolo.tune.search import Search
 from tests.support import run_log
+from tests.support.schedules import propose
 
 RECIPE = Recipe(epochs=3, batch_size=8, microbatch=4, precision="fp32")
 
@@ -40,7 +41,7 @@ def sweep(tmp_path: Path, training: Path) -> Path:
     ledger = Ledger(folder / "ledger.jsonl", SweepEvent(identity={"data set": "data"}, space=space, search=Search(),
                                                    recipe=RECIPE, rungs=(3,), virtual_slots=1))
     for number in range(2):
-        ledger.propose()
+        propose(ledger)
         ledger.append(ScheduledEvent(trial=number, seed=0, until=3, start=0.0, end=3.0, why="new"))
     ledger.append(CountedEvent(trial=0, seed=0, epochs=3, fitness=0.25))
     ledger.close()

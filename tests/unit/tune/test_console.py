@@ -8,7 +8,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message, result_line, summary_line, table_rows
 from ray_yolo.tune.ledger_events import ClaimedEvent
-from ray_yolo.tune.trials import new_trial
+from ray_yolo.tune.trials import Trial
 from tests.support.terminal import Terminal
 
 
@@ -20,17 +20,17 @@ def _terminal(monkeypatch):
 
 
 def measured(number, fitness=0.5, epochs=3, state="finished", **genes):
-    trial = new_trial(number, {"lr0": 0.01, "optimizer.name": "SGD", **genes})
+    trial = Trial(number, {"lr0": 0.01, "optimizer.name": "SGD", **genes})
     return replace(trial, state=state, fitness=fitness, epochs=epochs)
 
 
 def failed(number, reason="out of memory"):
-    return replace(new_trial(number, {"lr0": 0.01, "optimizer.name": "SGD"}), state="failed", reason=reason)
+    return replace(Trial(number, {"lr0": 0.01, "optimizer.name": "SGD"}), state="failed", reason=reason)
 
 
 def test_the_table_has_the_five_best_with_the_genes_in_which_they_differ():
     trials = [measured(0, 0.25), failed(1), measured(2, 0.75, 1, "paused", lr0=0.012345), measured(3, 0.5, lr0=0.02),
-              *(measured(number, 0.3) for number in range(4, 8)), new_trial(8, {})]
+              *(measured(number, 0.3) for number in range(4, 8)), Trial(8, {})]
     assert table_rows(trials) == [
         ("trial", "epochs", "fitness", "lr0"), ("3", "3", "0.5000", "0.02"), ("4", "3", "0.3000", "0.01"),
         ("5", "3", "0.3000", "0.01"), ("6", "3", "0.3000", "0.01"), ("7", "3", "0.3000", "0.01")]
@@ -59,9 +59,9 @@ def test_a_file_gets_one_whole_line_for_each_result(monkeypatch):
     display.say("begin")
     display.started("trial1", 3)
     display.update([measured(0), failed(1)])
-    display.update([measured(0), failed(1), new_trial(2, {})])
+    display.update([measured(0), failed(1), Trial(2, {})])
     left[0] = 60.0
-    display.update([replace(measured(0), seeds={1: 0.75}), failed(1), new_trial(2, {})])
+    display.update([replace(measured(0), seeds={1: 0.75}), failed(1), Trial(2, {})])
     display.close()
     display.say("end " * 100)
     best = "trials, 1 trained to the end, 1 failed; best 0.5000 (trial 0)"

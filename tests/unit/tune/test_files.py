@@ -24,7 +24,7 @@ from ray_yolo.tune.files import (
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.space import read_space
-from ray_yolo.tune.trials import Segment, best_trial, new_trial, overlay, recipe_arguments, trained_recipe
+from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_arguments
 
 BASE = Recipe(data="my data/coco.yaml", model="yolov5n", epochs=3, batch_size=16, microbatch=8, precision="fp32",
               autoanchor=False)
@@ -38,7 +38,7 @@ def trial(number, fitness, state="finished", **genes):
     genes = {"lr0": 0.01, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "SGD", **genes}
     metrics = {"precision": 0.5, "recall": 0.25, "mAP50": fitness, "mAP50-95": fitness} if fitness else {}
     losses = {"box": 0.1, "obj": 0.2, "cls": 0.3}
-    return replace(new_trial(number, genes), state=state, fitness=fitness, metrics=metrics, losses=losses, epochs=3)
+    return replace(Trial(number, genes), state=state, fitness=fitness, metrics=metrics, losses=losses, epochs=3)
 
 
 TRIALS = [trial(0, 0.3), trial(1, 0.5, lr0=0.02345, mosaic=0.5), trial(2, None, "failed", lr0=0.05),
@@ -110,23 +110,17 @@ class TestBest:
         adamw = BASE.optimizer.model_copy(update={"name": "AdamW"})  # as `fine_tuned` has decided
         base = BASE.model_copy(update={"weights": "yolov5n.pt", "optimizer": adamw})
         genes = {name: value for name, value in TRIALS[1].genes.items() if name != "optimizer.name"}
-        write_sweep_files(tmp_path, base, [replace(TRIALS[1], lineages=new_trial(1, genes).lineages)])
+        write_sweep_files(tmp_path, base, [replace(TRIALS[1], genes=genes)])
         hyp = str(tmp_path / "hyp_evolve.yaml")
         recipe = parse_train(["--data", base.data, "--model", base.model, "--weights", base.weights, "--hyp", hyp])
         assert fine_tuned(recipe.config.recipe, 205, 3).optimizer == overlay(base, genes).optimizer
 
-    def test_hyp_evolve_of_a_trial_that_changed_on_the_way_has_its_changes(self, tmp_path):
-        genes = TRIALS[1].genes
-        lineage = (
-            Segment(0, genes),
-            Segment(1, {**genes, "lr0": 0.5, "mosaic": 0.25}),
-            Segment(2, {**genes, "lr0": 0.25}),
-        )
-        fork_trial = replace(TRIALS[1], lineages={"trial1": lineage})
-        write_sweep_files(tmp_path, BASE, [TRIALS[0], fork_trial])
+    def test_hyp_evolve_has_the_changes_of_the_base_recipe(self, tmp_path):
+        base = Recipe.model_validate({**BASE.model_dump(), "changes": "1: lr0=0.5 mosaic=0.25"})
+        write_sweep_files(tmp_path, base, TRIALS[:2])
         recipe = parse_train([*recipe_arguments(BASE), "--hyp", str(tmp_path / "hyp_evolve.yaml")]).config.recipe
-        assert recipe == trained_recipe(BASE, lineage)
-        assert [recipe.at(epoch).optimizer.lr0 for epoch in range(3)] == [0.02345, 0.5, 0.25]
+        assert recipe == overlay(base, TRIALS[1].genes)
+        assert [recipe.at(epoch).optimizer.lr0 for epoch in range(2)] == [0.02345, 0.5]
 
     def test_hyp_evolve_says_where_it_comes_from(self):
         text = format_hyp_evolve(BASE, TRIALS)

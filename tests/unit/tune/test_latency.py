@@ -17,7 +17,7 @@ from ray_yolo.inference.predictor import Trained
 from ray_yolo.tune import latency, tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.latency import Latency, SizedModel, measure, networks, pareto
-from ray_yolo.tune.trials import Trial, new_trial
+from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support.sweeps import SPACE, make_sweep
 
@@ -56,7 +56,7 @@ def test_real_networks_are_measured() -> None:
 
 
 def trial(number: int, size: int, fitness: float | None, epochs: int = 9) -> Trial:
-    return replace(new_trial(number, {"imgsz": size}), fitness=fitness, epochs=epochs)
+    return replace(Trial(number, {"imgsz": size}), fitness=fitness, epochs=epochs)
 
 
 @given(st.lists(st.tuples(st.sampled_from((64, 96, 128)), st.integers(0, 5), st.sampled_from((3, 9))), max_size=12))
@@ -88,9 +88,3 @@ def test_where_every_network_is_over_the_limit_the_start_is_refused_and_leaves_n
     with pytest.raises(ConfigError, match=r"search.limit.latency_ms: the fastest network .* takes 31 ms .* of 20"):
         search(make_sweep(tmp_path, f"search: {{limit: {{latency_ms: 20}}}}\n{SPACE}"), quiet=True)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_population_has_no_limit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a population shares one network"):
-        search(make_sweep(tmp_path, f"search: {{scheduler: pbt, limit: {{latency_ms: 20}}}}\n{SPACE}",
-                          recipe={"noval": False}), quiet=True)

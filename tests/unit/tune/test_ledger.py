@@ -17,8 +17,6 @@ from ray_yolo.runs.event_log import read_lines
 from ray_yolo.tune.evolution import propose as proposal
 from ray_yolo.tune.ledger import (
     CountedEvent,
-    ExploitedEvent,
-    FailedEvent,
     Ledger,
     ProposedEvent,
     ScheduledEvent,
@@ -31,7 +29,7 @@ from ray_yolo.tune.ledger import (
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.schedule import address
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trials import Origin, Segment, best_trial, overlay, trained_recipe
+from ray_yolo.tune.trials import best_trial, overlay
 from ray_yolo.tune.verification import compare
 from tests.support.schedules import RESOLVED, RUNGS, SEARCH, SPACE, open_ledger, run_sweep, sweep_of
 
@@ -246,77 +244,6 @@ class TestAddresses:
         assert not list(results_elsewhere(tmp_path, {"data set": "0123"}, tmp_path / "ledger.jsonl"))
 
 
-POPULATION = {"search": Search.model_validate({"algorithm": "random", "scheduler": "pbt"}),
-              "space": replace(SPACE, algorithm="random")}
-
-
-class TestExploits:
-    """Population based training has rows and lines of its own."""
-
-    def test_a_fork_has_the_donors_past_and_its_own_genes(self, path):
-        ledger = open_ledger(path, **POPULATION)
-        donor, bad = ledger.propose(), ledger.propose()
-        origin = Origin(0, 2, "/trials/trial0/weights/epoch1.pt", "ab")
-        genes = {**donor.genes, "lr0": 0.05}
-        ledger.append(ExploitedEvent(trial=1, genes=genes, origin=origin))
-        row = ledger.trials[1]
-        assert row.lineage == (Segment(0, donor.genes), Segment(2, genes))
-        assert (row.folder_name, row.genes, row.origins) == ("trial1-2", genes, (origin,))
-        command = read_lines(path)[-1]["command"]
-        assert parse_train(shlex.split(command)[3:]).config.recipe == trained_recipe(RESOLVED, row.lineage)
-        count(ledger, 1, 9, 0.5)
-        ledger.append(FailedEvent(trial=0, seed=3, epochs=0, reason="no luck"))
-        assert [trial.state for trial in ledger.trials] == ["failed", "finished"]
-        assert bad.number == 1
-        ledger.close()
-        assert open_ledger(path, **POPULATION).trials == ledger.trials
-        assert verify(read_ledger(path)) == []
-
-    def test_a_fork_of_a_fork_has_the_past_of_the_folder_that_it_continues_from(self, path):
-        ledger = open_ledger(path, **POPULATION)
-        zero, one, _ = (ledger.propose().genes for _ in range(3))
-        first, second, third = {**zero, "lr0": 0.03}, {**zero, "lr0": 0.04}, {**one, "lr0": 0.05}
-        for trial, genes, origin in (
-                (1, first, Origin(0, 2, "/trials/trial0/weights/epoch1.pt", "ab")),
-                (2, second, Origin(1, 4, "/trials/trial1-2/weights/epoch3.pt", "cd")),
-                (0, third, Origin(1, 3, "/trials/trial1/weights/epoch2.pt", "ef"))):  # from before the first fork
-            ledger.append(ExploitedEvent(trial=trial, genes=genes, origin=origin))
-        rows = ledger.trials
-        assert rows[2].lineage == (Segment(0, zero), Segment(2, first), Segment(4, second))
-        assert (rows[0].lineage, rows[0].folder_name) == ((Segment(0, one), Segment(3, third)), "trial0-2")
-        commands = [line["command"] for line in read_lines(path)[-2:]]
-        assert [parse_train(shlex.split(command)[3:]).config.recipe for command in commands] == [
-            trained_recipe(RESOLVED, rows[number].lineage) for number in (2, 0)]
-        assert verify(read_ledger(path)) == []
-
-    def test_a_removed_proposal_or_fork_and_a_repeated_end_show(self, path):
-        ledger = open_ledger(path, **POPULATION)
-        genes = [ledger.propose().genes for _ in range(3)]
-        for trial, folder in ((1, "trial0"), (2, "trial1-2")):
-            origin = Origin(trial - 1, 2 * trial, f"/trials/{folder}/weights/epoch{2 * trial - 1}.pt", "ab")
-            ledger.append(ExploitedEvent(trial=trial, genes={**genes[0], "lr0": 0.05 / trial}, origin=origin))
-        count(ledger, 1, 9, 0.5)
-        ledger.append(FailedEvent(trial=2, seed=3, epochs=0, reason="no luck"))
-        lines = read_ledger(path)
-        for number in (1, 2, 3, 4):  # three proposals, and the fork that trial 2 continues from
-            torn = lines[:number] + lines[number + 1:]
-            assert "a line before it is missing" in verify(torn)[-1]
-            with pytest.raises(InputError, match=r"a line before .* is missing; restore it"):
-                read_trials(torn)
-        for number in (1, 2, 3, 6, 7):
-            assert len(verify(lines[:number + 1] + lines[number:])) == 1
-        assert verify(lines) == []
-
-    def test_an_altered_proposal_shows(self, path):
-        ledger = open_ledger(path, **POPULATION)
-        for _ in range(2):
-            ledger.propose()
-        ledger.close()
-        lines = rewrite(path, lambda line: {**line, "genes": {**SPACE.starts[0], "lr0": 0.02}}
-                        if line.get("trial") == 1 else line)
-        assert len(verify(lines)) == 1
-
-
 class TestIdentity:
     @pytest.mark.parametrize(("other", "differs"), [
         (sweep_of("4567"), "another data set"),
@@ -354,6 +281,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize(("change", "message"), [
         ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 6}, "written by a later ray_yolo"),
+        ({"search": {"scheduler": {"name": "pbt"}}}, "by population based training, which .* up to 0.2.0; read or"),
         ({"version": 4}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
     def test_what_is_no_ledger_of_this_version_is_refused(self, path, change, message):
         run_sweep(path, 1)

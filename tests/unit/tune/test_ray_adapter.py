@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,9 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial as RayTrial
 from ray.tune.schedulers import TrialScheduler
 
@@ -21,26 +18,16 @@ from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held, lock_file
 from ray_yolo.tune import ray_adapter
 from ray_yolo.tune.console import SweepDisplay
-from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import read_ledger, verify
 from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
 from ray_yolo.tune.ray_adapter import (
     LadderScheduler,
-    PopulationCallback,
     SweepCallback,
     TaskSearcher,
-    _clipped,
-    build_pbt,
 )
 from ray_yolo.tune.schedule import Outcome
-from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.verification import compare
-from tests.support.schedules import RESOLVED, dispatcher_of, open_ledger, outcome_of, run_sweep
-
-
-def report(epoch: int, fitness: float | None) -> dict[str, Any]:
-    """What a trial of a population reports of an epoch."""
-    return {"epoch": epoch, "fitness": fitness, "row": json.dumps({"fitness": fitness, "metrics": {}, "losses": {}})}
+from tests.support.schedules import dispatcher_of, open_ledger, outcome_of, run_sweep
 
 
 @dataclass(eq=False)
@@ -262,116 +249,3 @@ def test_weights_stay_while_a_process_holds_their_run_folder(tmp_path: Path, mon
     tune.callback.check_room()
     assert failed <= set(dropped)
     assert not any(was_held for _, was_held in dropped)
-
-
-class TestPopulation:
-    """What the callback of a population records of a trial that Tune has ended."""
-
-    @pytest.mark.parametrize(("result", "state", "reason"), [
-        (report(4, 0.5), "finished", ""),
-        ({**report(4, 0.5), "row": report(4, None)["row"]}, "failed", "no finite fitness after 4 epochs"),
-        ({"failed": "TrainingError: the loss stays non-finite"}, "failed", "TrainingError: the loss stays non-finite"),
-        ({}, "failed", "it ended before its first validation")])
-    def test_the_last_report_decides(self, tmp_path: Path, result: dict[str, Any], state: str, reason: str) -> None:
-        ledger = open_ledger(tmp_path / "ledger.jsonl", search=Search(algorithm="random", scheduler=Pbt()),
-                             recipe=RESOLVED.model_copy(update={"epochs": 4}), rungs=(4,))
-        callback = PopulationCallback(ledger, SweepDisplay(io.StringIO()))
-        ledger.propose()
-        callback.on_trial_complete(0, [], TuneTrial({"trial": "trial0"}, "id0", last_result=result))
-        row = ledger.trials[0]
-        assert (row.state, row.fitness, row.reason) == (state, 0.5 if state == "finished" else None, reason)
-
-
-FOUR_GENES = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", low=0.0, high=0.9),
-                    Gene("close", "int", 1, 10), Gene("name", "choice", values=("SGD", "AdamW"))), ({},))
-
-
-def test_rounding_leads_to_no_value_outside() -> None:
-    space = Space((Gene("momentum", low=0.5, high=0.999999),), ({},))
-    assert _clipped(space, {"momentum": 1.2}) == {"momentum": 0.999999}
-    assert _clipped(space, {"momentum": 0.1234567 + 0.5}) == {"momentum": 0.62346}
-
-
-def test_what_pbt_explores_stays_within_the_limits() -> None:
-    settings = Pbt(resample=0.3)
-    scheduler = build_pbt(settings, FOUR_GENES, 0)
-    config = {"trial": 3, "genes": {"lr0": 0.1, "scale": 0.9, "close": 10, "name": "SGD"}, "origin": None}
-    donor = type("Donor", (), {"config": config})()
-    moved = set()
-    for _ in range(200):
-        genes = scheduler._get_new_config(None, donor)[0]["genes"]
-        assert 0.001 <= genes["lr0"] <= 0.1
-        assert 0.0 <= genes["scale"] <= 0.9
-        assert genes["close"] in range(1, 11)
-        assert genes["name"] in ("SGD", "AdamW")
-        moved.add(tuple(genes.values()))
-    assert len(moved) > 50
-
-
-class Population:
-    """As much of Ray Tune's controller as population based training calls: four trials, all running."""
-
-    search_alg = None
-
-    def __init__(self, seed: int) -> None:
-        settings = Pbt(interval_epochs=1, resample=0.5)
-        self.scheduler = build_pbt(settings, FOUR_GENES, seed)
-        self.trials = [Member(number) for number in range(4)]
-        for trial in self.trials:
-            self.scheduler.on_trial_add(self, trial)
-
-    def get_trials(self) -> list[Member]:
-        return self.trials
-
-    def _schedule_trial_save(self, trial: Member, result: object) -> str:
-        return f"checkpoint of {trial}"
-
-    def pause_trial(self, trial: Member, should_checkpoint: bool) -> None:
-        pass
-
-    def train(self, epochs: range) -> list[dict[str, Any]]:
-        """The genes of all trials after each epoch; trial 3 is the best, trial 0 the worst."""
-        history = []
-        for epoch in epochs:
-            for number in (3, 2, 1, 0):
-                self.scheduler.on_trial_result(self, self.trials[number], report(epoch, float(number)))
-            history.append([dict(trial.config["genes"]) for trial in self.trials])
-        return history
-
-
-class Member(SimpleNamespace):
-    """A trial of a population."""
-
-    def __init__(self, number: int) -> None:
-        manager = SimpleNamespace(_latest_checkpoint_result=None, checkpoint_config=CheckpointConfig())
-        genes = {"lr0": 0.01 * (number + 1), "scale": 0.1 * (number + 1), "close": number + 1, "name": "SGD"}
-        super().__init__(number=number, trial_id=f"t{number}", status="RUNNING", experiment_tag="", checkpoint=None,
-                         config={"trial": number, "genes": genes, "origin": None},
-                         run_metadata=SimpleNamespace(checkpoint_manager=manager))
-
-    __hash__ = object.__hash__
-
-    def __str__(self) -> str:
-        return f"trial{self.number}"
-
-    def is_finished(self) -> bool:
-        return False
-
-    def set_experiment_tag(self, tag: str) -> None:
-        pass
-
-    def set_config(self, config: dict[str, Any]) -> None:
-        self.config = {**config, "trial": self.number}
-
-
-def test_what_pbt_draws_follows_from_seed_trial_and_epoch_alone() -> None:
-    random.seed(1)
-    np.random.seed(1)
-    first = Population(seed=7).train(range(1, 6))
-    random.seed(2)
-    np.random.seed(2)
-    state = random.getstate()
-    assert Population(seed=7).train(range(1, 6)) == first
-    assert random.getstate() == state
-    assert Population(seed=8).train(range(1, 6)) != first
-    assert len({json.dumps(genes) for genes in first}) == 5  # it draws anew in each epoch

@@ -84,7 +84,7 @@ class TestFiles:
     @pytest.mark.parametrize("space", ["quik", "quick.yaml", "tune_spaces/quick.yaml"])
     def test_a_space_that_is_not_there_is_answered_with_the_shipped_names(self, space, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(InputError, match=f"space: {space}: no such file.*evolve, ladder, pbt, quick"):
+        with pytest.raises(InputError, match=f"space: {space}: no such file.*evolve, ladder, quick"):
             load_space(space, Recipe())
 
     def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ class TestFiles:
     def test_there_is_a_space_for_each_way_to_search(self):
         searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
         assert {name: (search.algorithm, search.scheduler.name) for name, search in searches.items()} == {
-            "evolve": ("evolve", "none"), "ladder": ("gp", "ladder"), "pbt": ("random", "pbt"),
+            "evolve": ("evolve", "none"), "ladder": ("gp", "ladder"),
             "quick": ("evolve", "none")}
 
     def test_evolve_has_the_published_genes_ranges_and_gains(self):
@@ -159,18 +159,6 @@ class TestValues:
 
     def test_a_choice_of_image_sizes_is_searched(self):
         assert genes_of({"imgsz": choice(64, 96)})[0].values == (64, 96)
-
-
-PBT = "search: {scheduler: pbt}\n"
-
-
-def test_population_based_training_changes_only_what_can_change_on_the_way(tmp_path):
-    path = tmp_path / "space.yaml"
-    path.write_text(f"{PBT}imgsz: {{type: choice, values: [320, 640]}}\n")
-    with pytest.raises(ConfigError, match=r"space.yaml:2: imgsz cannot change during a training"):
-        load_space(path, Recipe())
-    path.write_text(f"{PBT}imgsz: {{type: fixed, value: 320}}\nlr0: [0.001, 0.1]\n")
-    assert len(load_space(path, Recipe()).space.genes) == 2
 
 
 MISTAKES = {

@@ -10,7 +10,6 @@ import pytest
 from ray_yolo import cli
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.core.errors import ConfigError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, parse_event
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.remote_run import RemoteRun, read_log
@@ -19,14 +18,13 @@ from ray_yolo.runs.run_record import LEDGER_FILE, RunRecord, SweepRecord
 from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store
-from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import keep_best
 from ray_yolo.tune.ledger import Ledger, SweepEvent
 from ray_yolo.tune.ledger_events import ScheduledEvent
 from ray_yolo.tune.search import Search
 from tests.support import checkpoints, run_log
-from tests.support.sweeps import SPACE, make_sweep
+from tests.support.schedules import propose
 
 RECIPE = Recipe(epochs=2)
 SWEEP = SweepEvent(identity={"data set": "0", "base recipe": "0"}, search=Search(), recipe=RECIPE, rungs=(2,),
@@ -104,7 +102,7 @@ def test_storage_that_is_away_costs_a_warning_and_no_line(start: Start, bucket: 
     _, ledger = start()
     with monkeypatch.context() as away:
         away.setattr(FolderStore, "put_if", refuse)
-        ledger.propose()
+        propose(ledger)
     assert "SlowDown" in caplog.text
     ledger.append(scheduled(0))
     assert read_log(bucket) == ledger.path.read_bytes()
@@ -140,13 +138,6 @@ def test_commands_that_look_at_a_sweep_take_its_address(start: Start, bucket: Fo
     bucket.put("mlflow.json", run.folder / "mlflow.json")
     assert cli.sync([address]) == 3  # that server is away
     assert "MLflow at http://127.0.0.1:9: " in capsys.readouterr().err
-
-
-def test_population_based_training_is_refused_in_a_store(tmp_path: Path) -> None:
-    config = make_sweep(tmp_path, "search: {scheduler: pbt}\n" + SPACE, recipe={"epochs": 9, "noval": False}, trials=2)
-    placement = config.placement.model_copy(update={"storage_path": "s3://no-such-bucket/x"})
-    with pytest.raises(ConfigError, match=r"storage_path: trials of population based training .* give a folder"):
-        tuner.search(config.model_copy(update={"placement": placement}))
 
 
 def logged(sweep: Store, name: str) -> list[Event]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +19,11 @@ from ray_yolo.tune import trainable
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.task import read_outcome, task_config
-from ray_yolo.tune.trainable import is_external_failure, train_task, train_trial
+from ray_yolo.tune.trainable import is_external_failure, train_task
 from tests.support import run_log
 
 EPOCHS = 6
-SEARCH = Search.model_validate({"scheduler": "pbt", "objective": {"recall": 1.0}})
+SEARCH = Search.model_validate({"objective": {"recall": 1.0}})
 GENES = {"lr0": 0.02}
 
 
@@ -41,12 +39,9 @@ class Trained:
         self.error: Exception | None = None
         self.asked: list[RunConfig] = []
         self.complete_records: Callable[[], object] = lambda: None
-        monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
-        monkeypatch.setattr(ray.tune, "get_checkpoint", lambda: None)
         monkeypatch.setattr(ray.tune, "report", self.reports.append)
         monkeypatch.setattr(trainable, "fit", self.fit)
         monkeypatch.setattr(trainable, "_recorder", lambda: None)
-        monkeypatch.setattr(trainable, "_POLL_SECONDS", 0.01)
 
     def write(self, *epochs: int) -> None:
         log = EventLog(self.folder / "events.jsonl")
@@ -65,14 +60,8 @@ class Trained:
         trained()
         self.complete_records()
 
-    def train(self, begun: int = 0) -> list[int | None]:
-        """The epochs that are reported by a process that goes on after so many."""
-        self.begun = begun
-        train_trial({"genes": GENES, "origin": None}, self.payload, None)
-        return [report.get("epoch") for report in self.reports]
-
     def train_task(self, until: int, begun: int = 0) -> list[Outcome]:
-        """The outcome that the task of a ladder reports."""
+        """The outcome that a task reports."""
         self.begun = begun
         train_task({"trial": "trial0", "genes": GENES, "seed": 7, "until": until, "end": 3.0}, self.payload, None)
         return [Outcome.model_validate_json(report["outcome"]) for report in self.reports]
@@ -88,57 +77,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
     return Trained(tmp_path, monkeypatch)
 
 
-def test_every_epoch_is_reported_once_with_the_sweeps_fitness(trained: Trained) -> None:
-    assert trained.train() == [1, 2, 3, 4, 5, 6]
-    assert [report["fitness"] for report in trained.reports] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    assert json.loads(trained.reports[0]["row"])["metrics"] == {"recall": 0.1}
-
-
-def rows(trained: Trained) -> list[tuple[float, float]]:
-    """(fitness for the scheduler, fitness of the row) of each report."""
-    return [(report["fitness"], json.loads(report["row"])["fitness"]) for report in trained.reports]
-
-
-def test_the_row_is_of_the_epoch_of_best_pt(trained: Trained) -> None:
-    trained.best_epoch = 2
-    trained.train()
-    assert rows(trained) == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.2), (0.4, 0.2), (0.5, 0.2), (0.6, 0.2)]
-    assert json.loads(trained.reports[-1]["row"])["metrics"] == {"recall": 0.2}
-
-
-def test_a_process_that_continues_knows_the_best_epoch_before_it(trained: Trained) -> None:
-    trained.best_epoch = 1
-    trained.write(1, 2, 3)
-    trained.train(begun=3)
-    assert rows(trained) == [(0.4, 0.1), (0.5, 0.1), (0.6, 0.1)]
-
-
-def test_under_nosave_which_writes_no_best_pt_the_row_is_of_the_last_epoch(trained: Trained) -> None:
-    trained.best_epoch, trained.placement = 2, {**trained.placement, "nosave": True}
-    trained.train()
-    assert rows(trained)[-1] == (0.6, 0.6)
-
-
-def test_a_trial_trains_by_the_sweeps_objective(trained: Trained) -> None:
-    trained.train()
-    [config] = trained.asked
-    assert config.recipe.objective.fitness({"recall": 0.5, "mAP50": 0.9, "mAP50-95": 0.9}) == 0.5
-
-
-def test_what_was_reported_before_is_not_reported_again(trained: Trained) -> None:
-    trained.write(1, 2, 3)
-    assert trained.train(begun=3) == [4, 5, 6]
-
-
-def test_a_training_that_ended_unseen_reports_its_last_epoch(trained: Trained) -> None:
-    trained.write(1, 2, 3, 4)
-    (trained.folder / "finished").touch()
-    assert trained.train() == [4]
-    assert not trained.asked
-
-
 class TestTask:
-    """The task of a ladder."""
+    """The task of a trial."""
 
     def test_it_trains_to_its_pause_and_reports_the_best_epoch_so_far_once(self, trained: Trained) -> None:
         trained.best_epoch = 2
@@ -178,14 +118,16 @@ class TestTask:
         assert trained.train_task(3) == [
             Outcome(reason="ConfigError: num_workers: 2 workers, but a step has only 1 part")]
 
-    @pytest.mark.parametrize("error", [LostWorkersError("gone"), KeyboardInterrupt()])
+    @pytest.mark.parametrize(("error", "lacking"), [
+        (LostWorkersError("gone"), [False]), (ResourcesError("2 workers need 2 CPU"), [True]),
+        (ray.exceptions.ActorDiedError(), [False]), (KeyboardInterrupt(), [])])
     def test_another_failure_ends_the_process_so_that_the_task_starts_again(
-            self, trained: Trained, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+            self, trained: Trained, monkeypatch: pytest.MonkeyPatch, error: Exception, lacking: list[bool]) -> None:
         trained.error = error
         monkeypatch.setattr(trainable, "_PATIENCE_SECONDS", 0.1)
         with pytest.raises(TrainingError):
             trained.train_task(3)
-        assert not [report for report in trained.reports if "outcome" in report]
+        assert [report["lacking"] for report in trained.reports] == lacking  # and no outcome
 
 
 def test_an_outcome_is_reported_before_the_other_records_are_complete(trained: Trained) -> None:
@@ -208,23 +150,6 @@ def test_records_that_fail_after_the_outcome_was_reported_are_named(
     trained.train_task(3)
     assert [outcome.fitness for outcome in trained.train_task(6, begun=3)] == [0.3, 0.6]
     assert "its records are incomplete: no space left on device" in caplog.text
-
-
-def test_the_recipes_own_failure_is_reported_as_one(trained: Trained) -> None:
-    trained.error = ConfigError("num_workers: 2 workers, but a step has only 1 part")
-    trained.train()
-    assert trained.reports == [{"failed": "ConfigError: num_workers: 2 workers, but a step has only 1 part"}]
-
-
-@pytest.mark.parametrize(("error", "lacking"), [
-    (ResourcesError("2 workers need 2 CPU"), True),
-    (ray.exceptions.ActorDiedError(), False)])
-def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
-        trained: Trained, error: Exception, lacking: bool) -> None:
-    trained.error = error
-    with pytest.raises(TrainingError, match=type(error).__name__):
-        trained.train()
-    assert [report["lacking"] for report in trained.reports] == [lacking]
 
 
 def test_what_ray_says_of_a_worker_is_an_external_failure_and_what_a_worker_says_is_not() -> None:

@@ -7,15 +7,7 @@ from pydantic import ValidationError
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.tune.trials import (
-    Segment,
-    overlay,
-    recipe_arguments,
-    recipe_value,
-    replay_command,
-    short_name,
-    trained_recipe,
-)
+from ray_yolo.tune.trials import overlay, recipe_arguments, recipe_value, replay_command, short_name
 
 BASE = Recipe(data="my data/coco.yaml", model="yolov5n", epochs=3, batch_size=16, microbatch=8, precision="fp32",
               autoanchor=False)
@@ -44,19 +36,9 @@ class TestOverlay:
 
 @pytest.mark.parametrize("genes", [{}, {"lr0": 0.02345, "mosaic": 0.5}, {"optimizer.name": "AdamW"}])
 def test_the_command_trains_the_rows_recipe(genes):
-    words = shlex.split(replay_command(BASE, [Segment(0, genes)]))
+    words = shlex.split(replay_command(BASE, genes))
     assert words[:3] == ["python", "-m", "ray_yolo.train"]
     assert parse_train(words[3:]).config.recipe == overlay(BASE, genes)
-
-
-def test_the_command_of_weights_with_a_past_names_each_change():
-    lineage = [Segment(0, {"lr0": 0.02, "mosaic": 0.5}), Segment(1, {"lr0": 0.02, "mosaic": 0.25}),
-            Segment(2, {"lr0": 0.01, "mosaic": 0.25})]
-    recipe = parse_train(shlex.split(replay_command(BASE, lineage))[3:]).config.recipe
-    assert recipe == trained_recipe(BASE, lineage)
-    assert [change.model_dump() for change in recipe.changes] == ["1: augment.mosaic=0.25", "2: optimizer.lr0=0.01"]
-    for stage in lineage:
-        assert recipe.at(stage.epoch) == overlay(BASE, stage.genes)
 
 
 def test_arguments_give_the_recipe_back():

@@ -20,7 +20,7 @@ from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.ledger import Ledger, SweepEvent
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.task import task_config
-from ray_yolo.tune.trials import new_trial, overlay
+from ray_yolo.tune.trials import Trial, overlay
 from ray_yolo.tune.tuner import search
 from tests.support.jobs import make_index
 from tests.support.sweeps import SPACE, make_sweep
@@ -28,7 +28,7 @@ from tests.support.sweeps import SPACE, make_sweep
 
 def test_what_a_sweep_says_at_its_end_can_be_copied(tmp_path: Path) -> None:
     folder, data = tmp_path / "Ann's sweeps", "Ann's data/birds.yaml"
-    best = replace(new_trial(4, {"lr0": 0.02}), fitness=0.5)
+    best = replace(Trial(4, {"lr0": 0.02}), fitness=0.5)
     lines = closing_message(folder, Recipe(data=data), best).splitlines()
     commands = {name: shlex.split(words) for name, _, words in (line.partition(": ") for line in lines[1:])}
     assert commands["train with it"] == ["--hyp", str(folder / "hyp_evolve.yaml")]
@@ -107,9 +107,3 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
     known = trained_by({"data": "shapes8", "model": "yolov5n"}).recipe
     assert (known.data, known.model, known.weights) == ("shapes8", "yolov5n", "")
     assert trained_by({"data": f"file://{tmp_path}/data/data.yaml"}).recipe.data == f"file://{tmp_path}/data/data.yaml"
-
-
-def test_changes_of_the_users_and_of_population_based_training_exclude_each_other(tmp_path: Path) -> None:
-    recipe = {"epochs": 4, "noval": False, "changes": ["2: box=0.1"]}
-    with pytest.raises(ConfigError, match="leave --changes out"):
-        search(make_sweep(tmp_path, f"search: {{scheduler: pbt}}\n{SPACE}", recipe=recipe), quiet=True)
