@@ -37,7 +37,7 @@ from ray_yolo.core.signals import end_at_once, raise_from_now_on
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_record import LEDGER_FILE
-from ray_yolo.runs.usage import cost_table, parse_prices
+from ray_yolo.runs.usage import cost_table, parse_prices, usage_of
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -398,7 +398,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     from ray_yolo.sinks.mlflow_client import is_copy, own_uri, tracking_uri
     from ray_yolo.sinks.records import synchronise
-    from ray_yolo.tune.records import synchronise_sweep
+    from ray_yolo.tune.records import synchronise_study
 
     raise_from_now_on()
     run_dir = _folder(options.run_dir)
@@ -412,7 +412,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     else:
         uri = tracking_uri(requested or own_uri(run_dir), Path.cwd())
     if (run_dir / LEDGER_FILE).is_file():
-        return synchronise_sweep(run_dir, uri)
+        return synchronise_study(run_dir, uri)
     return synchronise(run_dir, uri)
 
 
@@ -455,14 +455,14 @@ def _verify(run: str, other: str | None) -> tuple[int, str]:
         results do not show that both are equal, '' if they do.
     """
     from ray_yolo.runs.verification import check_files, compare_runs, unequal_end
-    from ray_yolo.tune.verification import check_sweep, compare_sweeps
+    from ray_yolo.tune.verification import check_study, compare_studies
 
     raise_from_now_on()
     run_dir, unclear = _folder(run), ""
     other_dir = _folder(other) if other else None
     if (run_dir / LEDGER_FILE).is_file():
-        checks = check_sweep(run_dir)
-        comparisons = compare_sweeps(run_dir, other_dir) if other_dir else []
+        checks = check_study(run_dir)
+        comparisons = compare_studies(run_dir, other_dir) if other_dir else []
     else:
         checks = check_files(run_dir)
         comparisons = compare_runs(run_dir, other_dir) if other_dir else []
@@ -508,14 +508,12 @@ def status(argv: Sequence[str] | None = None) -> int:
         return 0 if can_train else ResourcesError.exit_code
     if not is_address(options.run_dir):
         _require_log(Path(options.run_dir))
-    from ray_yolo.tune.status import describe_sweep
+    from ray_yolo.tune.status import describe_study
 
     raise_from_now_on()
     folder = _folder(options.run_dir, whole=False)
-    lines = describe_sweep(folder)
+    lines = describe_study(folder)
     if prices:
-        from ray_yolo.tune.usage import usage_of
-
         lines += ["", *cost_table(usage_of(folder), prices)]
     print("\n".join(lines))
     return 0

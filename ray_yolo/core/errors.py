@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import traceback
 
-NOT_FINITE = "loss or gradient not finite"
-"""In the message of a training that has diverged."""
-
 
 class RayYoloError(Exception):
     """Base of every error raised on purpose; `exit_code` is the command's exit status."""
@@ -50,6 +47,10 @@ class TrainingError(RayYoloError):
 
 class MovedRunError(TrainingError):
     """The run folder was moved, removed or replaced while its training ran (exit 3)."""
+
+
+class DivergedError(TrainingError):
+    """The loss or the gradient stays not finite: the recipe is the cause (exit 3)."""
 
 
 class LostWorkersError(TrainingError):

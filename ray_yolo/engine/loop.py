@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import NOT_FINITE, PeerLostError, TrainingError
+from ray_yolo.core.errors import DivergedError, PeerLostError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.build import TrainComponents, draw_weights
@@ -94,7 +94,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
         until: number of epochs after which `after_epoch` will end the training, so that no later one is loaded.
 
     Raises:
-        TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
+        DivergedError: after `MAX_SKIPPED` non-finite steps in a row.
         PeerLostError: if a worker was lost in a step; the step has then changed nothing.
     """
     recipe = components.plan.recipe
@@ -109,7 +109,8 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
             state.moved |= not result.skipped and math.isfinite(result.gradient_norm)  # fp16 may have overflowed
             after_step(step, launched.rates, result)
             if state.skipped_in_row >= MAX_SKIPPED:
-                raise TrainingError(f"step {state.progress.step}: {NOT_FINITE} {MAX_SKIPPED} times in a row; {REMEDY}")
+                raise DivergedError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in a "
+                                    f"row; {REMEDY}")
             if result.flags.stop or result.flags.regroup:
                 components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return

@@ -24,7 +24,7 @@ from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.checkpoints.writer import WRITE_SECONDS, Saver, save_interval
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
+from ray_yolo.core.errors import DivergedError, PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import (
     BalanceEvent,
     CheckpointEvent,
@@ -231,14 +231,15 @@ class Session:
         """If training is over, the recording worker saves and announces the end. The others wait for it in `join`.
 
         Raises:
-            TrainingError: if every step was skipped, or the last checkpoint cannot be written.
+            DivergedError: if every step was skipped.
+            TrainingError: if the last checkpoint cannot be written.
         """
         state = self.state
         if self.done or not self.is_over:
             return
         paused = not (self.stopped or self.stopped_early) and state.progress.epoch < self.spec.recipe.epochs
         if not (self.stopped or state.moved):
-            raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
+            raise DivergedError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
                                 f"was trained; {REMEDY}")
         if self.is_writer:
             if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):

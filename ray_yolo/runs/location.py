@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ray_yolo.core.errors import InputError
 from ray_yolo.runs.folders import is_held
+from ray_yolo.runs.run_record import RECORD_FILE
 from ray_yolo.runs.working_copy import address_of, is_leased
-from ray_yolo.storage.store import is_address
+from ray_yolo.storage.store import is_address, open_store
 
 
 def location(folder: Path) -> str:
@@ -59,3 +61,25 @@ def local_folder(run: str, *, whole: bool = True) -> Path:
     from ray_yolo.runs.remote_run import download_copy
 
     return download_copy(run, whole=whole)
+
+
+def run_names(project: str) -> list[str]:
+    """The names of the runs and sweeps of a project."""
+    if is_address(project):
+        store = open_store(project)
+        try:
+            folders = [entry.name.rstrip("/") for entry in store.list() if entry.name.endswith("/")]
+        except OSError as error:
+            raise InputError(f"{project}: {error}") from None
+        return sorted(folders)
+    return sorted(folder.name for folder in Path(project).glob("*") if _may_be_run(folder))
+
+
+def _may_be_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, or cannot be entered."""
+    try:
+        return (folder / RECORD_FILE).stat() is not None
+    except PermissionError:
+        return True
+    except OSError:
+        return False

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 from ray_yolo.core.errors import InputError
@@ -42,6 +43,9 @@ from ray_yolo.core.events import (
     WorkerEvent,
 )
 from ray_yolo.core.formatting import align_columns
+from ray_yolo.runs.event_log import EVENTS_FILE, each_event
+from ray_yolo.runs.location import local_folder, location, run_names
+from ray_yolo.runs.run_record import LEDGER_FILE
 
 SPOT, ON_DEMAND, UNKNOWN = "spot", "on-demand", "unknown"
 MARKET_TYPES = (SPOT, ON_DEMAND, UNKNOWN)
@@ -83,6 +87,19 @@ class Usage:
         if self.total_lost >= _LEAST_SHOWN:
             text += f"; {self.total_lost:.2f} of them lost to interruptions"
         return text
+
+
+def usage_of(folder: Path) -> Usage:
+    """The usage of a run, or the sum over all trainings of a sweep or comparison.
+
+    Raises:
+        InputError: if the logs of a sweep in a bucket cannot be read.
+    """
+    if not (folder / LEDGER_FILE).is_file():
+        return measure_usage(each_event(folder / EVENTS_FILE))
+    trials = f"{location(folder)}/trials"
+    logs = [local_folder(f"{trials}/{name}", whole=False) / EVENTS_FILE for name in run_names(trials)]
+    return total_usage(measure_usage(each_event(log)) for log in logs if log.is_file())
 
 
 def measure_usage(events: Iterable[Event]) -> Usage:

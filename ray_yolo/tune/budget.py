@@ -20,9 +20,9 @@ from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.confirmation import number_of_runs
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import SweepEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task
 from ray_yolo.tune.search import MOST_TRIALS
+from ray_yolo.tune.study import SweepEvent
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
 RESERVE_MOST = 0.01  # of the limit

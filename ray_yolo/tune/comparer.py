@@ -1,30 +1,27 @@
-"""A comparison of two sides: pairs of trainings on fresh seeds, until one side is shown to be better.
+"""A comparison of two sides: pairs of trainings on fresh seeds, until one is shown to be better. `tune.runner` runs it.
 
-    <project>/<name>/ledger.jsonl        both recipes, the result of each training, and the claim
     <project>/<name>/trials/pairN-a/     the run folder of each training, as of any training
-    <project>/<name>/report.html, *.png, classes.csv    computed from ledger and logs
+    <project>/<name>/*.png, classes.csv  computed from ledger and logs
 
-If the driver is killed, the same command continues: trainings with a result are kept, others resume from their
-checkpoints, and the claim is that of an uninterrupted comparison. With more --pairs or --hours, a finished comparison
-with this --name continues.
+With more --pairs or --hours, a finished comparison with this --name continues.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import io
 import logging
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
-import ray.tune
+import ray
 
+import ray_yolo
 from ray_yolo.config.effects import (
     Surroundings,
     describe_unused,
@@ -35,13 +32,11 @@ from ray_yolo.config.effects import (
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core import deadline
-from ray_yolo.core.errors import ConfigError, DatasetError, LostWorkersError, TrainingError
+from ray_yolo.core.errors import ConfigError, DatasetError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.synthetic import BUILT_IN
 from ray_yolo.engine.devices import local_device
-from ray_yolo.runs.folders import is_held, project_folder, storage_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
@@ -55,43 +50,24 @@ from ray_yolo.runtime.preflight import (
     resolve_recipe,
     surroundings,
 )
-from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.workers.pool_jobs import standing_pool
-from ray_yolo.sinks.mlflow_client import tracking_uri
-from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, waiting_limit
 from ray_yolo.sinks.report import settings_line
-from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.claim import PairsClaim
-from ray_yolo.tune.compare_ledger import (
-    ClaimEvent,
-    CompareLedger,
-    ComparisonEvent,
-    TrainedEvent,
-    read_comparison,
-    results_of,
-)
-from ray_yolo.tune.compare_page import write_page
 from ray_yolo.tune.compare_settings import CompareConfig
-from ray_yolo.tune.compare_status import comparison_table, result_text
+from ray_yolo.tune.compared import compared_classes, comparison_table, result_text
+from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.identity import identity_of
-from ray_yolo.tune.pairs import (
-    PairDispatcher,
-    PairSchedule,
-    claim_from,
-    class_precision,
-    compared_classes,
-)
-from ray_yolo.tune.ray_adapter import LadderScheduler, TaskSearcher, TrialCallback, run_trials
-from ray_yolo.tune.records import write_options
-from ray_yolo.tune.schedule import Outcome
+from ray_yolo.tune.ledger import Ledger, read_ledger
+from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent
+from ray_yolo.tune.page import write_page
+from ray_yolo.tune.pair_plots import draw_comparison
+from ray_yolo.tune.pairs import PairResults, PairSchedule, claim_from, results_of
+from ray_yolo.tune.runner import Study
 from ray_yolo.tune.sides import Recipes
-from ray_yolo.tune.task import read_outcome, task_config
-from ray_yolo.tune.trainable import train_task
-from ray_yolo.tune.trials import train_command
+from ray_yolo.tune.study import ComparisonEvent
+from ray_yolo.tune.task import with_absolute_paths
 
-NOTE_SECONDS = 5.0  # between two notes of the time
 _log = logging.getLogger(__name__)
 
 _REFUSED = {
@@ -137,9 +113,9 @@ def compare(config: CompareConfig, sides: Recipes, *, quiet: bool = False) -> Co
         run = run or begin_run(config.placement, SweepRecord(
             digest=digest, space="", trials=2 * config.comparison.pairs, is_comparison=True))
         begun = ComparisonEvent(identity=_identity(checked), a=recipes.a, b=recipes.b)
-        ledger = CompareLedger(run.folder / LEDGER_FILE, begun)
+        ledger = Ledger(run.folder / LEDGER_FILE, begun)
         stream = io.StringIO() if quiet else sys.stdout
-        return _ComparisonExecution(config, ledger, run, recipes, slots, gpus, stream).run_to_end()
+        return Comparison(config, ledger, run, recipes, slots, gpus, stream).run_to_end()
     finally:
         deadline.end(run.release if run else None)
 
@@ -219,8 +195,8 @@ def _digest(checked: _CheckedComparison) -> str:
 
 
 def _identity(checked: _CheckedComparison) -> dict[str, str]:
-    """Digests of everything that the settings of both sides only name."""
-    identity = {}
+    """Digests of everything that the settings of both sides only name, and the versions that train them."""
+    identity = {"ray_yolo": ray_yolo.__version__, "torch": version("torch")}
     for side, recipe, train in zip("AB", checked.asked, checked.train, strict=True):
         for part, digest in identity_of(recipe, Space((), ()), train, checked.val).items():
             identity[f"{part} of {side}"] = digest
@@ -250,187 +226,79 @@ def _resolve_sides(checked: _CheckedComparison, gpus: float) -> Recipes:
     placement = checked.config.placement
     resolved = []
     for recipe, train in zip(checked.asked, checked.train, strict=True):
-        resolved.append(resolve_recipe(_with_absolute_paths(recipe), placement, train, gpus))
+        resolved.append(resolve_recipe(with_absolute_paths(recipe), placement, train, gpus))
     return Recipes(*resolved)
-
-
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe with names that are valid in the working folder of any training."""
-    data = recipe.data if recipe.data in BUILT_IN else _absolute(recipe.data)
-    return recipe.model_copy(update={"data": data, "model": _absolute_file(recipe.model)})
-
-
-def _absolute(name: str) -> str:
-    """The absolute path of a file or folder; another name, such as an address, stays."""
-    path = Path(name).expanduser()
-    return str(path.absolute()) if name and path.exists() else name
-
-
-def _absolute_file(name: str) -> str:
-    """The absolute path of a model file or of a file with callbacks; another name stays."""
-    return _absolute(name) if name.endswith((".yaml", ".yml", ".py")) else name
 
 
 def _has_more(folder: Path, config: CompareConfig) -> bool:
     """Whether a finished comparison continues, because more pairs or hours are requested than it has had."""
-    claim = claim_from(results_of(read_comparison(folder / LEDGER_FILE)))
+    claim = claim_from(results_of(read_ledger(folder / LEDGER_FILE)))
     record, hours = read_record(folder), config.comparison.hours
     spent = record.seconds if isinstance(record, SweepRecord) else 0.0
     return not claim.better and claim.pairs < config.comparison.pairs and (not hours or spent < 3600 * hours)
 
 
-class _ComparisonExecution:
+class Comparison(Study[ComparisonResult]):
     """One command's part of a comparison.
 
     Args:
         recipes: of both sides, resolved by this command; those of the ledger count, except for their paths.
-        slots: trainings at once.
     """
 
-    def __init__(self, config: CompareConfig, ledger: CompareLedger, run: Run, recipes: Recipes, slots: int,
-                 gpus: float, stream: TextIO) -> None:
-        self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
-        self.folder, self.stream = run.folder, stream
-        self.trials = self.folder / "trials"
-        self.trials.mkdir(exist_ok=True)
+    config: CompareConfig
+
+    def __init__(self, config: CompareConfig, ledger: Ledger, run: Run, recipes: Recipes, slots: int, gpus: float,
+                 stream: TextIO) -> None:
         self.recipes = Recipes(*(_with_paths_of(there, here)
                                  for there, here in zip(ledger.begun.recipes, recipes, strict=True)))
-        record = run.record
-        self._spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-        self._begun = self._noted = time.monotonic()
-        self.uri = tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement))
-        self.record_process = RecordProcess(
-            "ray_yolo.tune.records", self.folder, self.uri, lambda text: self.say(f"WARNING: {text}"),
-            own_session=cluster.is_shared(),
-        )
-        self.schedule = PairSchedule(
-            self.recipes, config.comparison.pairs, self.write, results_of(ledger.lines),
-            lambda name: class_precision(self.trials / name), lambda: self.slots)
-        self.dispatcher = PairDispatcher(
-            self.schedule, self.recipes.a.seed, self.may_start_pair, lambda task: None, lambda: self.slots)
+        self.stream = stream
+        self._printed = len(ledger.lines)
+        """Lines of the ledger that were printed, or written by an earlier command."""
+        super().__init__(config, ledger, run, slots, gpus)
 
-    @property
-    def seconds(self) -> float:
-        """For which all commands have run."""
-        return self._spent + time.monotonic() - self._begun
+    def make_dispatcher(self) -> Dispatcher:
+        """Pair after pair, as many trainings at once as there are slots."""
+        schedule = PairSchedule(self.recipes, write=self.ledger.append, limit=lambda: self.slots)
+        schedule.restore(self.ledger.lines)
+
+        def explores() -> bool:
+            hours = self.config.comparison.hours
+            has_time = not hours or self.seconds < 3600 * hours
+            return has_time and schedule.num_pairs < self.config.comparison.pairs
+
+        return Dispatcher(schedule, self.ledger.begun.folder_of, explores, lambda task: None, lambda: self.slots)
+
+    def pool_range(self) -> tuple[int, int]:
+        """One worker stays if other programs of the cluster wait."""
+        return 1, self.slots * self.config.comparison.workers_per_training
 
     def say(self, text: str) -> None:
         """Print a line."""
         print(text, file=self.stream, flush=True)
 
-    def write(self, result: TrainedEvent) -> None:
-        """Write a result to the ledger, and print it."""
-        self.ledger.append(result)
-        self.say(result_text(result))
+    def describe(self) -> list[str]:
+        """The comparison, and the settings in which its sides differ."""
+        count = len(results_of(self.ledger.lines))
+        return [f"{location(self.folder)}: {format_count(count, 'training')} so far",
+                f"both sides, except for the differences: {settings_line(self.recipes.a)}",
+                *self.recipes.differences]
 
-    def may_start_pair(self) -> bool:
-        """Whether there is time for a new pair."""
-        hours = self.config.comparison.hours
-        return not hours or self.seconds < 3600 * hours
+    def show(self) -> None:
+        """Print new results."""
+        new, self._printed = self.ledger.lines[self._printed:], len(self.ledger.lines)
+        for line in new:
+            if isinstance(line, (CountedEvent, FailedEvent)):
+                self.say(result_text(line))
 
-    def run_to_end(self) -> ComparisonResult:
-        """Run the comparison until it has ended."""
-        self.say(f"{location(self.folder)}: {format_count(len(self.schedule.results), 'training')} so far")
-        self.say(f"both sides, except for the differences: {settings_line(self.recipes.a)}")
-        for line in self.recipes.differences:
-            self.say(line)
-        write_options(self.folder, self.config)
-        wait_seconds = min(waiting_limit(), PROMPT_SECONDS)
-        try:
-            self.dispatcher.advance()
-            if self.dispatcher.over is None:
-                if self.config.placement.num_workers:
-                    self.train_on_pool()
-                else:
-                    self.train_here()
-            result = self.finish()
-            wait_seconds = waiting_limit()
-            return result
-        except (KeyboardInterrupt, SystemExit):
-            self.say("interrupted; the same command continues")
-            raise
-        finally:
-            self.ledger.close()
-            self.note_time()
-            self.finish_records(wait_seconds)
-
-    def finish_records(self, limit: float) -> None:
-        """Wait for the record process for at most so many seconds, and say what it has not completed."""
-        with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
-            self.record_process.finish(limit)
-        rest = self.record_process.describe_rest()
-        if rest:
-            self.say(rest)
-
-    def note_time(self) -> None:
-        """Note in the record how long the comparison has run."""
-        self.run.note_seconds(self.seconds, self.say)
-
-    def each_step(self) -> None:
-        """Every few seconds, note the time, and see after the record process."""
-        now = time.monotonic()
-        if now - self._noted > NOTE_SECONDS:
-            self._noted = now
-            self.note_time()
-            self.record_process.keep_running()
-
-    def train_here(self) -> None:
-        """Train one after the other in this process, without Ray."""
-        payload = self.payload()
-        while task := self.dispatcher.take(lambda name: True):
-            config = self.dispatcher.config(task)
-            outcome = _train_here(task_config(payload, config), config["until"])
-            self.dispatcher.finish(config["trial"], outcome)
-            self.each_step()
-
-    def train_on_pool(self) -> None:
-        """Train as many at once as fit on the cluster, on one worker pool."""
-        workers = self.config.comparison.workers_per_training
-        pool = self.config.placement.model_copy(update={"num_workers": (1, self.slots * workers)})
-        with standing_pool(pool, self.gpus, self.say, grows=False) as queue:
-            scheduler = LadderScheduler(
-                self.dispatcher, lambda work, seconds: None, lambda settings: 1.0, self.slots,
-                lambda name: not is_held(self.trials / name))
-            callback = TrialCallback(
-                self.say, lambda name, reason: self.dispatcher.finish(name, Outcome(reason=reason)),
-                stop=scheduler.close, each_step=self.each_step)
-            trainable = ray.tune.with_parameters(train_task, payload=self.payload(), queue=queue)
-            run_trials(trainable, callback, self.folder, self.config.placement.max_failures,
-                       search_alg=TaskSearcher(self.dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
-
-    def payload(self) -> dict[str, Any]:
-        """The settings that all trainings share, as plain JSON; see `task_config`."""
-        placement = self.config.placement
-        file, colon, name = placement.callbacks.partition(":")
-        cpus = placement.cpus_per_worker if not placement.num_workers else placement.cpus
-        return {
-            "recipe": self.recipes.a.model_dump(mode="json"),
-            "placement": {
-                **placement.model_dump(mode="json"), "project": str(self.trials.absolute()), "storage_path": "",
-                "mlflow_uri": self.uri or "off", "cpus_per_worker": cpus,
-                "callbacks": f"{_absolute_file(file)}{colon}{name}"},
-            "cache": ""}
-
-    def finish(self) -> ComparisonResult:
-        """Write the claim and every file, mark the comparison as finished, and print the result."""
-        claim = self.dispatcher.over
-        if self.schedule.error:
-            raise TrainingError(f"{self.schedule.error}; the same command continues")
-        assert isinstance(claim, PairsClaim)
-        self.ledger.append(ClaimEvent(claim=claim))
-        self.ledger.close()
-        for path in sorted(self.trials.iterdir()):
-            finalize_abandoned_run(path)
-        results = self.schedule.results
-        atomic_write(self.folder / "classes.csv", _classes_csv(results, claim.pairs), durable=False)
+    def finish(self, claim: ClaimedEvent) -> tuple[ComparisonResult, list[str]]:
+        """Write every file of the comparison."""
+        assert isinstance(claim.claim, PairsClaim)
+        results = results_of(self.ledger.lines)
+        atomic_write(self.folder / "classes.csv", _classes_csv(results, claim.claim.pairs), durable=False)
+        draw_comparison(self.folder, results, claim.claim.pairs)
         write_page(self.folder)
-        self.note_time()
-        self.run.finish()
-        for line in comparison_table(results, claim):
-            self.say(line)
-        self.say(str(claim))
-        self.say(f"page: {location(self.folder)}/report.html")
-        return ComparisonResult(self.folder, claim)
+        return ComparisonResult(self.folder, claim.claim), [
+            *comparison_table(results, claim.claim), str(claim), f"page: {location(self.folder)}/report.html"]
 
 
 def _with_paths_of(recorded: Recipe, now: Recipe) -> Recipe:
@@ -438,26 +306,11 @@ def _with_paths_of(recorded: Recipe, now: Recipe) -> Recipe:
     return recorded.model_copy(update={"data": now.data, "model": now.model, "weights": now.weights})
 
 
-def _train_here(config: RunConfig, until: int) -> Outcome:
-    """Train in this process, unless an earlier command has left the outcome in the run folder."""
-    folder = project_folder(config.placement) / config.placement.name
-    known = read_outcome(folder, until)
-    if known:
-        return known
-    try:
-        fit(config, quiet=True, command=train_command(config.recipe), has_own_records=False)
-    except LostWorkersError:
-        raise
-    except TrainingError as error:
-        return Outcome(reason=f"{type(error).__name__}: {error}".splitlines()[0])
-    return read_outcome(folder, until) or Outcome(reason="it ended without a validation")
-
-
-def _classes_csv(results: Mapping[Any, TrainedEvent], pairs: int) -> str:
+def _classes_csv(results: PairResults, pairs: int) -> str:
     """The AP of each class: means of both sides, their difference and its standard error."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["class", "A", "B", "difference", "standard error", "pairs"])
-    for row in compared_classes(dict(results), pairs):
+    for row in compared_classes(results, pairs):
         table.writerow([row.name, row.a, row.b, row.difference, "" if row.error is None else row.error, row.pairs])
     return text.getvalue()

@@ -43,7 +43,7 @@ def plan_confirmation(runs: int) -> ConfirmationPlan:
     return ConfirmationPlan(finalists, seeds, runs - finalists * seeds)
 
 
-class Comparison(NamedTuple):
+class Finalist(NamedTuple):
     """A finalist beside the default."""
 
     trial: int
@@ -51,7 +51,7 @@ class Comparison(NamedTuple):
 
 
 def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[float], process: Surrogate | None,
-                      places: Mapping[int, Sequence[float]]) -> list[Comparison]:
+                      places: Mapping[int, Sequence[float]]) -> list[Finalist]:
     """Each finalist's claim against the default (trial 0), the highest expected gain first.
 
     Args:
@@ -64,5 +64,5 @@ def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[flo
     for trial, fitness in runs.items():
         expected = process.gain(places[trial], places[0]) if process else None
         noise = process.noise if process else 0.0
-        comparisons.append(Comparison(trial, judge(fitness, default, noise, expected, len(runs))))
+        comparisons.append(Finalist(trial, judge(fitness, default, noise, expected, len(runs))))
     return sorted(comparisons, key=lambda each: -each.claim.gain if each.claim.runs else math.inf)

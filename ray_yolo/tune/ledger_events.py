@@ -1,6 +1,13 @@
-"""The events of a sweep's ledger. None has a wall-clock time or the number of an attempt.
+"""The lines of a study's ledger. None has a wall-clock time or the number of an attempt.
 
-A sweep is a function of these events: two executions of a sweep write equal ones, in the same order.
+A study is a sweep or a comparison. It is a function of its lines: two executions write equal ones, in the same order.
+The first line says what is asked (`tune.study`). The others are these:
+
+| type | in a sweep | in a comparison |
+|---|---|---|
+| proposed, scheduled, closed, finalists, chosen | a decision | |
+| counted, failed | the result of a training | the same |
+| claimed | the end | the same; another one follows if it is continued |
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.claim import Claim, PairsClaim
 from ray_yolo.tune.evolution import Genes
 
 TrialNumbers = Mapping[str, float | None]
@@ -55,6 +62,7 @@ class CountedEvent(LedgerEvent):
     metrics: TrialNumbers = {}
     losses: TrialNumbers = {}
     weights: str = ""
+    classes: TrialNumbers = {}  # in a comparison: mAP50-95 by class, of the epoch of `fitness`, the best one
 
 
 class FailedEvent(LedgerEvent):
@@ -64,6 +72,7 @@ class FailedEvent(LedgerEvent):
     seed: int
     epochs: int
     reason: str
+    diverged: bool = False  # its loss stayed not finite; in ledgers up to version 5 it is not known
 
 
 class ClosedEvent(LedgerEvent):
@@ -87,12 +96,14 @@ class ChosenEvent(LedgerEvent):
 
 
 class ClaimedEvent(LedgerEvent):
-    """The end: the winner, which is the default (0) unless another trial is ahead of it, and the claim."""
+    """The end: the claim, and the winner of a sweep, which is the default (0) unless another trial is ahead of it."""
 
-    winner: int
-    claim: Claim
+    winner: int = 0
+    claim: Claim | PairsClaim
 
     def __str__(self) -> str:
+        if isinstance(self.claim, PairsClaim):
+            return str(self.claim)
         if not self.winner:
             return f"{self.claim}; the default (trial 0) is kept"
         if self.claim.better:
@@ -101,6 +112,6 @@ class ClaimedEvent(LedgerEvent):
         return f"trial {self.winner} is {self.claim}; it is kept {reason}"
 
 
-SCHEDULE_EVENTS: tuple[type[LedgerEvent], ...] = (
+EVENTS: tuple[type[LedgerEvent], ...] = (
     ProposedEvent, ScheduledEvent, CountedEvent, FailedEvent, ClosedEvent, FinalistsEvent, ChosenEvent, ClaimedEvent)
-"""The events of `tune/schedule.py`. The ledger writes their names without "Event", in lower case, as `type`."""
+"""All lines but the first. The ledger writes their names without "Event", in lower case, as `type`."""

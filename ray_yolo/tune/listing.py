@@ -14,15 +14,13 @@ from ray_yolo.core.events import Event, StartEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import reason_of
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, each_event, epoch_rows, last_of, read_events
-from ray_yolo.runs.location import is_active, local_folder
-from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
+from ray_yolo.runs.location import is_active, local_folder, run_names
+from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.status import describe_state
-from ray_yolo.storage.store import is_address, open_store
-from ray_yolo.tune.compare_ledger import claim_of, is_comparison, read_comparison, results_of
-from ray_yolo.tune.compare_status import comparison_state
-from ray_yolo.tune.ledger import read_ledger, read_trials
-from ray_yolo.tune.pairs import claim_from
-from ray_yolo.tune.status import sweep_state
+from ray_yolo.tune.ledger import begun_of, pairs_claim_of, read_ledger, read_trials
+from ray_yolo.tune.pairs import claim_from, results_of
+from ray_yolo.tune.status import study_state
+from ray_yolo.tune.study import ComparisonEvent
 from ray_yolo.tune.trials import best_trial
 
 _READERS = 16  # runs of a bucket that are read at the same time
@@ -63,35 +61,13 @@ def format_table(rows: Sequence[Listed], now: float) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
-def run_names(project: str) -> list[str]:
-    """The names of the runs and sweeps of a project."""
-    if is_address(project):
-        store = open_store(project)
-        try:
-            folders = [entry.name.rstrip("/") for entry in store.list() if entry.name.endswith("/")]
-        except OSError as error:
-            raise InputError(f"{project}: {error}") from None
-        return sorted(folders)
-    return sorted(folder.name for folder in Path(project).glob("*") if _may_be_run(folder))
-
-
-def _may_be_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, or cannot be entered."""
-    try:
-        return (folder / RECORD_FILE).stat() is not None
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-
-
 def _read(address: str, name: str) -> Listed:
     """The row of a run. If it cannot be read for any reason, the row says why, and the other rows are shown."""
     try:
         folder = local_folder(address, whole=False)
         if not (folder / LEDGER_FILE).is_file():
             return _run(folder, name)
-        return _comparison(folder, name) if is_comparison(folder) else _sweep(folder, name)
+        return _study(folder, name)
     except Exception as error:  # of any file in the folder
         return Listed(name, f"unreadable: {reason_of(error)}", "", "", None, None)
 
@@ -113,24 +89,22 @@ def _run(folder: Path, name: str) -> Listed:
         started=events[0].time, changed=events[-1].time)
 
 
-def _sweep(folder: Path, name: str) -> Listed:
-    trials = list(read_trials(read_ledger(folder / LEDGER_FILE)).values())
-    best = best_trial(trials)
+def _study(folder: Path, name: str) -> Listed:
+    """The row of a sweep or comparison."""
+    lines = read_ledger(folder / LEDGER_FILE)
     times = _event_times(folder)
-    return Listed(
-        name=name, state=f"sweep, {sweep_state(folder).partition(':')[0]}", epochs=format_count(len(trials), "trial"),
-        best=f"{best.fitness:.4f} (fitness)" if best else "", started=min(times, default=None),
-        changed=max(times, default=None))
-
-
-def _comparison(folder: Path, name: str) -> Listed:
-    lines = read_comparison(folder / LEDGER_FILE)
-    claim = claim_of(lines) or claim_from(results_of(lines))
-    times = _event_times(folder)
-    return Listed(
-        name=name, state=f"comparison, {comparison_state(folder).partition(':')[0]}",
-        epochs=format_count(claim.pairs, "pair"), best=f"{claim.better} is better" if claim.better else "no difference",
-        started=min(times, default=None), changed=max(times, default=None))
+    if lines and isinstance(begun_of(lines), ComparisonEvent):
+        claim = pairs_claim_of(lines) or claim_from(results_of(lines))
+        state = f"comparison, {study_state(folder, 'comparing')}"
+        count = format_count(claim.pairs, "pair")
+        best = f"{claim.better} is better" if claim.better else "no difference"
+    else:
+        trials = list(read_trials(lines).values())
+        winner = best_trial(trials)
+        state, count = f"sweep, {study_state(folder, 'searching')}", format_count(len(trials), "trial")
+        best = f"{winner.fitness:.4f} (fitness)" if winner else ""
+    return Listed(name=name, state=state.partition(":")[0], epochs=count, best=best,
+                  started=min(times, default=None), changed=max(times, default=None))
 
 
 def _event_times(folder: Path) -> list[float]:

@@ -1,7 +1,7 @@
-"""The MLflow run of a sweep: the parent of its trials' runs, computed from the ledger.
+"""The MLflow run of a study: the parent of its trainings' runs, computed from the ledger.
 
-The content of a `SweepRun` follows from the rows only. The sweep's record process delivers it (`records`). A trial that
-is trained further has another fitness: its point is corrected.
+The content, a `SweepRun` or a `ComparisonRun`, follows from the ledger only. The record process of the study delivers
+it (`records`). A trial that is trained further has another fitness: its point is corrected.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.core.events import METRICS
+from ray_yolo.core.formatting import format_cell
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.working_copy import FINISHED, address_of
 from ray_yolo.sinks.base import Tell, ignore
@@ -26,9 +27,13 @@ from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tr
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
-from ray_yolo.tune.ledger import claim_of, read_ledger, read_trials
-from ray_yolo.tune.ledger_events import ClaimedEvent
+from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.compared import compared_classes, compared_metrics
+from ray_yolo.tune.ledger import begun_of, claim_of, pairs_claim_of, read_ledger, read_trials
+from ray_yolo.tune.ledger_events import ClaimedEvent, LedgerEvent
+from ray_yolo.tune.pairs import PairResults, claim_from, results_of, training_folder
 from ray_yolo.tune.search import TuneConfig
+from ray_yolo.tune.study import ComparisonEvent
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name, short_value
 
 if TYPE_CHECKING:
@@ -41,6 +46,8 @@ LISTED = 20  # best trials in the description: MLflow cuts off tags after 8,000 
 CURVE = f"metrics/{METRICS[-1]}"
 BEST_TAG, BEST_TRIAL_TAG, CLAIM_TAG = "ray_yolo.best", "ray_yolo.best_trial", "ray_yolo.claim"
 ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
+_ARTIFACTS_OF_PAIRS = ("*.png", "*.jsonl", "report.html")
+LISTED_CLASSES = 40  # of a comparison in the description, those that differ most
 
 @dataclass(frozen=True)
 class SweepRun:
@@ -64,6 +71,10 @@ class SweepRun:
         """The trials whose runs end with the sweep's status; resuming makes them RUNNING."""
         return [trial for trial in self.trials if trial.state in ("running", "paused") and self.status != "RUNNING"]
 
+    def stopped_folders(self, folder: Path) -> list[str]:
+        """Their run folders."""
+        return [trial.folder_name for trial in self.stopped]
+
     @property
     def listed(self) -> list[Trial]:
         """The best trials, for the description."""
@@ -77,7 +88,7 @@ class SweepRun:
         points = [Point("fitness", trial.fitness or 0.0, now, trial.number) for trial in measured]
         points += [Point("best_fitness", leader.fitness or 0.0, now, trial.number)
                    for trial, leader in zip(measured, leaders, strict=True)]
-        if self.claim:
+        if self.claim and isinstance(self.claim.claim, Claim):
             points.append(Point("claim/gain", self.claim.claim.gain, now, 0))
         if best:
             points.append(Point("best/fitness", best.fitness or 0.0, now, best.number))
@@ -87,6 +98,14 @@ class SweepRun:
                        source_tags(self.command),
                        points=points, status=self.status, end_ms=None if self.status == "RUNNING" else now,
                        artifacts=ARTIFACTS if best else (), experiment_id=tracking.get("experiment_id", ""))
+
+    def complete(self, client: MlflowClient, folder: Path, uri: str, run_id: str, tell: Tell) -> None:
+        """Describe the sweep by its best trials, mark the best one's run, and register its model if that is asked."""
+        _mark_trials(client, folder, run_id, self)
+        name = self.config.placement.registered_name
+        best = _child(folder, self.best.folder_name) if name and self.best else None
+        if best:
+            tell(log_model(folder, uri, best, name).line)
 
 
 def _better(one: Trial, other: Trial) -> Trial:
@@ -103,23 +122,68 @@ def table(trials: Sequence[Trial]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-class SweepMlflow:
-    """The MLflow run of the sweep in a folder, on one server.
+@dataclass(frozen=True)
+class ComparisonRun:
+    """A comparison, as shown by its MLflow run and by the states of its trainings' runs."""
+
+    lines: Sequence[LedgerEvent]
+    status: Status
+    command: str = ""  # that runs it
+
+    def plan(self, folder: Path) -> RunPlan:
+        """The content. The step of a point is the number of its pair, that of the claim its number of pairs."""
+        now = round(time.time() * 1000)
+        recipes, results = begun_of(self.lines).recipes, results_of(self.lines)
+        points = [Point(f"{side}/fitness", result.fitness or 0.0, now, pair)
+                  for (pair, side), result in results.items()]
+        tags = source_tags(self.command)
+        claim = pairs_claim_of(self.lines)
+        if claim:
+            points.append(Point("claim/difference", claim.difference, now, claim.pairs))
+            if claim.margin is not None:
+                points.append(Point("claim/margin", claim.margin, now, claim.pairs))
+            tags |= {CLAIM_TAG: str(claim)}
+        note = [*([str(claim)] if claim else []), sides_table(results), *recipes.differences]
+        place, tracking = folder.resolve(), requested_tracking()
+        return RunPlan(
+            place.name, tracking.get("experiment") or place.parent.name, now,
+            flat_params({"A": recipes.a.model_dump(), "B": recipes.b.model_dump()}),
+            tags | {NOTE_TAG: "\n\n".join(note)}, points=points, status=self.status,
+            end_ms=None if self.status == "RUNNING" else now,
+            artifacts=_ARTIFACTS_OF_PAIRS if self.status == "FINISHED" else (),
+            experiment_id=tracking.get("experiment_id", ""))
+
+    def stopped_folders(self, folder: Path) -> list[str]:
+        """The run folders of trainings without a result, whose runs end with the comparison's status."""
+        ended = {training_folder(pair, side) for pair, side in results_of(self.lines)}
+        names = [path.name for path in sorted((folder / "trials").glob("*")) if path.name not in ended]
+        return names if self.status != "RUNNING" else []
+
+    def complete(self, client: MlflowClient, folder: Path, uri: str, run_id: str, tell: Tell) -> None:
+        """Nothing is marked: both sides are in the description."""
+
+
+class StudyMlflow:
+    """The MLflow run of the study in a folder, on one server.
 
     Args:
-        config: the sweep's settings.
-        command: that runs the sweep.
+        config: the settings of a sweep.
+        command: that runs the study.
         tell: receives a line on the registered model.
     """
 
-    def __init__(self, folder: Path, uri: str, config: TuneConfig, command: str = "",
+    def __init__(self, folder: Path, uri: str, config: TuneConfig | None, command: str = "",
                  tell: Tell = ignore) -> None:
         self._folder, self._uri, self._config, self._command, self._tell = folder, uri, config, command, tell
         self._delivery = Delivery(folder, uri)
 
-    def run_of(self, trials: Sequence[Trial], status: Status, claim: ClaimedEvent | None) -> SweepRun:
-        """The desired content, given the rows of the ledger."""
-        return SweepRun(self._config, trials, status, claim, self._command)
+    def content(self, status: Status) -> SweepRun | ComparisonRun:
+        """What the run should have with this status, from the ledger."""
+        lines = read_ledger(self._folder / LEDGER_FILE)
+        if isinstance(begun_of(lines), ComparisonEvent):
+            return ComparisonRun(lines, status, self._command)
+        assert self._config is not None
+        return SweepRun(self._config, list(read_trials(lines).values()), status, claim_of(lines), self._command)
 
     def show(self, status: Status) -> None:
         """Make the run as the ledger has it, with this status; the first call creates it.
@@ -127,37 +191,40 @@ class SweepMlflow:
         Raises:
             RecordError: as `update` does.
         """
-        lines = read_ledger(self._folder / LEDGER_FILE)
-        self.update(self.run_of(list(read_trials(lines).values()), status, claim_of(lines)))
+        self.update(self.content(status))
 
     def last_status(self) -> Status:
-        """How the sweep has ended, according to its folder."""
+        """How the study has ended, according to its folder."""
         if (self._folder / FINISHED).exists():
             return "FINISHED"
-        trials = read_trials(read_ledger(self._folder / LEDGER_FILE)).values()
+        content = self.content("KILLED")
+        trials = content.trials if isinstance(content, SweepRun) else ()
         return "FAILED" if trials and all(trial.state == "failed" for trial in trials) else "KILLED"
 
-    def update(self, sweep: SweepRun) -> str:
+    def update(self, content: SweepRun | ComparisonRun) -> str:
         """Make the run so; the first call creates it and records its id in the folder. Returns the id.
 
         Raises:
             RecordError: if the server cannot be reached or refuses; the next call asks it again what it has.
         """
         with explained(self._uri):
-            return self._deliver(sweep)
+            run_id = self._delivery.deliver(content.plan(self._folder))
+            client = build_client(self._uri)
+            for name in content.stopped_folders(self._folder):
+                if child := _child(self._folder, name):
+                    client.set_terminated(child, content.status)
+            content.complete(client, self._folder, self._uri, run_id, self._tell)
+            return run_id
 
-    def _deliver(self, sweep: SweepRun) -> str:
-        folder, uri = self._folder, self._uri
-        run_id = self._delivery.deliver(sweep.plan(folder))
-        client = build_client(uri)
-        _mark_trials(client, folder, run_id, sweep)
-        for child in _children(folder, sweep.stopped):
-            client.set_terminated(child, sweep.status)
-        name = sweep.config.placement.registered_name
-        best = _child(folder, sweep.best) if name and sweep.best else None
-        if best:
-            self._tell(log_model(folder, uri, best, name).line)
-        return run_id
+
+def sides_table(results: PairResults) -> str:
+    """The means of both sides, in Markdown."""
+    claim = claim_from(results)
+    classes = sorted(compared_classes(results, claim.pairs), key=lambda row: -abs(row.difference))
+    rows = [*compared_metrics(results, claim.pairs), *classes[:LISTED_CLASSES]]
+    lines = ["| mean | A | B | B - A |", "| --- | --- | --- | --- |"]
+    lines += [f"| {row.name} | {format_cell(row.a)} | {format_cell(row.b)} | {row.difference:+.4f} |" for row in rows]
+    return "\n".join(lines)
 
 
 def _mark_trials(client: MlflowClient, folder: Path, run_id: str, sweep: SweepRun) -> None:
@@ -171,7 +238,7 @@ def _mark_trials(client: MlflowClient, folder: Path, run_id: str, sweep: SweepRu
     best = sweep.best.number
     client.set_tag(run_id, BEST_TRIAL_TAG, best)
     for number in {int(run.data.tags.get(BEST_TRIAL_TAG, best)), best}:
-        if child := _child(folder, sweep.trials[number]):
+        if child := _child(folder, sweep.trials[number].folder_name):
             client.set_tag(child, BEST_TAG, str(number == best).lower())
 
 
@@ -185,12 +252,12 @@ def comparison(experiment_id: str, runs: Sequence[str]) -> str:
 
 
 def _children(folder: Path, trials: Sequence[Trial]) -> list[str]:
-    return list(filter(None, (_child(folder, trial) for trial in trials)))
+    return list(filter(None, (_child(folder, trial.folder_name) for trial in trials)))
 
 
-def _child(folder: Path, trial: Trial) -> str | None:
-    """The id of a trial's MLflow run, if it has one."""
-    run = folder / "trials" / trial.folder_name
+def _child(folder: Path, name: str) -> str | None:
+    """The id of a training's MLflow run, if it has one."""
+    run = folder / "trials" / name
     run_file = read_run_file(run)
     if run_file is None and (address := address_of(run)):  # another machine has trained it
         with suppress(FileNotFoundError):

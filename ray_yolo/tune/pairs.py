@@ -1,29 +1,29 @@
 """The order of a comparison's trainings, and its claim: pair after pair, both sides on the pair's fresh seed.
 
-The seed of a pair follows from the base seed and the pair's number. The claim looks at the pairs in the order of their
-numbers, whatever the order in which trainings end: it does not depend on workers, interruptions and speed.
+The seed of a pair follows from the base seed and the pair's number. A result counts when all results before it have
+counted, in the order of pairs and sides, whatever the order in which trainings end. Ledger and claim therefore do not
+depend on workers, interruptions and speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
-import numpy as np
-
-from ray_yolo.core.errors import NOT_FINITE
-from ray_yolo.core.events import METRICS
+from ray_yolo.core.errors import TrainingError
 from ray_yolo.ops.seeding import Stream, generator
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
-from ray_yolo.tune.claim import PairsClaim, difference_error, judge_pairs
-from ray_yolo.tune.compare_ledger import PairResults, Side, TrainedEvent
-from ray_yolo.tune.dispatch import Dispatcher
-from ray_yolo.tune.schedule import Outcome, Task
+from ray_yolo.tune.claim import PairsClaim, judge_pairs
+from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, LedgerEvent
+from ray_yolo.tune.schedule import Outcome, Replayable, Task
 from ray_yolo.tune.sides import Recipes, all_settings
 
+Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
+
+PairResults = Mapping[tuple[int, Side], Outcome]
+"""The outcome of each training, by pair and side. One without a fitness has diverged."""
 
 
 def pair_seed(base: int, pair: int) -> int:
@@ -46,6 +46,12 @@ def training_folder(pair: int, side: Side) -> str:
     return f"pair{pair}-{side.lower()}"
 
 
+def results_of(lines: Iterable[LedgerEvent]) -> PairResults:
+    """The results in the ledger of a comparison."""
+    return {pair_of(line.trial): Outcome.model_validate(line, from_attributes=True)
+            for line in lines if isinstance(line, (CountedEvent, FailedEvent))}
+
+
 def claim_from(results: PairResults, most: int | None = None) -> PairsClaim:
     """The claim of the pairs that have ended on both sides: the first one that is significant, else the last one.
 
@@ -66,143 +72,116 @@ def claim_from(results: PairResults, most: int | None = None) -> PairsClaim:
     return claim
 
 
-class PairSchedule:
-    """Decides what to train next. It reads no clock. Not thread-safe.
+class PairSchedule(Replayable):
+    """Decides what to train next. It reads no clock and no file. Not thread-safe.
 
     Args:
         recipes: of both sides, resolved. The seed of A is the base seed.
-        pairs: the most.
-        write: called with each new result, before it takes effect.
-        results: of earlier commands.
-        class_precision: returns the mAP50-95 by class of the training in a run folder of this name.
+        write: called with each new event, in the order of the pairs, before it takes effect.
         limit: returns the most trainings at once. More are not handed out, for a result may end the comparison.
     """
 
-    def __init__(self, recipes: Recipes, pairs: int, write: Callable[[TrainedEvent], None], results: PairResults,
-                 class_precision: Callable[[str], Mapping[str, float | None]] = lambda name: {},
+    def __init__(self, recipes: Recipes, write: Callable[[LedgerEvent], None] = lambda event: None,
                  limit: Callable[[], int] = lambda: 1) -> None:
-        self._settings = {"A": all_settings(recipes.a), "B": all_settings(recipes.b)}
-        self._epochs = {"A": recipes.a.epochs, "B": recipes.b.epochs}
-        self._seed, self._pairs, self._write = recipes.a.seed, pairs, write
-        self._class_precision, self._limit = class_precision, limit
-        self.results = dict(results)
-        self._started = set(results)  # pair and side of trainings that were handed out, or have a result
-        self.error = ""
-        """Why a training failed, if its recipe is not the cause: no claim follows."""
+        super().__init__(write)
+        self._settings = [all_settings(recipe) for recipe in recipes]
+        self._epochs = [recipe.epochs for recipe in recipes]
+        self._seed, self._limit = recipes.a.seed, limit
+        self._known: dict[int, Outcome] = {}
+        """The outcome of each training that has ended, by its number. The first `_counted` of them have counted."""
+        self._counted = 0
+        self._verdict = judge_pairs([], [])
+        """What the pairs say that have counted on both sides."""
+        self._running: set[int] = set()
+        self._claimed: ClaimedEvent | None = None
 
-    def next(self, explore: Callable[[], bool], finishing: Callable[[], float] = lambda: math.inf
-             ) -> Task | PairsClaim | None:
+    @property
+    def results(self) -> PairResults:
+        """The results that have counted."""
+        return {pair_of(number): self._known[number] for number in range(self._counted)}
+
+    @property
+    def num_pairs(self) -> int:
+        """The pairs that have begun, in this command or in an earlier one."""
+        return (max((*self._known, *self._running), default=-1) + 2) // 2
+
+    def next(self, explore: bool | Callable[[], bool] = True, finishing: Callable[[], float] = lambda: math.inf
+             ) -> Task | ClaimedEvent | None:
         """The next training; None if the decision needs a result that is missing; the claim at the end.
 
         Args:
-            explore: whether another pair may start.
+            explore: whether another pair may start. If not, pairs that have begun are completed, and the claim follows.
             finishing: not used, for no training pauses.
         """
-        claim = claim_from(self.results, self._pairs)
-        if claim.better or claim.pairs >= self._pairs:
-            return claim
-        if self.error:
-            return claim
-        num_running = len(self._started - self.results.keys())
-        if num_running >= self._limit():
+        while not self._verdict.better and self._count_next():
+            pass
+        if self._verdict.better:
+            return self._claim()
+        if len(self._running) >= self._limit():
             return None
-        task = self._next_task(explore)
-        if task is None:
-            return None if num_running else claim
-        self._started.add(pair_of(task.trial))
-        return task
+        number = next(number for number in range(2 * self.num_pairs + 1)
+                      if number not in self._known and number not in self._running)
+        is_new_pair = number == 2 * self.num_pairs
+        if is_new_pair and not (explore() if callable(explore) else explore):
+            return None if self._running else self._claim()
+        self._claimed = None  # it goes on after a claim, with more pairs
+        self._running.add(number)
+        pair, _ = pair_of(number)
+        return Task(number, self._settings[number % 2], pair_seed(self._seed, pair), self._epochs[number % 2],
+                    start=float(pair), end=float(pair))
 
     def finish(self, task: Task, outcome: Outcome) -> None:
-        """Write the outcome of a training. One that failed without having diverged has no result."""
-        pair, side = pair_of(task.trial)
-        if outcome.fitness is None and NOT_FINITE not in outcome.reason:
-            self._started.discard((pair, side))
-            self.error = self.error or f"{training_folder(pair, side)}: {outcome.reason}"
-            return
-        result = TrainedEvent(
-            pair=pair, side=side, seed=task.seed, fitness=outcome.fitness, metrics=outcome.metrics,
-            classes=self._class_precision(training_folder(pair, side)), weights=outcome.weights, reason=outcome.reason)
-        self._write(result)
-        self.results[pair, side] = result
+        """Record the outcome of a training. Outcomes may arrive in any order.
 
-    def _next_task(self, explore: Callable[[], bool]) -> Task | None:
-        for pair in range(1, self._pairs + 1):
-            missing = [side for side in SIDES if (pair, side) not in self._started]
-            if not missing:
-                continue
-            is_new = len(missing) == len(SIDES)
-            if is_new and not explore():
-                return None
-            side = missing[0]
-            return Task(trial=training_number(pair, side), genes=self._settings[side], seed=pair_seed(self._seed, pair),
-                        until=self._epochs[side], start=float(pair), end=float(pair))
-        return None
+        Raises:
+            TrainingError: if the training failed for another reason than that it has diverged; it has no result.
+        """
+        self._running.discard(task.trial)
+        if outcome.fitness is None and not outcome.diverged:
+            raise TrainingError(f"{training_folder(*pair_of(task.trial))}: {outcome.reason}")
+        self._known[task.trial] = outcome
 
+    def verify(self, events: Iterable[LedgerEvent], *, check_genes: bool = True) -> list[str]:
+        """Replay a ledger in this schedule.
 
-class PairDispatcher(Dispatcher):
-    """The trainings that are ready or running, by the names of their run folders."""
+        Returns its inconsistencies, up to the first event that does not follow from those before it.
+        """
+        self._recorded, problems = deque(events), self._problems
+        for event in self._recorded:
+            if isinstance(event, (CountedEvent, FailedEvent)):
+                self._known.setdefault(event.trial, Outcome.model_validate(event, from_attributes=True))
+        while self._recorded and not problems:
+            if isinstance(self._recorded[0], ClaimedEvent):
+                self._claimed = None
+                self._claim()
+            elif self._verdict.better or not self._count_next():
+                problems.append(f"{self._recorded[0]!r} does not follow from the lines before")
+        return problems
 
-    def name(self, task: Task) -> str:
-        """The name of the run folder in which a task trains."""
-        return training_folder(*pair_of(task.trial))
+    def _count_next(self) -> bool:
+        """Write the result of the first training that has not counted; False if it has not ended."""
+        number = self._counted
+        outcome = self._known.get(number)
+        if outcome is None:
+            return False
+        pair, _ = pair_of(number)
+        training = {"trial": number, "seed": pair_seed(self._seed, pair), "epochs": self._epochs[number % 2]}
+        self._claimed = None
+        if outcome.fitness is None:
+            self._emit(FailedEvent(**training, reason=outcome.reason, diverged=outcome.diverged))
+        else:
+            self._emit(CountedEvent(**training, **outcome.model_dump(exclude={"reason", "diverged"})))
+        self._counted += 1
+        if self._counted % 2 == 0:
+            outcomes = [self._known[number] for number in range(self._counted)]
+            fitness = [outcome.fitness or 0.0 for outcome in outcomes]
+            failed = [outcome.fitness is None for outcome in outcomes]
+            self._verdict = judge_pairs(fitness[::2], fitness[1::2], (sum(failed[::2]), sum(failed[1::2])))
+        return True
 
-
-def class_precision(folder: Path) -> dict[str, float | None]:
-    """mAP50-95 by class of the best epoch of a run; empty without a validation."""
-    best = best_row(epoch_rows(surviving(read_events(folder / EVENTS_FILE))))
-    return {result.name: result.map50_95 for result in best.per_class} if best else {}
-
-
-class ComparedRow(NamedTuple):
-    """A number of both sides in the table: fitness, a metric, or the AP of a class."""
-
-    name: str
-    a: float  # mean of A
-    b: float
-    error: float | None  # standard error of the difference; None with a single pair
-    pairs: int  # in which both sides have a value
-
-    @property
-    def difference(self) -> float:
-        """B less A."""
-        return self.b - self.a
-
-
-def compared_metrics(results: PairResults, pairs: int) -> list[ComparedRow]:
-    """The mean fitness and metrics of both sides over the first pairs. A training that diverged counts with 0."""
-    rows = [_row("fitness", {key: result.fitness for key, result in results.items()}, results, pairs)]
-    for name in METRICS:
-        rows.append(_row(name, {key: result.metrics.get(name) for key, result in results.items()}, results, pairs))
-    return [row for row in rows if row]
-
-
-def compared_classes(results: PairResults, pairs: int) -> list[ComparedRow]:
-    """The mean AP (mAP50-95) of each class over the first pairs, in the order of the data set.
-
-    A class without labels in the validation set has no AP and no row.
-    """
-    names: dict[str, None] = {}  # a set that keeps the order
-    for (pair, _), result in sorted(results.items()):
-        if pair <= pairs:
-            names.update(dict.fromkeys(result.classes))
-    rows = []
-    for name in names:
-        values = {key: result.classes.get(name) for key, result in results.items()}
-        row = _row(name, values, results, pairs)
-        if row:
-            rows.append(row)
-    return rows
-
-
-def _row(name: str, values: Mapping[tuple[int, Side], float | None], results: PairResults, pairs: int
-         ) -> ComparedRow | None:
-    """The row of one number, from its value in each training; None if no pair has it on both sides."""
-    a, b = list[float](), list[float]()
-    for pair in range(1, pairs + 1):
-        first, second = (0.0 if results[pair, side].fitness is None else values[pair, side] for side in SIDES)
-        if first is not None and second is not None:
-            a.append(first)
-            b.append(second)
-    if not a:
-        return None
-    return ComparedRow(name, float(np.mean(a)), float(np.mean(b)), difference_error(a, b), len(a))
+    def _claim(self) -> ClaimedEvent:
+        """The claim from the results that have counted, written once."""
+        if self._claimed is None:
+            self._claimed = ClaimedEvent(claim=self._verdict)
+            self._emit(self._claimed)
+        return self._claimed

@@ -1,6 +1,6 @@
-"""Makes the records of a sweep or comparison in a process of its own: `python -m ray_yolo.tune.records SWEEP`.
+"""Makes the records of a study in a process of its own: `python -m ray_yolo.tune.records STUDY`.
 
-One process follows the ledger and the logs of all trials. It makes the MLflow run of the sweep first, because those of
+One process follows the ledger and the logs of all trials. It makes the MLflow run of the study first, because those of
 the trials are below it, then the records of each trial (`sinks/records`).
 """
 
@@ -10,6 +10,7 @@ import shlex
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,40 +41,32 @@ from ray_yolo.sinks.records import (
     wait_for_lock,
     work_until_complete,
 )
-from ray_yolo.tune.compare_ledger import is_comparison
-from ray_yolo.tune.compare_mlflow import CompareMlflow
-from ray_yolo.tune.ledger import begun_of, read_ledger
-from ray_yolo.tune.mlflow import Status, SweepMlflow
+from ray_yolo.tune.ledger import begun_of, is_comparison, read_ledger
+from ray_yolo.tune.mlflow import Status, StudyMlflow
 from ray_yolo.tune.search import TuneConfig
 
 
 def write_options(folder: Path, config: BaseModel) -> None:
-    """Write opt.yaml of a sweep or comparison: its settings and its command, without secrets."""
+    """Write opt.yaml of a study: its settings and its command, without secrets."""
     options = {**config.model_dump(mode="json"), "command": shlex.join(sys.orig_argv)}
     atomic_write(folder / OPTIONS_FILE, yaml.safe_dump(plain(options), sort_keys=False), durable=False)
 
 
-def read_options(folder: Path) -> tuple[TuneConfig, str]:
-    """The settings and the command of a sweep. If opt.yaml is missing, as in an earlier version, or damaged, what its
-    ledger and record contain."""
+def read_options(folder: Path) -> tuple[TuneConfig | None, str]:
+    """The settings of a sweep, None for a comparison, and the command of the study.
+
+    If opt.yaml is missing, as in an earlier version, or damaged, what ledger and record contain.
+    """
     with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # pydantic's error is a ValueError
         options = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text()))  # an empty file is None: a TypeError
         command = options.pop("command")
-        return TuneConfig.model_validate(options), command
+        return None if is_comparison(folder) else TuneConfig.model_validate(options), command
+    if is_comparison(folder):
+        return None, ""
     record = read_record(folder)
     sweep = {"space": record.space, "trials": record.trials} if isinstance(record, SweepRecord) else {}
     recipe = begun_of(read_ledger(folder / LEDGER_FILE)).recipe
     return TuneConfig.model_validate({"recipe": recipe, "sweep": sweep}), ""
-
-
-def _parent_run(folder: Path, uri: str, tell: Tell) -> SweepMlflow | CompareMlflow:
-    """The MLflow run above those of the trials."""
-    if not is_comparison(folder):
-        return SweepMlflow(folder, uri, *read_options(folder), tell)
-    command = ""
-    with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
-        command = yaml.safe_load((folder / OPTIONS_FILE).read_text())["command"]
-    return CompareMlflow(folder, uri, command)
 
 
 @dataclass
@@ -84,8 +77,8 @@ class _OpenTrial:
     lock: IO[str]
 
 
-class SweepRecords:
-    """The records of a sweep or comparison, and of its trials.
+class StudyRecords:
+    """The records of a study, and of its trainings.
 
     Args:
         uri: the MLflow server; None: no tracking.
@@ -98,13 +91,13 @@ class SweepRecords:
         self._folder, self._uri, self._start, self._warn, self._tell = folder, uri, start, warn, tell
         self._open: dict[str, _OpenTrial] = {}
         self._elsewhere: set[str] = set()  # trials whose records another process makes, such as ray_yolo.sync
-        self._parent = _parent_run(folder, uri, tell) if uri else None
+        self._parent = StudyMlflow(folder, uri, *read_options(folder), tell) if uri else None
         self._own: list[Record] = []
         if address := address_of(folder):
             from ray_yolo.sinks.upload import FileUpload  # here: it imports torch
 
             self._own.append(FileUpload(folder, address))
-        self._errors: dict[str, Exception] = {}  # of the sweep's own records, by name
+        self._errors: dict[str, Exception] = {}  # of the study's own records, by name
         self._ledger_size = -1
         self._status: Status | None = None  # that MLflow shows
 
@@ -135,7 +128,7 @@ class SweepRecords:
 
     def update(self, ended: bool) -> None:
         """Make each record that is due."""
-        self._update_sweep("RUNNING")
+        self._update_study("RUNNING")
         self._elsewhere.clear()
         self._forget_removed_trials()
         for folder in sorted((self._folder / "trials").glob("*")):
@@ -145,7 +138,7 @@ class SweepRecords:
                 if folder.exists():  # else someone has removed the trial meanwhile
                     raise
         if ended and self._parent and set(self.pending) <= set(self.failing):  # their runs have their own ends now
-            self._update_sweep(self._parent.last_status())
+            self._update_study(self._parent.last_status())
         for record in self._own:
             self._attempt(record.name, lambda record=record: record.update((), ended))
 
@@ -188,12 +181,12 @@ class SweepRecords:
         trial = self._open[folder.name] = _OpenTrial(records, lock)
         return trial
 
-    def _update_sweep(self, status: Status) -> None:
+    def _update_study(self, status: Status) -> None:
         ledger = self._folder / LEDGER_FILE
         size = ledger.stat().st_size if ledger.exists() else 0
         if self._parent is None or not size or (size, status) == (self._ledger_size, self._status):
             return
-        if self._attempt("MLflow", lambda: self._parent and self._parent.show(status)):
+        if self._attempt("MLflow", partial(self._parent.show, status)):
             self._ledger_size, self._status = size, status
 
     def _attempt(self, name: str, work: Any) -> bool:
@@ -214,13 +207,13 @@ def _has_ended(records: RunRecords) -> bool:
     return isinstance(last_of(records.events, StartEvent, EndEvent), EndEvent)
 
 
-def synchronise_sweep(folder: Path, uri: str | None) -> int:
-    """Complete the records of a sweep and its trials in this process. Returns an exit code: 3 if some cannot be."""
-    def complete_once() -> SweepRecords | None:
+def synchronise_study(folder: Path, uri: str | None) -> int:
+    """Complete the records of a study and its trainings in this process. Returns an exit code: 3 if some cannot be."""
+    def complete_once() -> StudyRecords | None:
         with locked(folder) as lock:
             if lock is None:
                 return None
-            records = SweepRecords(folder, uri, Path.cwd(), lambda text: print(f"WARNING: {text}", file=sys.stderr),
+            records = StudyRecords(folder, uri, Path.cwd(), lambda text: print(f"WARNING: {text}", file=sys.stderr),
                                    print)
             records.update(ended=True)
             return records
@@ -239,8 +232,8 @@ def synchronise_sweep(folder: Path, uri: str | None) -> int:
 
 
 def _make_records(context: ProcessContext) -> bool:
-    """Make the records of a sweep while its driver runs it."""
-    work = SweepRecords(context.folder, context.uri, context.start, context.driver.warn, context.driver.tell)
+    """Make the records of a study while its driver runs it."""
+    work = StudyRecords(context.folder, context.uri, context.start, context.driver.warn, context.driver.tell)
     return work_until_complete(work, context.driver)
 
 

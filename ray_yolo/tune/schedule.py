@@ -59,8 +59,10 @@ class Outcome(BaseModel, frozen=True):
     fitness: float | None = None
     metrics: TrialNumbers = {}
     losses: TrialNumbers = {}
+    classes: TrialNumbers = {}  # mAP50-95 by class
     weights: str = ""  # digest of the weights
     reason: str = ""
+    diverged: bool = False
 
 
 class Task(NamedTuple):
@@ -99,7 +101,46 @@ class _Closing:
     claimed: ClaimedEvent | None = None
 
 
-class Schedule:
+class Replayable:
+    """Writes each decision, or compares it with the recorded one while a ledger is replayed.
+
+    Args:
+        write: called with each new event before it takes effect.
+    """
+
+    def __init__(self, write: Callable[[LedgerEvent], None]) -> None:
+        self._write = write
+        self._recorded: deque[LedgerEvent] = deque()  # events of a ledger that is replayed
+        self._problems: list[str] = []
+
+    def restore(self, events: Iterable[LedgerEvent]) -> None:
+        """Continue from the events of a ledger. Proposals are taken from them; everything else must follow from them.
+
+        Raises:
+            InputError: if an event does not follow from those before it.
+        """
+        problems = self.verify(events, check_genes=False)  # it replays the events in this schedule
+        if problems:
+            raise InputError(f"ledger: {problems[0]}; restore it from a copy, or choose another --name")
+
+    def verify(self, events: Iterable[LedgerEvent], *, check_genes: bool = True) -> list[str]:
+        """Replay a ledger in this schedule.
+
+        Returns its inconsistencies, up to the first event that does not follow from those before it.
+        """
+        raise NotImplementedError
+
+    def _emit(self, event: LedgerEvent) -> None:
+        """Write an event, or compare it with the recorded one."""
+        if not self._recorded:
+            self._write(event)
+            return
+        recorded = self._recorded.popleft()
+        if recorded != event:
+            self._problems.append(f"{recorded!r} is recorded, but {event!r} follows from the lines before")
+
+
+class Schedule(Replayable):
     """Decides what to train next. It reads no clock and no file. Not thread-safe.
 
     Args:
@@ -115,7 +156,8 @@ class Schedule:
                  cost: Callable[[Genes], float] = lambda genes: 1.0,
                  write: Callable[[LedgerEvent], None] = lambda event: None) -> None:
         self._space, self._seed, self._rungs = space, seed, tuple(rungs)
-        self._cost, self._write = cost, write
+        super().__init__(write)
+        self._cost = cost
         self._epochs = self._rungs[-1]
         starts = [slot * self._rungs[0] / virtual_slots for slot in range(virtual_slots)]
         self._explored = Timeline(starts, seed)
@@ -128,9 +170,7 @@ class Schedule:
         self._handed: set[tuple[int, int, int]] = set()  # tasks, by the same
         self._ready: deque[Task] = deque()
         self._noted: set[tuple[int, int, int]] = set()  # trial, seed and epochs whose outcome has an event
-        self._recorded: deque[LedgerEvent] = deque()  # events of a ledger that is replayed
         self._check_genes = False
-        self._problems: list[str] = []
 
     def next(self, explore: bool | Callable[[], bool] = True, finishing: Callable[[], float] = lambda: math.inf
              ) -> Task | ClaimedEvent | None:
@@ -183,16 +223,6 @@ class Schedule:
     def explored_time(self) -> float:
         """The virtual time of the exploration's next decision."""
         return self._explored.now
-
-    def restore(self, events: Iterable[LedgerEvent]) -> None:
-        """Continue from the events of a ledger. Proposals are taken from them; everything else must follow from them.
-
-        Raises:
-            InputError: if an event does not follow from those before it.
-        """
-        problems = self.verify(events, check_genes=False)  # it replays the events in this schedule
-        if problems:
-            raise InputError(f"ledger: {problems[0]}; restore it from a copy, or choose another --name")
 
     def verify(self, events: Iterable[LedgerEvent], *, check_genes: bool = True) -> list[str]:
         """Replay a ledger in this schedule.
@@ -301,9 +331,9 @@ class Schedule:
         self._noted.add(key)
         training = {"trial": event.trial, "seed": event.seed, "epochs": event.until}
         if fitness is None:
-            self._emit(FailedEvent(**training, reason=outcome.reason or "no finite fitness"))
+            self._emit(FailedEvent(**training, reason=outcome.reason or "no finite fitness", diverged=outcome.diverged))
         else:
-            self._emit(CountedEvent(**training, **outcome.model_dump(exclude={"reason"})))
+            self._emit(CountedEvent(**training, **outcome.model_dump(exclude={"reason", "diverged", "classes"})))
 
     def _promoted(self, timeline: Timeline) -> tuple[int, Why] | None:
         """The paused trial that continues to its next rung, and why; the highest rung first.
@@ -485,15 +515,6 @@ class Schedule:
     def _owner(self, trial: int) -> int:
         """The first trial with the same genes, whose trainings are reused."""
         return self._owners[_key(self.genes[trial])]
-
-    def _emit(self, event: LedgerEvent) -> None:
-        """Write an event, or compare it with the recorded one."""
-        if not self._recorded:
-            self._write(event)
-            return
-        recorded = self._recorded.popleft()
-        if recorded != event:
-            self._problems.append(f"{recorded!r} is recorded, but {event!r} follows from the lines before")
 
 
 def _key(genes: Mapping[str, Any]) -> tuple[Any, ...]:

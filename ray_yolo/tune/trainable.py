@@ -1,8 +1,4 @@
-"""One trial as a Ray Tune function: a distributed training on the standing pool.
-
-The training is run in the function's thread and reported once, at its end. Tune then pauses the trial, and its process
-trains another one.
-"""
+"""One task as a Ray Tune function: a distributed training on the standing pool of a study."""
 
 from __future__ import annotations
 
@@ -15,12 +11,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import ray.exceptions
 import ray.tune
 from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
+from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.core.system import undo_niceness
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -32,8 +27,7 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers.client import QueueHandle
 from ray_yolo.runtime.workers.pool_jobs import PoolShare
 from ray_yolo.tune.budget import trained_spans
-from ray_yolo.tune.schedule import Outcome
-from ray_yolo.tune.task import read_outcome, task_config
+from ray_yolo.tune.task import task_config, train_to_outcome
 from ray_yolo.tune.trials import train_command
 
 _PATIENCE_SECONDS = 60.0
@@ -44,39 +38,39 @@ _earlier: list[Future[Any]] = []  # the last training of this process, whose rec
 
 
 def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
-    """Train the trial of this Tune process until its next pause, and report the outcome. Tune then pauses it.
-
-    If an earlier process has left the outcome in the run folder, it is not trained again.
+    """Train one task, and report its outcome. Afterwards this Tune process trains another one.
 
     Args:
         config: of a task, see `Dispatcher.config`.
-        payload: the settings that all trials share, as plain JSON.
-        queue: job queue of the sweep's worker pool.
+        payload: the settings that all tasks share, as plain JSON.
+        queue: job queue of the study's worker pool.
+
+    Raises:
+        TrainingError: after a report of the reason, if the recipe is not the cause of a failure: Tune starts the task
+            again.
     """
-    _prepare_process(payload)
+    undo_niceness()  # otherwise the workers take the CPU, and a slot waits for its next task
+    os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
+    if payload["cache"]:
+        os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the study's folder is
     run_config = task_config(payload, config)
     folder = project_folder(run_config.placement) / run_config.placement.name
     wait_until_released([folder], _PATIENCE_SECONDS)
     download_run(run_config.placement)
-    outcome = read_outcome(folder, config["until"])
-    trains = outcome is None
-    if outcome is None:
-        try:
-            _train(run_config, PoolShare(queue, config["end"], _recorder()))
-        except (KeyboardInterrupt, Exception) as error:
-            outcome = Outcome(reason=_failure(error))
-        else:
-            outcome = read_outcome(folder, config["until"]) or Outcome(reason="it ended without a validation")
-    spans = trained_spans(read_events(folder / EVENTS_FILE), run_config.placement.max_workers) if trains else []
+    share = PoolShare(queue, config["end"], _recorder())
+    try:
+        outcome, is_new = train_to_outcome(run_config, config["until"], partial(_train, share=share))
+    except KeyboardInterrupt:  # the driver is about to end this process: Tune must not start the task again
+        wait(_earlier)
+        time.sleep(_PATIENCE_SECONDS)
+        raise TrainingError("it was stopped") from None
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
+        raise TrainingError(text) from error
+    spans = trained_spans(read_events(folder / EVENTS_FILE), run_config.placement.max_workers) if is_new else []
     epochs, seconds = spans[-1] if spans else (0, 0.0)
     ray.tune.report({"outcome": outcome.model_dump_json(), "epochs": epochs, "seconds": seconds})
-
-
-def _prepare_process(payload: Mapping[str, Any]) -> None:
-    undo_niceness()  # otherwise the workers take the CPU, and a slot waits for its next task
-    os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
-    if payload["cache"]:
-        os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
 
 
 def _train(config: RunConfig, share: PoolShare) -> None:
@@ -101,30 +95,8 @@ def _recorder() -> ActorHandle[Recorder]:
     return start_recorder()
 
 
-def is_external_failure(error: BaseException) -> bool:
-    """Whether a failure has another cause than the recipe: no capacity, no storage, or a lost process or node."""
-    return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
-
-
 def wait_until_released(folders: Collection[Path], seconds: float) -> None:
     """Wait until the records of the trainings in these run folders are complete, but at most so many seconds."""
     deadline = time.monotonic() + seconds
     while any(map(is_held, folders)) and time.monotonic() < deadline:
         time.sleep(_RELEASE_SECONDS)
-
-
-def _failure(error: BaseException) -> str:
-    """Why a training failed, if the recipe is the cause.
-
-    Raises:
-        TrainingError: if the recipe is not the cause, after a report, so that Tune starts the trial again.
-    """
-    if isinstance(error, KeyboardInterrupt):  # the driver is about to end this process: Tune must not start it again
-        wait(_earlier)
-        time.sleep(_PATIENCE_SECONDS)
-        raise TrainingError("it was stopped") from None
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    if not is_external_failure(error):
-        return text
-    ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
-    raise TrainingError(text) from error

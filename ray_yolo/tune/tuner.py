@@ -1,31 +1,25 @@
-"""A sweep over the whole cluster: many parallel trials, each a distributed training, with one ledger.
+"""A sweep over the whole cluster: many parallel trials, each a distributed training. `tune.runner` runs it.
 
-    <project>/<name>/ledger.jsonl        each proposal, the rows it follows from, and its result
-    <project>/<name>/trials/trialN/      the run folder of each trial, as of any training
     <project>/<name>/evolve.csv, hyp_evolve.yaml, *.png    computed from the ledger
 
-If the driver is killed, the same command continues the sweep. Ended rows are kept, running rows resume from their
-checkpoints and keep their numbers, and proposals continue. With more --trials or --hours, a finished sweep with this
---name continues.
+With more --trials or --hours, a finished sweep with this --name continues.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import ray
-import ray.tune
 
 from ray_yolo.config.effects import describe_unused, given_settings
 from ray_yolo.config.fine_tuning import fine_tuned
@@ -33,11 +27,10 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.config.settings import canonical
 from ray_yolo.core import deadline
-from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.runs.folders import is_held, project_folder, storage_folder
+from ray_yolo.runs.folders import is_held, project_folder
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
@@ -53,11 +46,7 @@ from ray_yolo.runtime.preflight import (
     resolve_recipe,
     surroundings,
 )
-from ray_yolo.runtime.workers.pool_jobs import standing_pool
-from ray_yolo.sinks.mlflow_client import tracking_uri
-from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, waiting_limit
 from ray_yolo.sinks.report import settings_line
-from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message
@@ -66,24 +55,18 @@ from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Ledger, SweepEvent, read_ledger, read_trials, results_elsewhere, rung_results
+from ray_yolo.tune.ledger import Ledger, read_ledger, read_trials, results_elsewhere, rung_results
+from ray_yolo.tune.ledger_events import ClaimedEvent
+from ray_yolo.tune.page import write_page
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.pool_log import log_pool
-from ray_yolo.tune.ray_adapter import (
-    LadderScheduler,
-    SweepCallback,
-    TaskSearcher,
-    run_trials,
-)
-from ray_yolo.tune.records import write_options
+from ray_yolo.tune.runner import Study
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
 from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
-from ray_yolo.tune.sweep_page import sweep_page
-from ray_yolo.tune.trainable import train_task
-from ray_yolo.tune.trials import Trial, best_trial, overlay
+from ray_yolo.tune.study import SweepEvent
+from ray_yolo.tune.trials import Trial, best_trials, overlay
 
-NOTE_SECONDS = 5.0  # between two notes of the time
+FINALISTS = 3  # fully trained trials that may still win, besides the default
 _log = logging.getLogger(__name__)
 
 
@@ -138,7 +121,7 @@ class SearchResult:
     folder: Path
     trials: tuple[Trial, ...]
     best: Trial
-    claim: Claim | None = None  #: what may be said of the best trial
+    claim: Claim  #: what may be said of the best trial
 
 
 def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
@@ -164,7 +147,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         identity = identity_of(config.recipe, space.space, train, val)
         begun = _begun(config, space, resolved, train, slots, latencies, identity)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
-        return _Execution(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
+        return Sweep(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         deadline.end(run.release if run else None)
 
@@ -300,31 +283,46 @@ def _check_weights(config: TuneConfig, space: Space, train: AnnotationIndex) -> 
         compare_initial_weights(overlay(config.recipe, genes), train.names)
 
 
-def _uri(config: TuneConfig) -> str | None:
-    return tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement))
-
-
-class _Execution:
+class Sweep(Study[SearchResult]):
     """One command's part of a sweep."""
 
+    config: TuneConfig
+
     def __init__(self, config: TuneConfig, ledger: Ledger, run: Run, slots: int, gpus: float, stream: TextIO) -> None:
-        self.config, self.ledger, self.run, self.slots, self.gpus = config, ledger, run, slots, gpus
-        self.folder, self.sweep, self.search = run.folder, config.sweep, ledger.begun.search
-        self.trials = self.folder / "trials"
-        self.trials.mkdir(exist_ok=True)  # there may be none to train
+        self.begun: SweepEvent = ledger.begun
         record = run.record
         spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-        epoch_seconds = recorded_epoch_seconds(self.folder.parent, ledger.recipe, ledger.begun.identity[DATA],
-                                               self.sweep.workers_per_trial)
-        self.budget = Budget(ledger.begun, self.sweep.most_trials, self.sweep.hours, spent, epoch_seconds,
+        epoch_seconds = recorded_epoch_seconds(run.folder.parent, self.begun.recipe, self.begun.identity[DATA],
+                                               config.sweep.workers_per_trial)
+        self.budget = Budget(self.begun, config.sweep.most_trials, config.sweep.hours, spent, epoch_seconds,
                              self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
-        self.record_process = RecordProcess(
-            "ray_yolo.tune.records", self.folder, _uri(config), lambda text: self.display.say(f"WARNING: {text}"),
-            own_session=cluster.is_shared(),
-        )
-        self._noted = time.monotonic()
+        self.grows = config.sweep.max_concurrent == "auto"
         self._room = -math.inf, slots
+        """When the slots were counted, and how many there were."""
+        self._dropped: set[int] = set()
+        """Trials whose weights were removed."""
+        self._remover = ThreadPoolExecutor(1)
+        super().__init__(config, ledger, run, slots, gpus)
+
+    def make_dispatcher(self) -> Dispatcher:
+        """The schedule on its virtual clock; what another sweep of the project has trained is not trained again."""
+        begun, budget = self.begun, self.budget
+        elsewhere = {key: outcome for key, _, outcome in self._elsewhere()}
+
+        def known(task: Task) -> Outcome | None:
+            if reason := begun.exceeds_limit(task.genes):
+                return Outcome(reason=reason)
+            return elsewhere.get((address(begun.recipe, task.genes, task.seed), task.until)) if elsewhere else None
+
+        budget.schedule = schedule = begun.schedule(write=self.ledger.append)
+        schedule.restore(self.ledger.lines)
+        return Dispatcher(schedule, begun.folder_of, budget.explores, known,
+                          lambda: self.most_at_once(self.slots_now()), budget.finishing)
+
+    def pool_range(self) -> tuple[int, int]:
+        """As many workers as the slots have, of which `min_slots` stay."""
+        return pool_range(self.config.sweep, self.slots)
 
     def slots_now(self) -> int:
         """The number of trials that currently fit on the cluster; the value is at most one second old."""
@@ -333,160 +331,94 @@ class _Execution:
             self._room = now, max(1, room_for_trials(self.config, self.gpus))
         return self._room[1]
 
-    def run_to_end(self) -> SearchResult:
-        """Run the sweep until it has ended."""
-        ledger, say = self.ledger, self.display.say
-        say(f"{location(self.folder)}: {len(ledger.trials)} trials so far")
-        say(f"each trial, except for its genes: {settings_line(ledger.recipe)}")
-        for line in describe(
-                ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
-            say(line)
-        limit = self.search.limit
-        for network, time_per_image in sorted(ledger.begun.latencies.items(), key=lambda each: each[1]):
-            is_slow = limit and time_per_image > limit.latency_ms
-            say(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained" * bool(is_slow))
-        for warning in warnings(ledger.begun.space, ledger.recipe, self.sweep.most_trials):
-            say(f"warning: {warning}")
-        write_options(self.folder, self.config)
-        wait_seconds = min(waiting_limit(), PROMPT_SECONDS)
-        try:
-            with contextlib.closing(self.display):
-                self.run_trials()
-            result = self.finish()
-            wait_seconds = waiting_limit()
-            return result
-        except (KeyboardInterrupt, SystemExit):
-            say("interrupted; the same command continues")
-            raise
-        finally:
-            self.ledger.close()
-            self.note_time()
-            self.finish_records(wait_seconds)
+    def most_at_once(self, slots: int) -> int:
+        """The trials that train, and those that start up meanwhile."""
+        return _processes(self.config, slots)
 
-    def finish_records(self, limit: float) -> None:
-        """Wait for the record process for at most so many seconds, and say what it has not completed."""
-        with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
-            self.record_process.finish(limit)
-        rest = self.record_process.describe_rest()
-        if rest:
-            self.display.say(rest)
-
-    def note_time(self) -> None:
-        """Note in the sweep's record how long it has run."""
-        self.run.note_seconds(self.budget.seconds, self.display.say)
-
-    def each_step(self) -> None:
-        """Every few seconds, note the time, and see after the record process."""
-        now = time.monotonic()
-        if now - self._noted > NOTE_SECONDS:
-            self._noted = now
-            self.note_time()
-            self.record_process.keep_running()
-
-    def note_workers(self, text: str) -> None:
-        """Print and log what happened to the pool's workers. Called in a thread of the pool."""
+    def say(self, text: str) -> None:
+        """Print a line, above the table if there is one."""
         self.display.say(text)
-        log_pool(self.folder, text)
 
-    def run_trials(self) -> None:
-        """Run the unfinished and the newly proposed trials with Ray Tune until the sweep has ended.
+    def describe(self) -> list[str]:
+        """The sweep, its trainings and their time, and what its space does not search."""
+        begun, sweep = self.begun, self.config.sweep
+        lines = [f"{location(self.folder)}: {len(self.ledger.trials)} trials so far",
+                 f"each trial, except for its genes: {settings_line(begun.recipe)}",
+                 *describe(begun, sweep.most_trials, sweep.hours, self.slots, self.budget.epoch_seconds)]
+        limit = begun.search.limit
+        for network, time_per_image in sorted(begun.latencies.items(), key=lambda each: each[1]):
+            is_slow = limit and time_per_image > limit.latency_ms
+            lines.append(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained"
+                         * bool(is_slow))
+        return lines + [f"warning: {text}" for text in warnings(begun.space, begun.recipe, sweep.most_trials)]
 
-        One worker pool trains all trials. While its workers are busy, `trials_ahead` more trials start up, unless
-        --max-concurrent limits them.
-        """
-        config, ledger = self.config, self.ledger
-        payload = _payload(config, ledger, self.folder)
-        workers = config.placement.model_copy(update={"num_workers": pool_range(config.sweep, self.slots)})
-        grows = config.sweep.max_concurrent == "auto"
-        with standing_pool(workers, self.gpus, self.note_workers, grows=grows) as queue:
-            self.run_ladder(payload, queue)
+    def started(self, name: str, until: int) -> None:
+        """Show a start."""
+        self.display.started(name, until)
 
-    def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
-        """Train the tasks of the schedule."""
-        ledger, budget = self.ledger, self.budget
-        known = {key: outcome for key, _, outcome in self._elsewhere()}
+    def ended(self, name: str, config: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Show an end, and note how long the task took."""
+        if result.get("epochs"):
+            self.budget.measure(result["epochs"] * self.begun.cost(config["genes"]), result["seconds"])
+        self.display.ended(name)
 
-        def look_up(task: Task) -> Outcome | None:
-            if reason := ledger.begun.exceeds_limit(task.genes):
-                return Outcome(reason=reason)
-            return known.get((address(ledger.recipe, task.genes, task.seed), task.until)) if known else None
+    def show(self) -> None:
+        """Write the tables, update the display, and remove the weights of trials that cannot win."""
+        trials = self.ledger.trials
+        try:
+            write_sweep_files(self.folder, self.begun.recipe, trials, self.ledger.claim)
+        except OSError as error:  # the end of the sweep writes them again
+            self.say(f"warning: {self.folder}: its tables cannot be written: {error}")
+        self.display.update(trials)
+        if not self.config.sweep.keep_weights:
+            self._drop_weights(trials)
 
-        budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
-        schedule.restore(ledger.lines)
-        dispatcher = Dispatcher(schedule, ledger.recipe.seed, budget.explores, look_up,
-                                lambda: _processes(self.config, self.slots_now()), budget.finishing)
-        scheduler = LadderScheduler(
-            dispatcher, budget.measure, ledger.begun.cost, _processes(self.config, self.slots),
-            lambda name: not is_held(self.trials / name))
-        callback = SweepCallback(ledger, self.display, drops=not self.sweep.keep_weights, stop=scheduler.close,
-                                 fail=lambda name, reason: dispatcher.finish(name, Outcome(reason=reason)),
-                                 each_step=self.each_step)
-        dispatcher.advance()
-        if dispatcher.over is None:
-            trainable = ray.tune.with_parameters(train_task, payload=payload, queue=queue)
-            run_trials(trainable, callback, self.folder, self.config.placement.max_failures,
-                       on_this_node=ledger.stored is not None,  # the folder of the sweep is on this node
-                       search_alg=TaskSearcher(dispatcher, scheduler), num_samples=-1, scheduler=scheduler)
+    def _drop_weights(self, trials: Sequence[Trial]) -> None:
+        whole = [trial for trial in trials if trial.state == "finished"]
+        kept = {0, *(trial.number for trial in best_trials(whole, FINALISTS))}
+        for trial in trials:
+            folder = self.trials / trial.folder_name
+            if trial.has_ended and trial.number not in kept | self._dropped and not is_held(folder):
+                self._dropped.add(trial.number)
+                self._remover.submit(drop_weights, folder)
 
-    def finish(self) -> SearchResult:
-        """Write every file of the sweep, mark it as finished, and print where its results are."""
-        config, ledger, folder = self.config, self.ledger, self.folder
-        trials, claim = ledger.trials, ledger.claim
-        ledger.close()
-        for path in sorted(self.trials.iterdir()):
-            finalize_abandoned_run(path)
-        best = trials[claim.winner] if claim else best_trial(trials)
-        if best is None or best.fitness is None:
+    def close(self) -> None:
+        """Leave the table as it is, and wait for weights that are being removed."""
+        self.display.close()
+        self._remover.shutdown()
+
+    def finish(self, claim: ClaimedEvent) -> tuple[SearchResult, list[str]]:
+        """Write every file of the sweep."""
+        begun, folder, trials = self.begun, self.folder, self.ledger.trials
+        best = trials[claim.winner]
+        if best.fitness is None:
             reasons = sorted({trial.reason for trial in trials if trial.reason})
             raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
-        write_sweep_files(folder, ledger.recipe, trials, claim)
-        front = pareto(trials, ledger.recipe, ledger.begun.latencies, ledger.begun.rungs[-1])
+        write_sweep_files(folder, begun.recipe, trials, claim)
+        front = pareto(trials, begun.recipe, begun.latencies, begun.rungs[-1])
         if front:
             atomic_write(folder / "pareto.csv", format_pareto(front), durable=False)
         if not keep_best(folder, [self.trials / best.folder_name, *self._runs_elsewhere(best)]):
-            self.display.say("warning: weights/best.pt: the sweep that trained it has dropped its weights; the command "
-                             "below trains them again")
-        if not config.sweep.keep_weights:
+            self.say("warning: weights/best.pt: the sweep that trained it has dropped its weights; the command below "
+                     "trains them again")
+        if not self.config.sweep.keep_weights:
             kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
             others = [path for path in self.trials.iterdir() if path.name not in kept]
             with ThreadPoolExecutor() as pool:  # a store needs a moment for each
                 list(pool.map(drop_weights, others))
-        draw_plots(folder, trials, best, rung_results(read_ledger(folder / LEDGER_FILE)))
-        atomic_write(folder / "report.html", sweep_page(folder), durable=False)
-        self.note_time()
-        self.run.finish()
-        self.display.say(closing_message(folder, ledger.recipe, best, claim))
-        for row in front:
-            self.display.say(f"{row.milliseconds:.3g} ms an image: fitness {row.fitness:.5g} (trial {row.trial}, "
-                             f"{row.network})")
-        return SearchResult(folder, trials, best, claim.claim if claim else None)
+        draw_plots(folder, trials, best, rung_results(self.ledger.lines))
+        write_page(folder)
+        lines = [closing_message(folder, begun.recipe, best, claim)]
+        lines += [f"{row.milliseconds:.3g} ms an image: fitness {row.fitness:.5g} (trial {row.trial}, {row.network})"
+                  for row in front]
+        assert isinstance(claim.claim, Claim)
+        return SearchResult(folder, trials, best, claim.claim), lines
 
     def _runs_elsewhere(self, trial: Trial) -> list[Path]:
         """The runs of a trial in other sweeps."""
-        recipe = self.ledger.recipe
+        recipe = self.begun.recipe
         wanted = address(recipe, trial.genes, recipe.seed), trial.epochs
         return [folder for key, folder, _ in self._elsewhere() if key == wanted]
 
     def _elsewhere(self) -> Iterator[tuple[tuple[str, int], Path, Outcome]]:
-        return results_elsewhere(self.folder.parent, self.ledger.begun.identity, self.ledger.path)
-
-
-def _payload(config: TuneConfig, ledger: Ledger, folder: Path) -> dict[str, Any]:
-    """The settings that all trials share, as plain JSON; see `task_config`."""
-    placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
-                 "registered_name": "", "cpus_per_worker": config.placement.cpus}
-    placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
-                  {"project": str(folder / "trials"), "storage_path": ""})
-    file, colon, name = config.placement.callbacks.partition(":")
-    placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
-    return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
-                       "model": _absolute(ledger.recipe.model)},
-            "placement": placement,
-            "cache": str(cache_folder().absolute()) if ledger.stored else ""}
-
-
-def _absolute(name: str) -> str:
-    """The name of a data set, model or file of callbacks, valid in the working folder of any trial."""
-    path = Path(name)
-    is_path = path.suffix in (".yaml", ".yml", ".py") or (path / "data.yaml").is_file()
-    return str(path.absolute()) if is_path and path.exists() else name
+        return results_elsewhere(self.run.folder.parent, self.begun.identity, self.ledger.path)

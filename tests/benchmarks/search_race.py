@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.budget import Budget
 from ray_yolo.tune.evolution import Genes, Space
-from ray_yolo.tune.ledger import SweepEvent
 from ray_yolo.tune.ledger_events import ChosenEvent, ClaimedEvent, LedgerEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
 from ray_yolo.tune.search import MOST_TRIALS, Search
+from ray_yolo.tune.study import SweepEvent
 from tests.benchmarks.search_landscapes import Landscape, noise_key
 
 START_SECONDS = 0.5  # of each training, also of one that continues

@@ -12,10 +12,11 @@ import numpy as np
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Ledger, SweepEvent
+from ray_yolo.tune.ledger import Ledger
 from ray_yolo.tune.ledger_events import ProposedEvent
 from ray_yolo.tune.schedule import Outcome, Task
 from ray_yolo.tune.search import Search
+from ray_yolo.tune.study import SweepEvent
 
 EPOCHS, RUNGS = 9, (3, 9)
 SPACE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 10),
@@ -60,7 +61,7 @@ def dispatcher_of(ledger: Ledger, trials: int, slots: int = 3,
     """The dispatcher of a driver that continues the ledger until there are so many trials."""
     schedule = ledger.begun.schedule(write=ledger.append)
     schedule.restore(ledger.lines)
-    return Dispatcher(schedule, RESOLVED.seed, lambda: len(schedule.genes) < trials, known, lambda: slots)
+    return Dispatcher(schedule, ledger.begun.folder_of, lambda: len(schedule.genes) < trials, known, lambda: slots)
 
 
 def run_sweep(path: Path, trials: int, *, slots: int = 3, order: int = 0, stop_after: int = -1,
@@ -73,7 +74,7 @@ def run_sweep(path: Path, trials: int, *, slots: int = 3, order: int = 0, stop_a
     ledger, draw, done = open_ledger(path, virtual_slots, **fields), random.Random(order), 0
     dispatcher = dispatcher_of(ledger, trials, slots)
     while done != stop_after:
-        while dispatcher.take(lambda name: True):
+        while dispatcher.take():
             pass
         if not dispatcher.running:
             break

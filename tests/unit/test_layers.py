@@ -23,7 +23,7 @@ FLOORS = (  # lowest first; modules of the package that are not named here are o
     ("runtime",),
     ("tune",),
 )
-RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "trainable", "ray_adapter"))
+RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "runner", "task", "trainable", "ray_adapter"))
 DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sinks/", "tune/mlflow.py"),
          "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)

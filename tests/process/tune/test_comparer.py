@@ -13,19 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ray_yolo
 from ray_yolo import cli
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.settings import config_fields
 from ray_yolo.config.yaml import to_yaml
-from ray_yolo.core.errors import NOT_FINITE, ConfigError, DatasetError, InputError, TrainingError
+from ray_yolo.core.errors import ConfigError, DatasetError, InputError, TrainingError
 from ray_yolo.core.events import StepEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, read_lines
-from ray_yolo.tune import comparer
+from ray_yolo.tune import comparer, runner
 from ray_yolo.tune.compare_settings import CompareConfig
-from ray_yolo.tune.compare_status import compare_comparisons
 from ray_yolo.tune.comparer import ComparisonResult, compare
+from ray_yolo.tune.ledger import read_ledger
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.sides import read_sides
+from ray_yolo.tune.verification import compare as compare_lines
 from tests.support.jobs import make_config, make_dataset
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, tracked_runs
@@ -47,6 +49,11 @@ def make_comparison(folder: Path, *, workers: int = 0, placement: dict[str, Any]
 
 def run(config: CompareConfig) -> ComparisonResult:
     return compare(config, read_sides(config, dict.fromkeys(config_fields(CompareConfig), "config")), quiet=True)
+
+
+def difference(one: Path, other: Path) -> str | None:
+    """The first line in which two ledgers differ, or None."""
+    return compare_lines(read_ledger(one / "ledger.jsonl"), read_ledger(other / "ledger.jsonl"))
 
 
 class NoRecords:
@@ -71,8 +78,8 @@ class StandIn:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gain: float = 0.1) -> None:
         self.gain, self.trained = gain, list[str]()
         self.faults: dict[str, Any] = {}  # by folder name: an exception to raise, or an outcome
-        monkeypatch.setattr(comparer, "_train_here", self)
-        monkeypatch.setattr(comparer, "RecordProcess", NoRecords)
+        monkeypatch.setattr(runner, "train_to_outcome", lambda config, until, train: (self(config, until), True))
+        monkeypatch.setattr(runner, "RecordProcess", NoRecords)
 
     def __call__(self, config: RunConfig, until: int) -> Outcome:
         name = config.placement.name
@@ -131,7 +138,7 @@ def test_an_interrupted_comparison_continues_to_the_same_claim(
             run(make_comparison(stopped, pairs=5))
     result = run(make_comparison(stopped, pairs=5))
     assert result.claim == expected.claim
-    assert compare_comparisons(result.folder, expected.folder) is None
+    assert difference(result.folder, expected.folder) is None
     assert len(set(trainings.trained)) == len(trainings.trained) == 2 * expected.claim.pairs
 
 
@@ -144,7 +151,8 @@ def test_a_finished_comparison_goes_on_where_more_pairs_are_asked_for(
         run(make_comparison(tmp_path, **named))
     result = run(make_comparison(tmp_path, **named, pairs=4))
     assert (result.claim.pairs, trainings.trained[6:]) == (4, ["pair4-a", "pair4-b"])
-    claims = [line["claim"]["pairs"] for line in read_lines(result.folder / "ledger.jsonl") if line["type"] == "claim"]
+    lines = read_lines(result.folder / "ledger.jsonl")
+    claims = [line["claim"]["pairs"] for line in lines if line["type"] == "claimed"]
     assert claims == [3, 4]
     with pytest.raises(InputError, match="mine is a run of another recipe or data set"):
         run(make_comparison(tmp_path, **named, pairs=5, b="lr0=0.003"))
@@ -159,7 +167,7 @@ def test_without_time_no_pair_starts(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_training_that_diverges_counts_and_one_that_fails_ends_the_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = StandIn(monkeypatch)
-    trainings.faults = {"pair1-b": Outcome(reason=f"TrainingError: step 3: {NOT_FINITE}"),
+    trainings.faults = {"pair1-b": Outcome(reason="step 3", diverged=True),
                         "pair2-a": Outcome(reason="OSError: no space left")}
     with pytest.raises(TrainingError, match="pair2-a: OSError: no space left; the same command continues"):
         run(make_comparison(tmp_path))
@@ -167,6 +175,39 @@ def test_a_training_that_diverges_counts_and_one_that_fails_ends_the_command(
     result = run(make_comparison(tmp_path))
     assert result.claim.failed == (0, 1)
     assert str(result.claim).endswith("1 training of B diverged, counted with a fitness of 0")
+
+
+def test_a_comparison_killed_after_its_claim_has_one_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    StandIn(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(comparer.Comparison, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(make_comparison(tmp_path))
+    folder = tmp_path / "runs/compare/exp"
+    assert [line["type"] for line in read_lines(folder / "ledger.jsonl")].count("claimed") == 1
+    assert not (folder / "finished").exists()
+    run(make_comparison(tmp_path))
+    assert [line["type"] for line in read_lines(folder / "ledger.jsonl")].count("claimed") == 1
+    assert (folder / "finished").exists()
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("library", ["torch", "ray_yolo"])
+def test_another_version_cannot_continue_a_comparison(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    trainings = StandIn(monkeypatch)
+    trainings.faults["pair2-a"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(make_comparison(tmp_path))
+    if library == "torch":
+        monkeypatch.setattr(comparer, "version", lambda name: "9.9")
+    else:
+        monkeypatch.setattr(ray_yolo, "__version__", "9.9", raising=False)
+    with pytest.raises(InputError, match=f"started with another {library}; give the original one to continue it"):
+        run(make_comparison(tmp_path))
 
 
 @pytest.mark.parametrize(("b", "reason"), [
@@ -192,7 +233,7 @@ def test_another_data_set_of_a_side_is_refused_when_it_continues(
         run(make_comparison(tmp_path))
     config = make_comparison(tmp_path)
     (tmp_path / "data/labels/train/000.txt").write_text("0 0.5 0.5 0.25 0.25\n")
-    with pytest.raises(InputError, match="started with another data set of A and another data set of B; restore it"):
+    with pytest.raises(InputError, match="another data set of A and another data set of B; give the original one"):
         run(config)
 
 
@@ -268,7 +309,7 @@ def test_a_killed_comparison_equals_an_uninterrupted_one(tmp_path: Path) -> None
     for name, steps in (("pair1-b", 3), ("pair2-a", 7)):
         kill_in(start(killed, config, {}), folder / "trials" / name / EVENTS_FILE, steps)
     expect_end(start(killed, config, {}))
-    assert compare_comparisons(folder, expected.folder) is None  # with the digests of all weights
+    assert difference(folder, expected.folder) is None  # with the digests of all weights
     assert cli.verify([str(folder)]) == 0
 
 
@@ -287,7 +328,7 @@ def test_a_comparison_on_the_pool_that_was_killed_equals_one_in_a_single_process
     folder, environment = killed / "runs/compare/exp", {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     kill_in(start(killed, config, environment), folder / "trials/pair1-b" / EVENTS_FILE, 3)
     expect_end(start(killed, config, environment))
-    assert compare_comparisons(folder, expected.folder) is None
+    assert difference(folder, expected.folder) is None
     runs = tracked_runs(killed)
     [parent] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert parent.data.tags["ray_yolo.claim"] == str(expected.claim)

@@ -17,7 +17,7 @@ from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.sinks.registry import Registered
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.ledger_events import ClaimedEvent
-from ray_yolo.tune.mlflow import Status, SweepMlflow, SweepRun, table
+from ray_yolo.tune.mlflow import Status, StudyMlflow, SweepRun, table
 from ray_yolo.tune.trials import Trial
 from tests.support.sweeps import make_sweep
 
@@ -47,7 +47,7 @@ def values(run: SweepRun, key: str) -> dict[int, float]:
 
 def deliver(folder: Path, uri: str, run: SweepRun) -> str:
     """The id of the MLflow run of a sweep's folder, made so by a new process."""
-    return SweepMlflow(folder, uri, run.config).update(run)
+    return StudyMlflow(folder, uri, run.config).update(run)
 
 
 def track(tmp_path: Path, status: Status = "RUNNING", *trials: Trial) -> str:
@@ -132,7 +132,7 @@ def test_a_trial_that_is_trained_further_is_corrected(tmp_path: Path, client: Ml
     paused = [replace(trained(number, fitness, folder, client), state="paused", epochs=1)
               for number, fitness in enumerate((0.25, 0.125))]
     further = [replace(paused[0], fitness=0.7, epochs=3), paused[1]]
-    record = SweepMlflow(folder, uri, make_sweep(tmp_path, trials=2))
+    record = StudyMlflow(folder, uri, make_sweep(tmp_path, trials=2))
     for rows in (paused, further, further):
         record.update(record.run_of(rows, "RUNNING", None))
     deliver(folder, uri, record.run_of(further, "RUNNING", None))  # another process posts nothing twice

@@ -22,14 +22,13 @@ from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import LEASE
 from ray_yolo.storage.store import FolderStore, Store, open_store
-from ray_yolo.tune import tuner
 from ray_yolo.tune.files import drop_weights, keep_best
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
 from ray_yolo.tune.ledger_events import CountedEvent, ProposedEvent
 from ray_yolo.tune.mlflow import _child
 from ray_yolo.tune.search import TuneConfig
+from ray_yolo.tune.task import payload_of
 from ray_yolo.tune.trainable import train_task
-from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.verification import compare
 from tests.process.tune.test_sweep_kill import RECIPE as LEARNS
 from tests.process.tune.test_sweep_kill import SPACE as GENES
@@ -75,7 +74,7 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     again, ledger = start("two")
     config = make_sweep(tmp_path)
     placement = config.placement.model_copy(update={"storage_path": f"file://{tmp_path}/bucket"})
-    payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder)
+    payload = payload_of(placement, config.recipe, again.folder, None, is_stored=True)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(ray.tune, "report", reports.append)
@@ -102,7 +101,7 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
         keep_best(again.folder, [again.folder / "trials" / f"trial{number}"])
         assert checkpoints.value(again.folder / "weights" / "best.pt") == number
     bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
-    assert [_child(again.folder, Trial(number, {})) for number in range(2)] == [None, "its"]
+    assert [_child(again.folder, f"trial{number}") for number in range(2)] == [None, "its"]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import ConfigError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import ShardEvent, StartEvent
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune import tuner
+from ray_yolo.tune import runner
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
 from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, ProposedEvent, ScheduledEvent
 from ray_yolo.tune.trials import Trial, overlay
@@ -80,8 +80,8 @@ def check_tracking(folder: Path, trainings: int) -> None:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
     """Have trials done by a function that needs no workers."""
-    monkeypatch.setattr(tuner, "train_task", trial)
-    monkeypatch.setattr(tuner, "standing_pool", lambda *given, **options: contextlib.nullcontext())
+    monkeypatch.setattr(runner, "train_task", trial)
+    monkeypatch.setattr(runner, "standing_pool", lambda *given, **options: contextlib.nullcontext())
 
 
 def formula_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
@@ -237,7 +237,7 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
 
     config = make_sweep(tmp_path, trials=1)
     with monkeypatch.context() as patch:
-        patch.setattr(tuner._Execution, "run_trials", interrupted)
+        patch.setattr(runner.Study, "_train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             search(config)
     assert "interrupted; the same command continues" in capsys.readouterr().out

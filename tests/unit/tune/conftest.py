@@ -9,9 +9,10 @@ import pytest
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.runs.run_record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Ledger, SweepEvent
+from ray_yolo.tune.ledger import Ledger
 from ray_yolo.tune.ledger_events import CountedEvent, ScheduledEvent
 from ray_yolo.tune.search import Search
+from ray_yolo.tune.study import SweepEvent
 from tests.support import run_log
 from tests.support.schedules import propose
 

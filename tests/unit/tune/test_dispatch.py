@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_yolo.core.errors import ResourcesError
 from ray_yolo.tune.ledger_events import CountedEvent
 from ray_yolo.tune.schedule import Outcome
 from tests.support.schedules import dispatcher_of, names_of, open_ledger, outcome_of, run_sweep
@@ -11,24 +12,33 @@ from tests.support.schedules import dispatcher_of, names_of, open_ledger, outcom
 
 def test_tasks_are_dispatched_by_need_up_to_the_limit(tmp_path: Path) -> None:
     dispatcher = dispatcher_of(open_ledger(tmp_path / "ledger.jsonl", virtual_slots=4), 20, slots=2)
-    taken = [task for _ in range(4) if (task := dispatcher.take(lambda name: True))]
+    taken = [task for _ in range(4) if (task := dispatcher.take())]
     assert names_of(taken) == [(0, 3, 3), (1, 3, 3)]
     dispatcher.finish("trial1", outcome_of(taken[1]))
     # its slot is free in virtual time, but the results of the others at that time are needed first
-    following = dispatcher.take(lambda name: True)
+    following = dispatcher.take()
     assert following
     assert names_of([following]) == [(2, 3, 3)]
     dispatcher.finish("trial0", outcome_of(taken[0]))
     dispatcher.finish("trial2", outcome_of(following))
-    following = dispatcher.take(lambda name: True)
+    following = dispatcher.take()
     assert following
     assert names_of([following]) == [(3, 3, 3)]
 
 
-def test_a_task_waits_for_the_caller_that_can_train_it(tmp_path: Path) -> None:
+def test_a_closed_dispatcher_hands_out_no_task(tmp_path: Path) -> None:
     dispatcher = dispatcher_of(open_ledger(tmp_path / "ledger.jsonl"), 20)
-    assert dispatcher.take(lambda name: name != "trial0") is None
-    task = dispatcher.take(lambda name: name == "trial0")
+    task = dispatcher.take()
+    assert task
+    dispatcher.close(ResourcesError("no room"))
+    dispatcher.close(ResourcesError("a later reason"))
+    dispatcher.finish("trial0", outcome_of(task))
+    assert (dispatcher.take(), dispatcher.over, str(dispatcher.error)) == (None, None, "no room")
+
+
+def test_the_configuration_of_a_task_names_its_run_folder(tmp_path: Path) -> None:
+    dispatcher = dispatcher_of(open_ledger(tmp_path / "ledger.jsonl"), 20)
+    task = dispatcher.take()
     assert task
     assert dispatcher.config(task) == {"trial": "trial0", "genes": task.genes, "seed": 3, "until": 3, "end": 3.0}
 
@@ -36,7 +46,7 @@ def test_a_task_waits_for_the_caller_that_can_train_it(tmp_path: Path) -> None:
 def test_trainings_on_fresh_seeds_have_folders_of_their_own(tmp_path: Path) -> None:
     dispatcher, names = dispatcher_of(open_ledger(tmp_path / "ledger.jsonl"), 3), set[str]()
     while not dispatcher.over:
-        while task := dispatcher.take(lambda name: True):
+        while task := dispatcher.take():
             names.add(dispatcher.name(task))
         name, task = next(iter(dispatcher.running.items()))
         dispatcher.finish(name, outcome_of(task))
@@ -53,7 +63,7 @@ def test_what_any_sweep_has_trained_is_not_trained_again(tmp_path: Path) -> None
     dispatcher = dispatcher_of(again, 8, known=lambda task: known.get((task.trial, task.seed, task.until)))
     tasks = []
     while not dispatcher.over:
-        while task := dispatcher.take(lambda name: True):
+        while task := dispatcher.take():
             tasks.append(task)
         for name, task in list(dispatcher.running.items()):
             dispatcher.finish(name, outcome_of(task))

@@ -280,9 +280,10 @@ class TestIdentity:
                         search=SEARCH.model_copy(update={"random_share": 0.5}))
 
     @pytest.mark.parametrize(("change", "message"), [
-        ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 6}, "written by a later ray_yolo"),
+        ({"type": "epoch"}, "not the ledger of a sweep or comparison"),
+        ({"version": 7, "ray_yolo": "9.0"}, r"written by a later ray_yolo \(9.0\); read or continue it with that one"),
         ({"search": {"scheduler": {"name": "pbt"}}}, "by population based training, which .* up to 0.2.0; read or"),
-        ({"version": 4}, "written by an earlier ray_yolo"), ({"space": 1}, "damaged: ")])
+        ({"version": 4}, "written by an earlier ray_yolo than 0.2.0"), ({"space": 1}, "damaged: ")])
     def test_what_is_no_ledger_of_this_version_is_refused(self, path, change, message):
         run_sweep(path, 1)
         with pytest.raises(InputError, match=message):

@@ -10,9 +10,9 @@ from ray_yolo.cli import run, status
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.usage import usage_of
 from ray_yolo.tune.pool_log import log_pool
-from ray_yolo.tune.status import describe_sweep
-from ray_yolo.tune.usage import usage_of
+from ray_yolo.tune.status import describe_study
 from tests.support import run_log
 
 RECIPE = Recipe(epochs=3, batch_size=8, microbatch=4, precision="fp32")
@@ -20,7 +20,7 @@ RECIPE = Recipe(epochs=3, batch_size=8, microbatch=4, precision="fp32")
 
 def test_a_sweep_is_described_with_its_trials_and_left_as_it_is(sweep: Path) -> None:
     before = sorted(sweep.rglob("*"))
-    first, header, best, second, *_ = describe_sweep(sweep)
+    first, header, best, second, *_ = describe_study(sweep)
     assert first == (f"{sweep}: interrupted: the same command continues it; 2 trials, 1 trained to the end; "
                      "best 0.2500 (trial 0)")
     assert (header.split(), best.split()) == (["trial", "epochs", "fitness"], ["0", "3", "0.2500"])
@@ -31,7 +31,7 @@ def test_a_sweep_is_described_with_its_trials_and_left_as_it_is(sweep: Path) -> 
 def test_the_newest_events_of_the_workers_are_part_of_a_sweeps_status(sweep: Path) -> None:
     for number in range(5):
         log_pool(sweep, f"worker place {number} is given to another program")
-    said = [line for line in describe_sweep(sweep) if line.startswith("workers: ")]
+    said = [line for line in describe_study(sweep) if line.startswith("workers: ")]
     assert [line.rpartition("  ")[2] for line in said] == [
         f"worker place {number} is given to another program" for number in (2, 3, 4)]
 

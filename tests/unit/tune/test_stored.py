@@ -20,9 +20,10 @@ from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import keep_best
-from ray_yolo.tune.ledger import Ledger, SweepEvent
+from ray_yolo.tune.ledger import Ledger
 from ray_yolo.tune.ledger_events import ScheduledEvent
 from ray_yolo.tune.search import Search
+from ray_yolo.tune.study import SweepEvent
 from tests.support import checkpoints, run_log
 from tests.support.schedules import propose
 

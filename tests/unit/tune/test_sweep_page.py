@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.tune.ledger import read_ledger, rung_results
+from ray_yolo.tune.page import write_page
 from ray_yolo.tune.records import read_options
-from ray_yolo.tune.sweep_page import sweep_page
 from tests.support.pictures import smooth_picture, write_image
 
 
 def test_a_page_has_the_trials_and_the_pictures(sweep: Path) -> None:
     write_image(sweep / "rungs.png", smooth_picture(20, 30))
-    page = sweep_page(sweep)
+    write_page(sweep)
+    page = (sweep / "report.html").read_text()
     assert "2 trials, 1 trained to the end; best 0.2500 (trial 0)" in page
     assert "<h2>Best trials</h2>" in page
     assert 'alt="rungs.png"' in page
@@ -26,7 +27,8 @@ def test_a_sweep_without_a_result_has_no_table(sweep: Path) -> None:
     before_results = [line for line in lines if '"fitness"' not in line]
     assert len(before_results) < len(lines)
     (sweep / "ledger.jsonl").write_text("".join(before_results))
-    assert "<h2>Best trials</h2>" not in sweep_page(sweep)
+    write_page(sweep)
+    assert "<h2>Best trials</h2>" not in (sweep / "report.html").read_text()
 
 
 @pytest.mark.parametrize("content", ["", "text", "5", "[1]", "a: 1"])

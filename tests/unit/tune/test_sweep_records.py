@@ -8,13 +8,13 @@ import pytest
 
 from ray_yolo.sinks.records import locked
 from ray_yolo.tune import records as module
-from ray_yolo.tune.records import SweepRecords
+from ray_yolo.tune.records import StudyRecords
 
 
 def test_a_trial_whose_records_another_process_makes_is_pending(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "build_records", lambda *_: [])
     warnings: list[str] = []
-    records = SweepRecords(sweep, None, sweep, warnings.append)
+    records = StudyRecords(sweep, None, sweep, warnings.append)
     with locked(sweep / "trials" / "trial1") as lock:
         assert lock is not None
         records.update(ended=True)

@@ -13,13 +13,20 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import ConfigError, LostWorkersError, ResourcesError, StorageError, TrainingError
+from ray_yolo.core.errors import (
+    ConfigError,
+    DivergedError,
+    LostWorkersError,
+    ResourcesError,
+    StorageError,
+    TrainingError,
+)
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.tune import trainable
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.task import read_outcome, task_config
-from ray_yolo.tune.trainable import is_external_failure, train_task
+from ray_yolo.tune.task import is_external_failure, read_outcome, task_config
+from ray_yolo.tune.trainable import train_task
 from tests.support import run_log
 
 EPOCHS = 6
@@ -83,7 +90,8 @@ class TestTask:
     def test_it_trains_to_its_pause_and_reports_the_best_epoch_so_far_once(self, trained: Trained) -> None:
         trained.best_epoch = 2
         assert trained.train_task(4) == [
-            Outcome(fitness=0.2, metrics={"recall": 0.2}, losses={}, weights="digest4")]
+            Outcome(fitness=0.2, metrics={"recall": 0.2}, losses={}, weights="digest4",
+                    classes={"circle": 0.0625, "square": 0.0625})]
         [config] = trained.asked
         assert (config.placement.stop_after, config.placement.name, config.placement.keep_checkpoints) == (
             4, "trial0", 1)
@@ -96,7 +104,8 @@ class TestTask:
     def test_what_an_earlier_driver_has_trained_and_not_counted_is_found_in_the_log(self, trained: Trained) -> None:
         trained.write(1, 2, 3)
         assert trained.train_task(3) == [
-            Outcome(fitness=0.3, metrics={"recall": 0.3}, losses={}, weights="digest3")]
+            Outcome(fitness=0.3, metrics={"recall": 0.3}, losses={}, weights="digest3",
+                    classes={"circle": 0.0625, "square": 0.0625})]
         assert not trained.asked
         assert (trained.reports[0]["epochs"], trained.reports[0]["seconds"]) == (0, 0.0)
 
@@ -105,7 +114,8 @@ class TestTask:
         assert read_outcome(trained.folder, 5) is None
         (trained.folder / "finished").touch()
         assert read_outcome(trained.folder, 5) == Outcome(
-            fitness=0.3, metrics={"recall": 0.3}, losses={}, weights="digest3")
+            fitness=0.3, metrics={"recall": 0.3}, losses={}, weights="digest3",
+                    classes={"circle": 0.0625, "square": 0.0625})
 
     def test_an_epoch_without_its_checkpoint_is_not_over(self, trained: Trained) -> None:
         log = EventLog(trained.folder / "events.jsonl")
@@ -117,6 +127,12 @@ class TestTask:
         trained.error = ConfigError("num_workers: 2 workers, but a step has only 1 part")
         assert trained.train_task(3) == [
             Outcome(reason="ConfigError: num_workers: 2 workers, but a step has only 1 part")]
+
+    def test_only_the_type_of_an_error_says_that_a_training_has_diverged(self, trained: Trained) -> None:
+        for error, diverged in ((DivergedError("step 3"), True), (TrainingError("not finite, says a disk"), False)):
+            trained.error = error
+            outcome = trained.train_task(3)[-1]
+            assert (outcome.fitness, outcome.diverged) == (None, diverged)
 
     @pytest.mark.parametrize(("error", "lacking"), [
         (LostWorkersError("gone"), [False]), (ResourcesError("2 workers need 2 CPU"), [True]),

@@ -14,12 +14,14 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.runtime.preflight import resolve_recipe
+from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Ledger, SweepEvent
+from ray_yolo.tune.ledger import Ledger
 from ray_yolo.tune.search import Search, TuneConfig
-from ray_yolo.tune.task import task_config
+from ray_yolo.tune.study import SweepEvent
+from ray_yolo.tune.task import payload_of, task_config
 from ray_yolo.tune.trials import Trial, overlay
 from ray_yolo.tune.tuner import search
 from tests.support.jobs import make_index
@@ -96,8 +98,9 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
         decided = resolve_recipe(asked, config.placement, make_index(tmp_path / "images", 1), 0)
         ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", SweepEvent(
             identity={}, space=Space((), ()), search=Search(), recipe=decided, rungs=(1,), virtual_slots=1))
-        requested = config.model_copy(update={"recipe": asked})
-        payload = tuner._payload(requested, ledger, tmp_path / "sweep")
+        requested = config
+        payload = payload_of(requested.placement, ledger.begun.recipe, tmp_path / "sweep",
+                             tracking_uri(requested.placement.mlflow_uri, tmp_path), is_stored=False)
         return task_config(payload, {"trial": "trial0", "genes": {}, "seed": 0, "until": 1})
 
     trial = trained_by({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})

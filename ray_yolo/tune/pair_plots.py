@@ -1,4 +1,4 @@
-"""report.html and the pictures of a comparison, from its folder alone."""
+"""The pictures of a comparison: curves over epochs, and the pairs with the interval after each."""
 
 from __future__ import annotations
 
@@ -8,42 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ray_yolo.core.files import atomic_write
-from ray_yolo.plots.page import Section, render_page
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, save
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
-from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.claim import judge_pairs
-from ray_yolo.tune.compare_ledger import PairResults, Side, begun_of, claim_of, read_comparison, results_of
-from ray_yolo.tune.compare_status import comparison_table, result_text
-from ray_yolo.tune.pairs import SIDES, claim_from, training_folder
+from ray_yolo.tune.pairs import SIDES, PairResults, Side, training_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_CURVES, _PAIRS = "curves.png", "pairs.png"
 _DASHES = {"A": "-", "B": "--"}  # no figure relies on colour alone
 _MARKS = {"A": "o", "B": "s"}
 _COLOURS = dict(zip(SIDES, COLOURS, strict=False))
 
 
-def write_page(folder: Path) -> None:
-    """Draw the pictures of a comparison, and write its page."""
-    lines = read_comparison(folder / LEDGER_FILE)
-    results, begun = results_of(lines), begun_of(lines)
-    claim = claim_of(lines) or claim_from(results)
-    draw_curves(read_curves(folder, results), folder / _CURVES)
-    draw_pairs(results, claim.pairs, folder / _PAIRS)
-    page = render_page(folder.name, [
-        Section("Claim", [str(claim)]),
-        Section("Differences of the sides", begun.recipes.differences),
-        Section("Means", comparison_table(results, claim)),
-        Section("Curves", pictures=[folder / _CURVES]),
-        Section("Pairs", pictures=[folder / _PAIRS]),
-        Section("Trainings", [result_text(result) for _, result in sorted(results.items())]),
-    ])
-    atomic_write(folder / "report.html", page, durable=False)
+def draw_comparison(folder: Path, results: PairResults, pairs: int) -> None:
+    """Draw curves.png and pairs.png of a comparison, whose claim is about so many pairs."""
+    draw_curves(read_curves(folder, results), folder / "curves.png")
+    draw_pairs(results, pairs, folder / "pairs.png")
 
 
 def read_curves(folder: Path, results: PairResults) -> dict[tuple[int, Side], dict[int, float]]:

@@ -1,0 +1,113 @@
+"""What a study does while its tasks train and at its end, without trainings."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.runs.folders import is_held, lock_file
+from ray_yolo.runs.run_dir import Run, begin_run
+from ray_yolo.runs.run_record import SweepRecord
+from ray_yolo.tune import runner, tuner
+from ray_yolo.tune.ledger import Ledger
+from ray_yolo.tune.ledger_events import CountedEvent
+from ray_yolo.tune.search import TuneConfig
+from ray_yolo.tune.tuner import Sweep
+from tests.support.schedules import outcome_of, sweep_of
+from tests.support.sweeps import make_sweep
+
+
+class NoRecords:
+    """Takes the place of the process that makes records."""
+
+    def __init__(self, *arguments: object, own_session: bool) -> None:
+        self.seen = 0
+
+    def keep_running(self) -> None:
+        self.seen += 1
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneConfig:
+    """A sweep whose trainings and records are made by nothing."""
+    monkeypatch.setattr(runner, "RecordProcess", NoRecords)
+    monkeypatch.setattr(tuner, "room_for_trials", lambda config, gpus: 2)
+    return make_sweep(tmp_path, trials=20, max_concurrent=2)
+
+
+@pytest.fixture
+def run_folder(config: TuneConfig) -> Iterator[Run]:
+    run = begin_run(config.placement, SweepRecord(digest="ab", space="", trials=20))
+    yield run
+    run.release()
+
+
+def make_study(config: TuneConfig, run: Run) -> Sweep:
+    return Sweep(config, Ledger(run.folder / "ledger.jsonl", sweep_of()), run, 2, 0.0, io.StringIO())
+
+
+def train(sweep: Sweep, tasks: int = -1) -> None:
+    """Train so many tasks, or all."""
+    while tasks and (task := sweep.dispatcher.take()):
+        sweep.dispatcher.finish(sweep.dispatcher.name(task), outcome_of(task))
+        sweep.each_step()
+        tasks -= 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_weights_of_trials_that_can_win_stay(
+        config: TuneConfig, run_folder: Run, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(tuner, "drop_weights", lambda folder: dropped.append(folder.name))
+    settings = config.sweep.model_copy(update={"keep_weights": keep})
+    sweep = make_study(config.model_copy(update={"sweep": settings}), run_folder)
+    train(sweep)
+    sweep.close()
+    counted = [line for line in sweep.ledger.lines if isinstance(line, CountedEvent)]
+    whole = [line for line in counted if (line.epochs, line.seed) == (9, 3)]
+    best = {line.trial for line in sorted(whole, key=lambda line: line.fitness)[-3:]}
+    ended = {row.number for row in sweep.ledger.trials if row.has_ended}
+    assert sorted(dropped) == ([] if keep else sorted(f"trial{number}" for number in ended - best - {0}))
+    assert "paused" in {row.state for row in sweep.ledger.trials}
+
+
+def test_weights_stay_while_a_process_holds_their_folder(
+        config: TuneConfig, run_folder: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[tuple[str, bool]] = []
+    monkeypatch.setattr(tuner, "drop_weights", lambda folder: dropped.append((folder.name, is_held(folder))))
+    sweep = make_study(config, run_folder)
+    with ExitStack() as stack:
+        for number in range(20):
+            folder = sweep.trials / f"trial{number}"
+            folder.mkdir(parents=True)
+            assert lock_file(stack.enter_context((folder / ".lock").open("w")))
+        train(sweep, 20)
+        failed = {(row.folder_name, False) for row in sweep.ledger.trials if row.state == "failed"}
+        assert failed
+    train(sweep)
+    sweep.close()
+    assert failed <= set(dropped)
+    assert not any(was_held for _, was_held in dropped)
+
+
+def test_a_study_that_another_process_has_ends_here(config: TuneConfig, run_folder: Run) -> None:
+    sweep = make_study(config, run_folder)
+    sweep.run = SimpleNamespace(remote=SimpleNamespace(is_lost=True, address="s3://b/x"))
+    with pytest.raises(TrainingError, match="another process has taken over this study"):
+        sweep.each_step()
+
+
+def test_the_time_is_noted_every_few_seconds(
+        config: TuneConfig, run_folder: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_study(config, run_folder)
+    sweep.each_step()
+    assert sweep.record_process.seen == 0
+    monkeypatch.setattr(runner, "NOTE_SECONDS", 0.0)
+    sweep.each_step()
+    assert sweep.record_process.seen == 1
