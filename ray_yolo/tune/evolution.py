@@ -26,7 +26,6 @@ MUTATION_SIGMA = 0.2  # standard deviation of a factor of gain 1, before the chi
 FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
 WEIGHT_FLOOR = 1e-6  # the worst parent keeps a probability, and equal fitness gives equal weights
-SCREENED = (0.25, 0.5, 1.0)  # shares of the genes that `screen` draws anew
 DECIMALS = 5
 MAX_DRAWS = 1000  # without a changed gene: then no gene can change
 
@@ -146,17 +145,6 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
         if child != parent:
             break
     return child
-
-
-def screen(genes: Sequence[Gene], origin: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
-    """The origin with a quarter, a half, or all of its genes redrawn, but at least one. This shows the effect of a gene
-    near and far from the origin."""
-    share = SCREENED[int(rng.integers(len(SCREENED)))]
-    drawn = {gene.name: draw(gene, rng.random()) for gene in genes if rng.random() < share}
-    if not drawn:
-        gene = genes[int(rng.integers(len(genes)))]
-        drawn = {gene.name: draw(gene, rng.random())}
-    return {gene.name: drawn.get(gene.name, origin[gene.name]) for gene in genes}
 
 
 def can_move(gene: Gene, value: GeneValue) -> bool:

@@ -40,7 +40,7 @@ from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.events import EndEvent, Event, StartEvent, StepEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.cluster import own_token
-from ray_yolo.tune.verification import compare_sweeps
+from ray_yolo.tune.verification import compare_studies
 from tests.benchmarks.harness import machine
 from tests.support.faults import drain, ray_nodes
 from tests.support.jobs import make_config
@@ -141,7 +141,7 @@ def thrice(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
             _, errors = process.communicate()
             assert process.returncode == 0, errors.decode()
     for sweep in sweeps[1:]:
-        assert [result.problem for result in compare_sweeps(sweeps[0], sweep)] == [None]
+        assert [result.problem for result in compare_studies(sweeps[0], sweep)] == [None]
     return sweeps[1], [(0.0, 2)]
 
 
@@ -161,7 +161,7 @@ def beside(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
                 assert process.poll() is None, "the sweep ended before the training: increase --trials"
             _, errors = process.communicate()
             assert process.returncode == 0, errors.decode()
-    assert [result.problem for result in compare_sweeps(sweeps["alone"], sweeps["beside"])] == [None]
+    assert [result.problem for result in compare_studies(sweeps["alone"], sweeps["beside"])] == [None]
     logs = [read_events(log) for log in sorted(sweeps["beside"].glob(f"trials/*/{EVENTS_FILE}"))]
     spans = [span for log in logs for span in worker_spans(log)]
     within = [(max(since, begin), min(to, end), workers) for since, to, workers in spans if since < end and to > begin]

@@ -19,7 +19,6 @@ from ray_yolo.tune.evolution import (
     mutate,
     nearest,
     parent_weights,
-    screen,
 )
 
 WIDE = (Gene("a", low=0.0, high=1e6), Gene("b", low=0.0, high=1e6, gain=0.3), Gene("c", low=0.0, high=1e6, gain=0.0),
@@ -292,17 +291,3 @@ class TestRandomProposals:
 
     def test_without_them_nothing_changes(self):
         assert propose(SPACE, 5, 50, ROWS) == propose(replace(SPACE, random_share=0.0), 5, 50, ROWS)
-
-
-def test_a_screened_trial_differs_from_its_origin_by_few_or_by_all_genes():
-    genes = tuple(Gene(name, low=0.0, high=1.0) for name in "abcdefgh")
-    origin = dict.fromkeys("abcdefgh", 0.5)
-    changed = []
-    for few in (genes[:2], genes):
-        drawn = [screen(few, origin, np.random.default_rng(seed)) for seed in range(300)]
-        changed.append([sum(each[gene.name] != 0.5 for gene in few) for each in drawn])
-    assert min(min(counts) for counts in changed) == 1  # an equal trial would teach nothing
-    assert [max(counts) for counts in changed] == [2, 8]
-    shares = np.bincount(changed[1], minlength=9) / 300
-    assert shares[8] == pytest.approx(1 / 3, abs=0.1)
-    assert np.mean(changed[1]) == pytest.approx((2 + 4 + 8) / 3, abs=0.4)
