@@ -134,8 +134,8 @@ def test_a_trial_that_is_trained_further_is_corrected(tmp_path: Path, client: Ml
     further = [replace(paused[0], fitness=0.7, epochs=3), paused[1]]
     record = StudyMlflow(folder, uri, make_sweep(tmp_path, trials=2))
     for rows in (paused, further, further):
-        record.update(record.run_of(rows, "RUNNING", None))
-    deliver(folder, uri, record.run_of(further, "RUNNING", None))  # another process posts nothing twice
+        record.update(sweep_run_of(tmp_path, "RUNNING", *rows))
+    deliver(folder, uri, sweep_run_of(tmp_path, "RUNNING", *further))  # another process posts nothing twice
     for key, expected in (("fitness", [(0, 0.25), (0, 0.7), (1, 0.125)]),
                           ("best_fitness", [(0, 0.25), (0, 0.7), (1, 0.25), (1, 0.7)])):
         points = client.get_metric_history(parent, key)

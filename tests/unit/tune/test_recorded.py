@@ -16,6 +16,7 @@ from ray_yolo.runs.run_record import SweepRecord, write_record
 from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.ledger import Ledger, begun_of, read_ledger, verify
 from ray_yolo.tune.ledger_events import ClaimedEvent, ClosedEvent, CountedEvent, FailedEvent, LedgerEvent
+from ray_yolo.tune.mlflow import StudyMlflow
 from ray_yolo.tune.pairs import PairSchedule, pair_of, results_of
 from ray_yolo.tune.schedule import Outcome, Task
 
@@ -183,3 +184,19 @@ def test_an_unreadable_ledger_is_a_row_of_the_list(
     assert "unreadable: " in rows[name]
     assert re.search(message, rows[name])
     assert "unreadable" not in rows["gp"]
+
+
+def test_the_mlflow_run_of_a_comparison_follows_from_its_ledger(project: Path) -> None:
+    folder = project / "trained_pairs"
+    for name in ("pair3-b", "pair4-a"):
+        (folder / "trials" / name).mkdir()
+    content = StudyMlflow(folder, "sqlite://", None, "the command").content("KILLED")
+    assert content.stopped_folders(folder) == ["pair4-a"]  # it has no result
+    plan = content.plan(folder)
+    [claim] = recorded_claims("trained_pairs")
+    assert plan.params["A.optimizer.lr0"] != plan.params["B.optimizer.lr0"]
+    assert [(point.key, point.epoch) for point in plan.points] == [
+        *((f"{side}/fitness", pair) for pair in (1, 2, 3) for side in "AB"), ("claim/difference", 3), ("claim/margin", 3)]
+    assert plan.tags["ray_yolo.claim"] == str(claim)
+    assert "| fitness |" in plan.tags["mlflow.note.content"]
+    assert StudyMlflow(folder, "sqlite://", None).last_status() == "KILLED"
