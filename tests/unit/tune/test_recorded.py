@@ -196,7 +196,8 @@ def test_the_mlflow_run_of_a_comparison_follows_from_its_ledger(project: Path) -
     [claim] = recorded_claims("trained_pairs")
     assert plan.params["A.optimizer.lr0"] != plan.params["B.optimizer.lr0"]
     assert [(point.key, point.epoch) for point in plan.points] == [
-        *((f"{side}/fitness", pair) for pair in (1, 2, 3) for side in "AB"), ("claim/difference", 3), ("claim/margin", 3)]
+        *((f"{side}/fitness", pair) for pair in (1, 2, 3) for side in "AB"),
+        ("claim/difference", 3), ("claim/margin", 3)]
     assert plan.tags["ray_yolo.claim"] == str(claim)
     assert "| fitness |" in plan.tags["mlflow.note.content"]
     assert StudyMlflow(folder, "sqlite://", None).last_status() == "KILLED"
