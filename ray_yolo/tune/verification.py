@@ -11,10 +11,11 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import check_log
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.verification import CheckResult, check_files
+from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.identity import DATA
 from ray_yolo.tune.ledger import read_ledger, verify
 from ray_yolo.tune.ledger_events import ClaimedEvent, LedgerEvent
-from ray_yolo.tune.study import ComparisonEvent, SweepEvent
+from ray_yolo.tune.study import ComparisonEvent, StudyEvent, SweepEvent
 
 
 def check_study(folder: Path) -> list[CheckResult]:
@@ -43,13 +44,17 @@ def compare(one: Sequence[LedgerEvent], other: Sequence[LedgerEvent]) -> str | N
 
 
 def _essence(lines: Sequence[LedgerEvent]) -> list[Any]:
-    begun, *others = lines
-    if isinstance(begun, ComparisonEvent):
-        others = [line for line in others[:-1] if not isinstance(line, ClaimedEvent)] + others[-1:]
-    return [_question(begun), *others]
+    last = len(lines) - 1
+    essence: list[Any] = []
+    for number, line in enumerate(lines):
+        if isinstance(line, StudyEvent):
+            essence.append(_question(line))
+        elif number == last or not (isinstance(line, ClaimedEvent) and isinstance(line.claim, PairsClaim)):
+            essence.append(line)
+    return essence
 
 
-def _question(begun: LedgerEvent) -> Any:
+def _question(begun: StudyEvent) -> Any:
     """What two studies ask alike, if only paths differ."""
     if isinstance(begun, SweepEvent):
         recipe = begun.recipe.model_dump(exclude={"data"}) | {"model": Path(begun.recipe.model).name}
