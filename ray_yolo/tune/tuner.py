@@ -403,7 +403,9 @@ class Sweep(Study[SearchResult]):
                      "trains them again")
         if not self.config.sweep.keep_weights:
             kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
-            others = [path for path in self.trials.iterdir() if path.name not in kept]
+            names = {path.name for path in self.trials.iterdir()}
+            names |= {trial.folder_name for trial in trials}  # also those that another machine has trained
+            others = [self.trials / name for name in sorted(names - kept)]
             with ThreadPoolExecutor() as pool:  # a store needs a moment for each
                 list(pool.map(drop_weights, others))
         draw_plots(folder, trials, best, rung_results(self.ledger.lines))
