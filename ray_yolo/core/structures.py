@@ -40,6 +40,7 @@ class Finding:
     image: bool = False  # a whole image was left out, not a row
     row: bool = False  # if so: a row too, the last one of the image
     is_transient: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
+    unknown_class: int | None = None  # the row's class, where the data set names no such one
 
 
 class PixelValues(NamedTuple):

@@ -71,11 +71,13 @@ class CocoFile:
             self._images[path_of_name[name]].append(image)
         self.paths = list(self._images)  # every listed image, whether or not it exists on disk
         path_of_id = self._paths_of_ids()
+        self._file_names = {_id(image, file): name for name, image in zip(file_names, content["images"], strict=True)}
         for path, images in self._images.items():
             if len(images) > 1:
                 what = f"is listed {len(images)} times by {file.name}; its annotations are joined"
                 self.findings.append(Finding(path, what, dropped=False))
 
+        self._category_names = {identity(row.get("id")): row.get("name") for row in content["categories"]}
         self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in self.paths}
         for row in content["annotations"]:
             owner = path_of_id.get(identity(row.get("image_id")))
@@ -85,6 +87,8 @@ class CocoFile:
                 what = (f"has the image_id {short(row.get('image_id'))}, which no image of the file has; the row is "
                         "left out")
                 self.findings.append(Finding(self._place(row), what, dropped=True))
+        self._refuse_joined()
+        self.findings += self._same_ids(content["annotations"])
 
     def _paths_of_ids(self) -> dict[_Id | None, str]:
         """The path of each image id."""
@@ -96,6 +100,31 @@ class CocoFile:
                     raise DatasetError(f"{self.file}: {found[own_id]} and {path} have the same id "
                                        f"{short(image['id'])}; give each image its own id")
         return found
+
+    def _refuse_joined(self) -> None:
+        """Refuse a picture that several images with annotations name, as two merged videos whose frames have the same
+        names: all their boxes would be on one of the pictures."""
+        for path, images in self._images.items():
+            if len(images) == 1:
+                continue
+            annotated = dict.fromkeys(identity(row.get("image_id")) for row in self._rows[path])
+            if len(annotated) > 1:
+                first, second = list(annotated)[:2]
+                raise DatasetError(f"{self.file}: the images with the ids {short(first)} and {short(second)} have the "
+                                   f"same file_name, {images[0]['file_name']}, and annotations each; give each picture "
+                                   "a file_name of its own, or the annotations of one picture the same image_id")
+
+    def _same_ids(self, rows: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+        """A finding about different annotations with the same id, as of files that were merged."""
+        first_of_id: dict[_Id, dict[str, Any]] = {}
+        again = []
+        for row in rows:
+            own_id = identity(row.get("id"))
+            if own_id is not None and first_of_id.setdefault(own_id, row) != row:
+                again.append(row)
+        if again:
+            yield Finding(self._place(again[0]), f"is the first of {len(again)} annotations with the id of another "
+                          "one; each is read as one of its own (pycocotools reads only the last one of an id)", False)
 
     def part(self, paths: list[str]) -> CocoFile:
         """The same file with a subset of its images."""
@@ -120,9 +149,11 @@ class CocoFile:
             if stated:
                 raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
                                                   f"{stated}")
-        single, crowded = [], []
+        single, crowded, deleted = [], [], []
         for row in self._rows[path]:
-            if truth(row.get("iscrowd")):
+            if _is_marked(row, "deleted"):
+                deleted.append(row)
+            elif truth(row.get("iscrowd")):
                 crowded.append(row)
             else:  # also a value that is neither: `_row` reports it
                 single.append(row)
@@ -132,6 +163,7 @@ class CocoFile:
         areas = np.array([row.area for row in rows])
         regions = np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6)
         remarks = [Remark(Kind("crowd", "COCO"), self._place(row)) for row in crowded]
+        remarks += [Remark(Kind("deleted", "COCO"), self._place(row)) for row in deleted]
         return labels._replace(areas=areas, crowds=regions, remarks=combine([*labels.remarks, *remarks]))
 
     def _row(self, row: dict[str, Any], size: tuple[int, int]) -> LabelRow:
@@ -140,6 +172,7 @@ class CocoFile:
         if category is None or category not in self._classes:
             raise UnreadableLabelsError(place, f"has the category_id {short(row.get('category_id'))}, which the file's "
                                                "categories do not list")
+        self._refuse_contradiction(row, category, place)
         if truth(row.get("iscrowd")) is None:
             raise UnreadableLabelsError(place, f"has the iscrowd {short(row.get('iscrowd'))}, which is neither 0 nor 1")
         mode = row.get("bbox_mode")
@@ -157,19 +190,42 @@ class CocoFile:
             remarks.add(Kind("one reading", "COCO"))
         return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(sorted(remarks)))
 
+    def _refuse_contradiction(self, row: dict[str, Any], category: _Id, place: str) -> None:
+        """Refuse an annotation whose ids name another category or image than its own `category_name` and `file_name`,
+        which some tools repeat there."""
+        name, of_id = row.get("category_name"), self._category_names[category]
+        if isinstance(name, str) and folded(name) != folded(str(of_id)):
+            raise UnreadableLabelsError(place, f"has the category_name {short(name)}, but its category_id "
+                                               f"{short(row['category_id'])} is {short(of_id)}; correct one of them")
+        file_name = row.get("file_name")
+        if not isinstance(file_name, str) or not file_name.strip():
+            return
+        of_id = self._file_names[identity(row.get("image_id"))]
+        if not _same_file(file_name, of_id):
+            raise UnreadableLabelsError(place, f"has the file_name {short(file_name)}, but its image_id "
+                                               f"{short(row['image_id'])} is {short(of_id)}; correct one of them")
+
     def _place(self, row: dict[str, Any]) -> str:
         return f"{self.file}: annotation {str(row.get('id'))[:80]}"
 
 
 def _unused_marks(row: Mapping[str, Any]) -> Iterator[Kind]:
     """Remarks about what an annotation says and nothing here reads: that it is to be ignored, and a turned box."""
-    attributes = row.get("attributes")
-    marks: list[Mapping[str, Any]] = [row, attributes] if isinstance(attributes, dict) else [row]
-    if any(truth(each.get(name)) for each in marks for name in ("ignore", "difficult", "deleted")):
+    if _is_marked(row, "ignore", "difficult"):
         yield Kind("difficult", "COCO")
-    turns = [number(each.get(name)) for each in marks for name in ("rotation", "angle")]
+    turns = [number(each.get(name)) for each in _marks(row) for name in ("rotation", "angle")]
     if any(turn is not None and turn % 360 for turn in turns):
         yield Kind("rotation", "COCO")
+
+
+def _is_marked(row: Mapping[str, Any], *names: str) -> bool:
+    """Whether an annotation, or its attributes, have one of these flags set."""
+    return any(truth(each.get(name)) for each in _marks(row) for name in names)
+
+
+def _marks(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    attributes = row.get("attributes")
+    return [row, attributes] if isinstance(attributes, dict) else [row]
 
 
 class _Bbox(NamedTuple):
@@ -253,6 +309,15 @@ def _path_of(folder: Path, name: str) -> str:
     if "\\" in name and not os.path.isfile(path):
         return os.path.normpath(folder / name.replace("\\", "/"))
     return path
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Whether two names may be those of one file. Either may lack leading folders or the suffix."""
+    parts, others = (folded(name).replace("\\", "/").split("/") for name in (one, other))
+    common = min(len(parts), len(others)) - 1
+    last, other_last = parts[-1], others[-1]
+    same_last = last == other_last or last == os.path.splitext(other_last)[0] or os.path.splitext(last)[0] == other_last
+    return same_last and parts[-1 - common:-1] == others[-1 - common:-1]
 
 
 def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple[dict[_Id, int], list[Finding]]:

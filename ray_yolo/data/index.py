@@ -353,8 +353,7 @@ def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescriptio
         DatasetError: with the first such row.
     """
     number = len(index.names)
-    prefixes = tuple(f"has the class {spelled}, but" for spelled in (number, float(number)))
-    beyond = next((finding for finding in index.findings if finding.what.startswith(prefixes)), None)
+    beyond = next((finding for finding in index.findings if finding.unknown_class == number), None)
     if beyond and len(index.classes) and index.classes.min() > 0:
         raise DatasetError(f"{description.file}: the classes of the labels seem to count from 1: none is 0, and "
                            f"{beyond.where} has {number}; YOLO labels count from 0, so subtract 1 from each class")

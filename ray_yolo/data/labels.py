@@ -7,6 +7,7 @@ row is left out and reported; the other rows of the file are kept.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, compress
 from typing import NamedTuple, TypeVar
@@ -19,6 +20,8 @@ from ray_yolo.data.remarks import CLIPPED_PX, SPECK_PX, Format, Kind, Remark, co
 Item = TypeVar("Item")
 Box = tuple[float, float, float, float]  # xyxy in pixels
 NO_OUTLINE = np.zeros((0, 2), np.float32)
+_ROUNDED_PX = 0.5  # two boxes of one object that differ by no more were rounded differently, if this is also
+_ROUNDED = 0.02  # no more than this share of their extent
 _MIN_SIDE_PX = 2.0
 _MAX_ASPECT = 100.0
 _MIN_AREA_LEFT = 0.1
@@ -39,9 +42,9 @@ NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
 class UnreadableLabelsError(Exception):
     """A row or a whole file is unusable; `finding` has the place and the reason."""
 
-    def __init__(self, where: str, what: str) -> None:
+    def __init__(self, where: str, what: str, *, unknown_class: int | None = None) -> None:
         super().__init__(f"{where}: {what}")
-        self.finding = Finding(where, what, dropped=True)
+        self.finding = Finding(where, what, dropped=True, unknown_class=unknown_class)
 
 
 class LabelOptions(NamedTuple):
@@ -124,9 +127,9 @@ def labels_of(rows: Sequence[LabelRow], findings: Sequence[Finding], name: Forma
     return ImageLabels(Labels(classes, boxes, polygons), findings, remarks=remarks)
 
 
-def _remarks_on(rows: Iterable[LabelRow], name: Format) -> tuple[Remark, ...]:
+def _remarks_on(rows: Sequence[LabelRow], name: Format) -> tuple[Remark, ...]:
     """The remarks about usable rows of a file in one format."""
-    remarks = []
+    remarks = [Remark(Kind("near repeat", name), row.place) for row in _near_repeats(rows)]
     for row in rows:
         left, above, right, below = row.box
         kinds = [Kind("box", name)]
@@ -134,6 +137,35 @@ def _remarks_on(rows: Iterable[LabelRow], name: Format) -> tuple[Remark, ...]:
             kinds.append(Kind("speck", name))
         remarks += [Remark(kind, row.place) for kind in (*kinds, *row.remarks)]
     return combine(remarks)
+
+
+def _near_repeats(rows: Sequence[LabelRow]) -> list[LabelRow]:
+    """The rows whose box, and outline if both have one, is that of an earlier row of the same class but for rounding."""
+    by_left: dict[int, list[tuple[float, int]]] = defaultdict(list)  # (left side, number of the row) by class
+    for number, row in enumerate(rows):
+        by_left[row.kind].append((row.box[0], number))
+    repeats = set()
+    for boxes in by_left.values():
+        boxes.sort()
+        for place, (left, number) in enumerate(boxes):
+            for other_left, other in boxes[place + 1:]:
+                if other_left - left > _ROUNDED_PX:
+                    break
+                if _equal_but_for_rounding(rows[number], rows[other]):
+                    repeats.add(max(number, other))
+    return [rows[number] for number in sorted(repeats)]
+
+
+def _equal_but_for_rounding(one: LabelRow, other: LabelRow) -> bool:
+    left, above, right, below = one.box
+    across, down = min(_ROUNDED_PX, _ROUNDED * (right - left)), min(_ROUNDED_PX, _ROUNDED * (below - above))
+    limits = (across, down, across, down)
+    if any(abs(a - b) > limit for a, b, limit in zip(one.box, other.box, limits, strict=True)):
+        return False
+    if not len(one.outline) or not len(other.outline):
+        return True
+    is_same_form = len(one.outline) == len(other.outline)
+    return is_same_form and bool((np.abs(one.outline - other.outline) <= (across, down)).all())
 
 
 def cut_box(box: Box, size: tuple[int, int]) -> Box:

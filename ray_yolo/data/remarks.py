@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 
     what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
                   "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation",
-                  "ignored", "one reading", "triangle"]
+                  "ignored", "one reading", "triangle", "deleted", "near repeat"]
     # one reading: the box fits into its image only as its format reads the first two numbers, centre or corner
     detail: str = ""  # the format, the number of columns, or the kind of file that is read
 
@@ -117,8 +117,14 @@ def _single(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
         remark = by_kind.get(kind)
         if remark:
             yield Finding(remark.place, text.format(remark.times), False)
+    for name in ("YOLO", "VOC", "COCO"):
+        remark = by_kind.get(Kind("near repeat", name))
+        if remark:
+            yield Finding(remark.place, _NEAR_REPEAT.format(remark.times), False)
 
 
+_NEAR_REPEAT = ("is the first of {} boxes that equal another box of their class and image but for rounding; each is "
+                "trained on (remove one if both are one object)")
 _SINGLE: dict[Kind, str] = {
     Kind("counted from 0", "VOC"):
         "is the first of {} boxes with xmin or ymin below 1, so its tool counts pixels from 0; VOC counts from 1, and "
@@ -139,13 +145,17 @@ _SINGLE: dict[Kind, str] = {
         "is the first of {} annotations marked iscrowd; crowds are not trained on (some tools mark single objects so, "
         "as CVAT does with masks: then set iscrowd to 0)",
     Kind("difficult", "COCO"):
-        "is the first of {} annotations marked ignore, difficult or deleted; they are trained on like others",
+        "is the first of {} annotations marked ignore or difficult; they are trained on like others",
+    Kind("deleted", "COCO"):
+        "is the first of {} annotations marked deleted; they are left out",
+    Kind("deleted", "VOC"):
+        "is the first of {} objects marked deleted; they are left out",
     Kind("rotation", "COCO"):
         "is the first of {} boxes with a rotation, which is not used: the upright box of its bbox is read",
     Kind("rotation", "VOC"):
         "is the first of {} objects with a rotation, which is not used: the upright box of their bndbox is read",
     Kind("ignored", "VOC"):
-        "is the first of {} objects marked ignore or deleted; they are trained on like others",
+        "is the first of {} objects marked ignore; they are trained on like others",
     Kind("area", "COCO"):
         "is the first of {} annotations whose area is larger than their bbox; `val --coco` uses the area",
     Kind("bad outline", "COCO"):

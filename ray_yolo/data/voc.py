@@ -108,7 +108,9 @@ def parse_voc(content: bytes, size: tuple[int, int], rules: LabelRules, where: s
     kept: list[_Object] = []
     remarks: list[Remark] = []
     for item in annotation.objects:
-        if truth(item.texts.get("difficult")) and not rules.options.keep_difficult:
+        if truth(item.marks.get("deleted")):  # LabelMe keeps the objects that its user has deleted
+            remarks.append(Remark(Kind("deleted", "VOC"), item.place))
+        elif truth(item.texts.get("difficult")) and not rules.options.keep_difficult:
             remarks.append(Remark(Kind("difficult", "VOC"), item.place))
         else:
             kept.append(item)
@@ -122,7 +124,7 @@ def parse_voc(content: bytes, size: tuple[int, int], rules: LabelRules, where: s
 
 def _unused_marks(item: _Object) -> Iterator[Kind]:
     """Remarks about what an object says and nothing here reads: that it is to be ignored, and a turned box."""
-    if truth(item.marks.get("ignore")) or truth(item.marks.get("deleted")):
+    if truth(item.marks.get("ignore")):
         yield Kind("ignored", "VOC")
     turns = [number(item.marks.get("angle"))]
     for attribute in item.attributes:

@@ -28,7 +28,7 @@ from ray_yolo.data.values import decode_text
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding errors of exporters and are clipped
 _BOX_SLACK = 0.01  # a box may reach this far out of its image
 _SAME = 0.005  # shares this close are equal: labelling tools round to three decimals
-_BETWEEN_COMMAS = re.compile(r"\s*[,;]\s*")
+_DECIMAL_COMMA = re.compile(r"\d,\d")
 
 
 def label_path(image_path: str) -> str:
@@ -82,10 +82,11 @@ def _row(line: str, size: tuple[int, int], rules: LabelRules, place: str) -> Lab
 def _numbers(line: str, words: Sequence[str], place: str) -> list[float]:
     """The numbers of a row, five or more."""
     if "," in line or ";" in line:
-        if len(words) >= 5:
+        if ";" not in line and len(words) >= 5 and _DECIMAL_COMMA.search(line):
             raise UnreadableLabelsError(place, "has numbers with a comma; write 0.5, not 0,5")
-        columns = len(_BETWEEN_COMMAS.split(line.strip()))
-        raise UnreadableLabelsError(place, f"has {columns} columns between commas; YOLO separates columns by blanks")
+        marks = "semicolons" if ";" in line else "commas"
+        columns = len(line.split(";" if marks == "semicolons" else ","))
+        raise UnreadableLabelsError(place, f"has {columns} columns between {marks}; YOLO separates columns by blanks")
     if len(words) < 5:
         raise UnreadableLabelsError(place, _wrong_columns(len(words)))
     try:
@@ -204,7 +205,8 @@ def _class(word: str, kind: float, rules: LabelRules, place: str) -> int:
         raise UnreadableLabelsError(place, f"has the class {word[:20]}, which is not a whole number")
     if not 0 <= kind < num_classes:
         raise UnreadableLabelsError(place, f"has the class {word[:20]}, but the data set names {num_classes} "
-                                           f"classes (0-{num_classes - 1}); correct it or add the name")
+                                           f"classes (0-{num_classes - 1}); correct it or add the name",
+                                    unknown_class=int(kind))
     return int(kind)
 
 

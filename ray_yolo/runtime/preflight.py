@@ -107,7 +107,8 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         DatasetError: if the data set cannot be read as described, or has nothing to train on.
     """
     description, train, val = read_splits(recipe)
-    refuse_count_from_one(train, description)
+    for index in (train, val):
+        refuse_count_from_one(index, description)
     check_classes(recipe.classes, train.names)
     train, val = select_part(recipe, train, val)
     if not recipe.allow_empty:

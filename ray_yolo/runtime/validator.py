@@ -26,7 +26,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore, room_in_shared_memory
-from ray_yolo.data.index import only_classes, read_index, require_boxes, survey, with_single_class
+from ray_yolo.data.index import only_classes, read_index, refuse_count_from_one, require_boxes, survey, with_single_class
 from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import WorkerContext, val_loader
@@ -187,6 +187,7 @@ def check(config: ValConfig) -> Checked:
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
     index = read_index(description, config.split, options=options)
+    refuse_count_from_one(index, description)
     index = replace(index, findings=(*description.findings, *index.findings),
                     pixel_range={**index.pixel_range, **trained.pixel_range})
     check_classes(config.classes, index.names)
