@@ -4,12 +4,14 @@ in YOLO text files. Numbers count by their value, in whatever JSON type they are
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import pairwise
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ from ray_yolo.data.labels import (
 )
 from ray_yolo.data.other_files import resolve_names
 from ray_yolo.data.remarks import CLIPPED_PX, Kind, Remark, combine
+from ray_yolo.data.sources import walk
 from ray_yolo.data.values import find_class, folded, identity, number, size_conflict, truth
 
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
@@ -49,7 +52,8 @@ class CocoFile:
     Categories map to the description's classes by name. If none of the names matches, they map in the order of their
     ids, with a finding. A category without annotations (Roboflow's supercategory) may be unknown. Images are in
     `folder`, by default in one of the usual ones. `findings` has the annotations of unknown images, which are left out.
-    `respelled` has the path of each image whose `file_name` is spelled otherwise.
+    `respelled` has the path of each image whose `file_name` is spelled otherwise; `counts_from_0` whether an annotation
+    has the id 0.
 
     Raises:
         DatasetError: if the file is not a COCO annotation file, or its categories do not match the description.
@@ -71,7 +75,8 @@ class CocoFile:
             self._images[path_of_name[name]].append(image)
         self.paths = list(self._images)  # every listed image, whether or not it exists on disk
         path_of_id = self._paths_of_ids()
-        self._file_names = {_id(image, file): name for name, image in zip(file_names, content["images"], strict=True)}
+        names_and_images = zip(file_names, content["images"], strict=True)
+        self._file_names: dict[_Id | None, str] = {_id(image, file): name for name, image in names_and_images}
         for path, images in self._images.items():
             if len(images) > 1:
                 what = f"is listed {len(images)} times by {file.name}; its annotations are joined"
@@ -89,6 +94,7 @@ class CocoFile:
                 self.findings.append(Finding(self._place(row), what, dropped=True))
         self._refuse_joined()
         self.findings += self._same_ids(content["annotations"])
+        self.counts_from_0 = any(identity(row.get("id")) == 0 for row in content["annotations"])
 
     def _paths_of_ids(self) -> dict[_Id | None, str]:
         """The path of each image id."""
@@ -421,13 +427,43 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     for base in (file.parent, file.parent.parent, root):
         folders += [base / "images" / split, base / split, base / "images", base]
     first_names = file_names[:100]  # some files of a partial copy may be missing
-    for folder in folders:
-        if any(os.path.isfile(_path_of(folder, name)) for name in first_names):
-            return folder
+    folders = list(dict.fromkeys(folders))
+    holding = [folder for folder in folders if any(os.path.isfile(_path_of(folder, name)) for name in first_names)]
+    if holding:
+        _refuse_other_pictures(holding, first_names, file)
+        return holding[0]
     for folder in folders:  # in another spelling
         if resolve_names(str(folder), {name: _path_of(folder, name) for name in first_names}):
             return folder
-    raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
+    raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, folders))}"
+                       f"{_elsewhere(root, first_names, file)}")
+
+
+def _refuse_other_pictures(folders: Sequence[Path], names: Sequence[str], file: Path) -> None:
+    """Refuse names that are different pictures in the usual folders: one of them has the labels of the other."""
+    for name in names:
+        paths = [path for path in (_path_of(folder, name) for folder in folders) if os.path.isfile(path)]
+        for first, other in pairwise(paths):
+            if not os.path.samefile(first, other) and not filecmp.cmp(first, other, shallow=False):
+                raise DatasetError(f"{file}: its image {name} may be {first} or {other}, which are different pictures; "
+                                   f"say which folder is meant: `{{annotations: {file.name}, images: FOLDER}}`")
+
+
+def _elsewhere(root: Path, names: Sequence[str], file: Path) -> str:
+    """Where below the data set's root the first of some images that is there lies; '' if none is."""
+    wanted = {os.path.basename(name.replace("\\", "/")) for name in names}
+    places = defaultdict[str, list[str]](list)
+    for folder, files in walk(str(root)):
+        for name in wanted.intersection(files):
+            places[name].append(folder)
+    if not places:
+        return ""
+    name = next((name for name, folders in places.items() if len(folders) > 1), next(iter(places)))
+    found = places[name]
+    if len(found) > 1:
+        return (f"; {name} is in {' and in '.join(sorted(found)[:3])}: a file_name needs the folder of its picture, "
+                f"such as {os.path.basename(found[0])}/{name}")
+    return f"; {name} is in {found[0]}: write `{{annotations: {file.name}, images: {found[0]}}}`"
 
 
 def _bbox(row: dict[str, Any], place: str) -> _Bbox:

@@ -236,7 +236,8 @@ def inspect_image(path: str | bytes) -> ImageFacts:
         return _facts(_read_values(content), frames=1)
     height, width = header.size
     if height * width > MAX_PIXELS:
-        raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
+        raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded; "
+                                   "cut it into tiles")
     _check_sides(height, width)
     if header.complete:
         return ImageFacts(header.size, notes=_frame_notes(header.frames))
@@ -331,7 +332,8 @@ def _header(content: bytes) -> _Header | None:
                 return _Header((height, width), complete, frames)
             turned = _orientation(file) in _TURNED
     except Image.DecompressionBombError:
-        raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
+        raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded; cut it into "
+                                   "tiles") from None
     except _DAMAGE as error:
         head = content[:_HEAD]
         if head.startswith(_OPENCV_ONLY):

@@ -16,6 +16,7 @@ from ray_yolo.core.structures import Finding, OtherFiles
 from ray_yolo.data import voc
 from ray_yolo.data.class_files import compare_class_files
 from ray_yolo.data.coco import CocoFile
+from ray_yolo.data.dataset_hints import explain_source
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
 from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
@@ -59,6 +60,8 @@ class LabelSources:
                     self._add_coco(CocoFile(file, description.root, description.names,
                                             Path(folder) if folder else None))
                 continue
+            if os.path.isfile(source) and (wrong_kind := explain_source(Path(source))):
+                raise DatasetError(f"{description.file}: {split}: {source} {wrong_kind}")
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
             found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
@@ -122,6 +125,11 @@ class LabelSources:
             return [label_path(path), self._matched[path]]
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
+
+    @property
+    def counted_from_0(self) -> str:
+        """A COCO file with an annotation of the id 0; '' if there is none."""
+        return next((str(file.file) for file in self._coco.values() if file.counts_from_0), "")
 
     def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
         """A COCO file's ids of an image and its classes. For other images, as in YOLOv5, the stem (as an integer if it

@@ -140,7 +140,7 @@ def _remarks_on(rows: Sequence[LabelRow], name: Format) -> tuple[Remark, ...]:
 
 
 def _near_repeats(rows: Sequence[LabelRow]) -> list[LabelRow]:
-    """The rows whose box, and outline if both have one, is that of an earlier row of the same class but for rounding."""
+    """The rows whose box, and outline if both have one, is that of an earlier row of their class but for rounding."""
     by_left: dict[int, list[tuple[float, int]]] = defaultdict(list)  # (left side, number of the row) by class
     for number, row in enumerate(rows):
         by_left[row.kind].append((row.box[0], number))

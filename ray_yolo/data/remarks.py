@@ -21,9 +21,9 @@ CLIPPED_PX = 1.0  # a box that reaches this far out of its image was clipped; le
 class Kind(NamedTuple):
     """What a remark is about."""
 
-    what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
-                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation",
-                  "ignored", "one reading", "triangle", "deleted", "near repeat"]
+    about: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
+                   "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation",
+                   "ignored", "one reading", "triangle", "deleted", "near repeat"]
     # one reading: the box fits into its image only as its format reads the first two numbers, centre or corner
     detail: str = ""  # the format, the number of columns, or the kind of file that is read
 
@@ -48,7 +48,7 @@ def combine(remarks: Iterable[Remark]) -> tuple[Remark, ...]:
 
 def count_of(remarks: Iterable[Remark], what: str) -> int:
     """The number of reasons of one kind, in all formats."""
-    return sum(times for kind, _, times in remarks if kind.what == what)
+    return sum(times for kind, _, times in remarks if kind.about == what)
 
 
 def conclude(remarks: Sequence[Remark]) -> list[Finding]:
@@ -169,7 +169,7 @@ _SINGLE: dict[Kind, str] = {
 def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
     """A finding about rows that may be a box and more numbers, such as keypoints. Outlines differ in their number of
     points, keypoints do not: most rows have the same length then."""
-    lengths = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
+    lengths = [remark for kind, remark in by_kind.items() if kind.about == "outline"]
     if not lengths:
         return
     rows = max(lengths, key=lambda remark: remark.times)

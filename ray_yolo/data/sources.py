@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -34,6 +34,7 @@ from ray_yolo.data.images import (
 )
 from ray_yolo.data.notes import counted
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels
+from ray_yolo.data.values import decode_text
 
 VIDEO_SUFFIXES = frozenset({".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
                             ".mts", ".ts", ".webm", ".wmv"})
@@ -42,6 +43,7 @@ _ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same by
 USUAL_RATE = 30.0  # frames per second of a video without a rate
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
+_QUOTED = re.compile(r"""(["'])(.+)\1,?""")
 _log = logging.getLogger(__name__)
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
@@ -92,7 +94,10 @@ def find_media(source: str) -> list[Media]:
         files = files_of(source)
     except DatasetError as error:
         raise InputError(f"source: {error}") from None
-    paths = sorted({os.path.abspath(path) for path in files if suffix(path) in kinds and os.path.isfile(path)})
+    if not files and not os.path.exists(source):
+        what = "no file matches this pattern" if glob.has_magic(source) else "no such file or folder"
+        raise InputError(f"source: {source}: {what}")
+    paths = sorted({os.path.abspath(path) for path in files if suffix(path) in kinds and _is_file_or_broken(path)})
     unread = sorted(path for path in files if suffix(path) in UNREAD_SUFFIXES)
     note = f"{counted(unread, 'picture')} in formats that are not read; use JPEG or PNG" if unread else ""
     if not paths:
@@ -104,6 +109,11 @@ def find_media(source: str) -> list[Media]:
     names = [os.path.relpath(path, root) for path in paths]
     stems = unique_stems(names)
     return [Media(path, name, stem) for path, name, stem in zip(paths, names, stems, strict=True)]
+
+
+def _is_file_or_broken(path: str) -> bool:
+    """Whether a path is a file, or a link to none: its frame has the error then."""
+    return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
 def unique_stems(names: list[str]) -> list[str]:
@@ -185,12 +195,17 @@ def _refuse(error: OSError) -> None:  # silently missing data would degrade the 
 
 
 def _listed(file: Path, root: Path | None) -> list[str]:
+    """The files that the lines of a list name, in order."""
     try:
         if not os.path.isfile(file):  # reading a pipe or a device may block forever
             raise FileNotFoundError
-        lines = file.read_text("utf-8-sig").split("\n")  # other line ends may be part of a name
+        text = decode_text(file.read_bytes())
     except (UnicodeDecodeError, OSError):
         raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # other line ends may be part of a name
+    pictures = _folder_of_stems(file)
+    if pictures is not None:
+        return _files_of_stems(file, lines, pictures)
     paths = []
     folders = (file.parent, root or file.parent)
     dropped: str | None = None  # leading folders that this machine does not have
@@ -198,20 +213,60 @@ def _listed(file: Path, root: Path | None) -> list[str]:
         entry = line.strip()
         if not entry:
             continue
-        with_slashes = entry.replace("\\", "/")  # a list of Windows has backslashes
+        plain = _unquoted(entry).replace("\\", "/")  # a list of Windows has backslashes
         candidates = []
-        for spelling in dict.fromkeys((entry, with_slashes)):
+        for spelling in dict.fromkeys((entry, _unquoted(entry), plain)):
             candidates += [os.path.normpath(folder / spelling) for folder in folders]
         path = _first_file(candidates)
         if path is None:
-            prefix, path = _without_leading_folders(with_slashes, folders, dropped)
+            prefix, path = _without_leading_folders(plain, folders, dropped)
             if path is None:
+                hint = "" if suffix(plain) else "; a line is the path of an image, with its suffix"
                 raise DatasetError(f"{file}:{number}: there is no file {entry!r}; looked for "
-                                   f"{' and '.join(dict.fromkeys(candidates))}")
+                                   f"{' and '.join(dict.fromkeys(candidates))}{hint}")
             dropped = prefix
         paths.append(path)
     if dropped is not None:
         _log.warning("%s: its images were found without the leading %s of their paths", file, dropped)
+    return paths
+
+
+def _unquoted(entry: str) -> str:
+    """A line without the quotes, and the comma after them, that some programs write."""
+    match = _QUOTED.fullmatch(entry)
+    return match[2] if match else entry
+
+
+def _folder_of_stems(file: Path) -> Path | None:
+    """The folder of the pictures whose names without suffix a list of Pascal VOC has: `JPEGImages` for a file in
+    `ImageSets`; None for another list."""
+    for folder in file.absolute().parents[:2]:
+        pictures = folder.parent / "JPEGImages"
+        if folder.name.lower() == "imagesets" and pictures.is_dir():
+            return pictures
+    return None
+
+
+def _files_of_stems(file: Path, lines: Sequence[str], folder: Path) -> list[str]:
+    """The pictures of a list in Pascal VOC's `ImageSets`."""
+    names = defaultdict[str, list[str]](list)
+    for name in sorted(os.listdir(folder)):
+        if suffix(name) in SUFFIXES:
+            names[name].append(name)
+            names[os.path.splitext(name)[0]].append(name)
+    paths = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            continue
+        found = names.get(line.strip(), [])
+        if not found and len(words) == 2 and words[1] in ("1", "-1", "0") and words[0] in names:
+            raise DatasetError(f"{file}:{number}: {line.strip()!r} says whether a picture has objects of one class; "
+                               "use the list of all pictures, such as train.txt")
+        if len(found) != 1:
+            what = f"may be {' or '.join(found)}" if found else "is no picture"
+            raise DatasetError(f"{file}:{number}: {line.strip()!r} {what} in {folder}")
+        paths.append(str(folder / found[0]))
     return paths
 
 

@@ -26,7 +26,15 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore, room_in_shared_memory
-from ray_yolo.data.index import only_classes, read_index, refuse_count_from_one, require_boxes, survey, with_single_class
+from ray_yolo.data.index import (
+    only_classes,
+    read_index,
+    refuse_count_from_one,
+    require_boxes,
+    survey,
+    with_single_class,
+)
+from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.labels import LabelOptions
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import WorkerContext, val_loader
@@ -56,6 +64,9 @@ from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.pictures import Failed, draw_detections
 from ray_yolo.sinks.report import class_table, dataset_table
 from ray_yolo.sinks.run_logger import write_findings
+
+_ID_0 = ("{} has an annotation with the id 0: here it counts like any other, but pycocotools takes a detection of it "
+         "for a false one, because there 0 marks a detection without an object; count ids from 1 to compare both")
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,7 @@ class Checked(NamedTuple):
     trained: Trained  # its classes are those of the data set
     ids: Sequence[CocoIds]  # of the images, for `save_json`; else empty
     labels: AnnotationIndex
-    note: str  # on the classes; '' if data set and weights name the same
+    note: str  # on the classes, if data set and weights do not name the same, and on ids; '' for neither
 
 
 def check(config: ValConfig) -> Checked:
@@ -202,8 +213,13 @@ def check(config: ValConfig) -> Checked:
         index = with_single_class(index)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
-    ids = coco_ids(index, description, config.split) if config.save_json else []
     trained, note = _with_classes_of(trained, decided, index.names)
+    ids: Sequence[CocoIds] = []
+    if config.coco or config.save_json:
+        sources = LabelSources(description, config.split)
+        ids = coco_ids(index, sources) if config.save_json else []
+        if sources.counted_from_0:
+            note += "\n" * bool(note) + _ID_0.format(sources.counted_from_0)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)  # refuses a GPU that is not there
     if taken:

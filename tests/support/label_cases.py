@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -950,6 +950,51 @@ def coco_cases() -> Iterator[Case]:
     )
 
 
+# The files of a split
+
+
+def listed(what: str, content: str | bytes, *, file: str = "list.txt", refused: str = "") -> Case:
+    """A list of a.png and b.png, in the form of VOC: `JPEGImages` and `Annotations`."""
+    files = {"Annotations/a.xml": xml(item()), file: content}
+    return Case("voc", what, files, yaml={"train": file, "val": file}, refused=refused)
+
+
+def source_cases() -> Iterator[Case]:
+    paths = "JPEGImages/a.png\nJPEGImages/b.png\n"
+    yield listed("a list", paths)
+    yield listed("a list in UTF-16", paths.encode("utf-16"))
+    yield listed("a list with a mark and Windows' line ends", ("\ufeff" + paths.replace("\n", "\r\n")).encode())
+    yield listed("a list with quotes", '"JPEGImages/a.png"\n\'JPEGImages\\b.png\',\n')
+    yield listed("a list without suffixes", "JPEGImages/a\n",
+                 refused=r"list\.txt:1: there is no file 'JPEGImages/a'.*; a line is the path of an image, with its s")
+    main = "ImageSets/Main/train.txt"
+    yield listed("VOC's list of stems", "a\nb\n", file=main)
+    yield listed("VOC's list of names", "a.png\nb.png\n", file=main)
+    yield listed("VOC's list of stems with another one", "a\nc\n", file=main,
+                 refused=r"train\.txt:2: 'c' is no picture in .*JPEGImages")
+    yield listed("VOC's list of one class", "a  1\nb -1\n", file="ImageSets/Main/square_train.txt",
+                 refused=r"square_train\.txt:1: 'a  1' says whether a picture has objects of one class; use the list")
+    for suffix in ("csv", "parquet", "tsv", "jsonl"):
+        yield listed(f"a table, .{suffix}", "JPEGImages/a.png,1", file=f"labels.{suffix}",
+                     refused=rf"train: .*labels\.{suffix} is a table, which is not read; export YOLO, COCO or Pasc")
+    yield listed("records", b"\0", file="train.tfrecord", refused="has records of images, which are not read; unpack")
+    yield listed("an annotation for a split", xml(), file="a.xml", refused="is a XML file; a split is a folder of im")
+    flat = [{**IMAGES[0], "file_name": "c.png"}, IMAGES[1]]
+
+    def below(what: str, files: dict[str, bytes], refused: str = "", **rest: Any) -> Case:
+        case = coco(what, [annotation()], refused=refused, **rest)
+        return replace(case, files={**case.files, **files})
+
+    yield below("one name in two folders, different pictures", {"images/a.png": picture(turned=True)},
+                r"its image a\.png may be .*images/a\.png or .*/a\.png, which are different pictures")
+    yield below("one name in two folders, the same picture", {"images/a.png": picture(), "images/b.png": picture()})
+    yield below("a flat name of pictures in two folders", {"cam1/c.png": picture(), "cam2/c.png": picture()},
+                r"none of its images is in .*; c\.png is in .*cam1 and in .*cam2: a file_name needs the folder",
+                images=flat[:1])
+    yield below("a picture in another folder", {"cam1/c.png": picture()},
+                r"; c\.png is in .*cam1: write `\{annotations: instances\.json, images: .*cam1\}`", images=flat[:1])
+
+
 # Situations of public trackers: the address, and what the tool's file says
 
 
@@ -1024,4 +1069,4 @@ def tracker_cases() -> Iterator[Case]:
     )
 
 
-CASES = (*yolo_cases(), *voc_cases(), *coco_cases(), *tracker_cases())
+CASES = (*yolo_cases(), *voc_cases(), *coco_cases(), *source_cases(), *tracker_cases())
