@@ -22,7 +22,7 @@ from ray_yolo.core.files import is_broken_link
 from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
+from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import (
     DAMAGED_SHARE,
@@ -33,19 +33,13 @@ from ray_yolo.data.images import (
     has_too_many,
     inspect_image,
 )
-from ray_yolo.data.label_files import LabelSources
-from ray_yolo.data.labels import (
-    DEFAULT_OPTIONS,
-    NO_LABELS,
-    ImageLabels,
-    LabelOptions,
-    UnreadableLabelsError,
-    box_areas,
-)
-from ray_yolo.data.notes import notes, unused_notes
-from ray_yolo.data.pixels import join_values, range_of
-from ray_yolo.data.remarks import SPECK_PX, combine, conclude, count_of
-from ray_yolo.data.twins import find_twins
+from ray_yolo.data.pixels import as_read, join_values, range_of
+from ray_yolo.labels.description import DatasetDescription
+from ray_yolo.labels.label_files import LabelSources
+from ray_yolo.labels.notes import notes, unused_notes
+from ray_yolo.labels.remarks import SPECK_PX, combine, conclude, count_of
+from ray_yolo.labels.rows import DEFAULT_OPTIONS, NO_LABELS, ImageLabels, LabelOptions, UnreadableLabelsError, box_areas
+from ray_yolo.labels.twins import find_twins
 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images per task of a reader
@@ -325,7 +319,11 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         unread=len(index.other_files.images),
         twins=len(index.twins),
         pictures=index.pictures,
-        notes=notes(index))
+        notes=_notes(index))
+
+
+def _notes(index: AnnotationIndex) -> tuple[str, ...]:
+    return notes(index, [as_read(values, index.pixel_range) for values in index.pixel_values])
 
 
 def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:
@@ -340,7 +338,7 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
     if not dropped and index.findings:  # they may say why: all objects are marked as crowds or as difficult
         reasons = f"; {listed(index.findings[:2])}"
-    others = "".join(f"; {note}" for note in notes(index))
+    others = "".join(f"; {note}" for note in _notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
                        f"{first_paths(index.looked_for)}{reasons}{others}; correct the paths, or add --allow-empty if "
                        "this is intended")

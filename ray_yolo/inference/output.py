@@ -29,10 +29,10 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
 from ray_yolo.inference.results import Boxes, Results, label_rows
+from ray_yolo.labels.label_files import LabelSources
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

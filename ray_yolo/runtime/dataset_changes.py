@@ -14,7 +14,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_cell
 from ray_yolo.core.redact import printable
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.data.versions import KINDS, Image, ImageChange, compare_versions, count_boxes, images_of
+from ray_yolo.labels.versions import KINDS, Image, ImageChange, compare_versions, count_boxes, images_of
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish

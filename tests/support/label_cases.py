@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe
+from ray_yolo.labels.description import DatasetDescription, describe
 from tests.support.pictures import smooth_picture
 
 NAMES = ("circle", "square", "triangle")

@@ -24,11 +24,11 @@ from ray_yolo.config.settings import config_fields
 from ray_yolo.core.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.core.events import EpochEvent
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.data.label_files import LabelSources
 from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
 from ray_yolo.inference.output import coco_ids, coco_results
+from ray_yolo.labels.description import describe
+from ray_yolo.labels.label_files import LabelSources
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
@@ -242,7 +242,7 @@ def test_results_for_coco_have_the_ids_of_the_file(tmp_path: Path) -> None:
     assert evaluation.stats[0] > 0.2
 
 
-def test_an_annotation_with_the_id_0_is_told(trained: Path, tmp_path: Path) -> None:
+def test_an_annotation_with_the_id_0_is_reported(trained: Path, tmp_path: Path) -> None:
     """pycocotools takes a detection of it for a false one, so its numbers are lower than with ids from 1."""
     file = coco_file(tmp_path, 0)
     description = describe({"val": "instances_val.json", "names": ["cat", "dog"]}, tmp_path / "data.yaml")

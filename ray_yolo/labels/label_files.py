@@ -13,19 +13,17 @@ from typing import Literal
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.files import read_patiently
 from ray_yolo.core.structures import Finding, OtherFiles
-from ray_yolo.data import voc
-from ray_yolo.data.class_files import compare_class_files
-from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.dataset_hints import explain_source
-from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
-from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
-from ray_yolo.data.notes import counted
-from ray_yolo.data.other_files import find_other_files
-from ray_yolo.data.remarks import Kind, Remark
-from ray_yolo.data.remote import unread_pictures
-from ray_yolo.data.sources import files_of, suffix
-from ray_yolo.data.yolo_txt import label_path, parse_labels
+from ray_yolo.labels import voc
+from ray_yolo.labels.class_files import compare_class_files
+from ray_yolo.labels.coco import CocoFile
+from ray_yolo.labels.dataset_hints import explain_source
+from ray_yolo.labels.description import DatasetDescription
+from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, files_of, suffix
+from ray_yolo.labels.notes import counted
+from ray_yolo.labels.other_files import find_other_files
+from ray_yolo.labels.remarks import Kind, Remark
+from ray_yolo.labels.rows import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
+from ray_yolo.labels.yolo_txt import label_path, parse_labels
 
 MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: more than any image has
 
@@ -68,8 +66,7 @@ class LabelSources:
             if os.path.isdir(source):
                 roots.append(os.path.normpath(source))
                 unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
-                if description.snapshot:  # in the store, but not downloaded
-                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
+                unread += [path for path in description.not_fetched if path.startswith(f"{source}/")]
             if is_list and options.keep_repeats and split == "train":
                 images |= found  # the larger count, if two sources have an image
                 continue

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe
 from ray_yolo.data.index import read_index, with_single_class
-from ray_yolo.data.yolo_txt import label_path
+from ray_yolo.labels.description import DatasetDescription, describe
+from ray_yolo.labels.yolo_txt import label_path
 from tests.support.pictures import write_dataset
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]

@@ -20,8 +20,11 @@ import numpy as np
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.exports import ADVICE, tool_of
-from ray_yolo.data.labels import (
+from ray_yolo.labels.exports import ADVICE, tool_of
+from ray_yolo.labels.files import walk
+from ray_yolo.labels.other_files import resolve_names
+from ray_yolo.labels.remarks import CLIPPED_PX, Kind, Remark, combine
+from ray_yolo.labels.rows import (
     NO_OUTLINE,
     Box,
     ImageLabels,
@@ -33,10 +36,7 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
-from ray_yolo.data.other_files import resolve_names
-from ray_yolo.data.remarks import CLIPPED_PX, Kind, Remark, combine
-from ray_yolo.data.sources import walk
-from ray_yolo.data.values import find_class, folded, identity, number, size_conflict, truth
+from ray_yolo.labels.values import find_class, folded, identity, number, size_conflict, truth
 
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
 _TOLERANCE = 0.1  # this share of the side, whichever is more

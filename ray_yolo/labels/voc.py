@@ -10,7 +10,8 @@ from reprlib import repr as short
 from xml.parsers import expat
 
 from ray_yolo.core.files import is_folder, is_present
-from ray_yolo.data.labels import (
+from ray_yolo.labels.remarks import Kind, Remark, combine
+from ray_yolo.labels.rows import (
     Box,
     ImageLabels,
     LabelRow,
@@ -21,8 +22,7 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
-from ray_yolo.data.remarks import Kind, Remark, combine
-from ray_yolo.data.values import find_class, folded, number, size_conflict, truth
+from ray_yolo.labels.values import find_class, folded, number, size_conflict, truth
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.data.labels import (
+from ray_yolo.labels.remarks import Kind
+from ray_yolo.labels.rows import (
     ImageLabels,
     LabelRow,
     LabelRules,
@@ -22,8 +23,7 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
-from ray_yolo.data.remarks import Kind
-from ray_yolo.data.values import decode_text
+from ray_yolo.labels.values import decode_text
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding errors of exporters and are clipped
 _BOX_SLACK = 0.01  # a box may reach this far out of its image

@@ -16,8 +16,8 @@ from pathlib import Path
 from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import Finding
-from ray_yolo.data import values
-from ray_yolo.data.values import decode_text, folded
+from ray_yolo.labels import values
+from ray_yolo.labels.values import decode_text, folded
 
 _LABEL_STUDIO = "notes.json"
 # Beside their label files
