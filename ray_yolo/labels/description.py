@@ -26,6 +26,7 @@ from ray_yolo.core.structures import DatasetSnapshot, Finding
 from ray_yolo.labels import values
 from ray_yolo.labels.dataset_hints import KEYS, further_spellings, is_archive, other_spelling, path_hint
 from ray_yolo.labels.files import matching
+from ray_yolo.labels.rules import Code
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
@@ -106,7 +107,7 @@ def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding
     """Report code under `download`, which is never run; an address needs no report."""
     download = content.get("download")
     if download and not (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
-        yield Finding(where("download"), "download: contains code, which is never run; the data exist already", False)
+        yield Code.DOWNLOAD_CODE.finding(where("download"))
 
 
 def _report_unread(content: Mapping[str, Any], names: tuple[str, ...], where: Where) -> Iterator[Finding]:
@@ -114,16 +115,13 @@ def _report_unread(content: Mapping[str, Any], names: tuple[str, ...], where: Wh
     for key in KEYS:
         for given in further_spellings(content, key):
             if not _says_the_same(content[given], content[key], names if key == "names" else None):
-                what = f"{given}: is not read, and says something else than `{key}`, which is"
-                yield Finding(where(given), what, dropped=False)
+                yield Code.OTHER_KEY.finding(where(given), given, key)
     channels = content.get("channels")
     if channels is not None and values.number(channels) != 3:
-        what = f"channels: {short(channels)} is not used; every image is read as RGB, also a grey one"
-        yield Finding(where("channels"), what, dropped=False)
+        yield Code.CHANNELS.finding(where("channels"), short(channels))
     for key, value in content.items():
         if value not in (None, "", False) and _OF_LABELS.search(str(key)):
-            what = f"{short(key)}: is not read; labels are those beside the images, of all images and classes"
-            yield Finding(where(key), what, dropped=False)
+            yield Code.KEY_ABOUT_LABELS.finding(where(key), short(key))
 
 
 def _says_the_same(one: object, other: object, names: tuple[str, ...] | None) -> bool:
@@ -143,8 +141,7 @@ def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
         numbers[name].append(str(number))
     for name, same in numbers.items():
         if len(same) > 1:
-            yield Finding(where, f"names: {short(name)} is the name of {len(same)} classes ({', '.join(same[:10])}); "
-                                 "labels with this name belong to the first", False)
+            yield Code.SAME_NAMES.finding(where, short(name), len(same), ", ".join(same[:10]))
 
 
 def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:

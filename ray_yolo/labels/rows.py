@@ -14,12 +14,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ray_yolo.core.structures import Finding
-from ray_yolo.labels.remarks import CLIPPED_PX, SPECK_PX, Format, Kind, Remark, combine
+from ray_yolo.labels.remarks import CLIPPED_PX, SPECK_PX, Format, combine
+from ray_yolo.labels.rules import Code, Remark, Value
 
 Item = TypeVar("Item")
 Box = tuple[float, float, float, float]  # xyxy in pixels
 NO_OUTLINE = np.zeros((0, 2), np.float32)
 _ROUNDED_PX = 0.5  # two boxes of one object that differ by no more were rounded differently, if this is also
+_OF_OUTLINES = (Code.OUTLINE, Code.MAY_BE_KEYPOINTS, Code.MAY_BE_MORE)
 _ROUNDED = 0.02  # no more than this share of their extent
 
 
@@ -37,9 +39,9 @@ NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
 class UnreadableLabelsError(Exception):
     """A row or a whole file is unusable; `finding` has the place and the reason."""
 
-    def __init__(self, where: str, what: str, *, unknown_class: int | None = None) -> None:
-        super().__init__(f"{where}: {what}")
-        self.finding = Finding(where, what, dropped=True, unknown_class=unknown_class)
+    def __init__(self, code: Code, place: str, *values: Value) -> None:
+        self.finding = code.finding(place, *values)
+        super().__init__(f"{place}: {self.finding.what}")
 
 
 class LabelOptions(NamedTuple):
@@ -70,7 +72,7 @@ class LabelRow(NamedTuple):
     box: Box  # inside the image
     outline: np.ndarray = NO_OUTLINE  # (k, 2) pixels; k = 0 for a box without outline
     area: float = 0.0  # square pixels, if the file has it
-    remarks: tuple[Kind, ...] = ()
+    remarks: tuple[Code, ...] = ()
 
 
 class ImageLabels(NamedTuple):
@@ -101,9 +103,9 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[
             continue
         left, top, right, bottom = np.array(row.box, np.float32)
         if row.key in kept:
-            findings.append(Finding(row.place, "repeats an earlier row; counted once", dropped=False))
+            findings.append(Code.REPEATED.finding(row.place))
         elif right <= left or bottom <= top or (right - left) * (bottom - top) == 0:  # the product may underflow
-            findings.append(Finding(row.place, "the box is empty; the row is left out", dropped=True))
+            findings.append(Code.EMPTY_BOX.finding(row.place))
         else:
             kept[row.key] = row
     return list(kept.values()), findings
@@ -124,13 +126,17 @@ def labels_of(rows: Sequence[LabelRow], findings: Sequence[Finding], name: Forma
 
 def _remarks_on(rows: Sequence[LabelRow], name: Format) -> tuple[Remark, ...]:
     """The remarks about usable rows of a file in one format."""
-    remarks = [Remark(Kind("near repeat", name), row.place) for row in _near_repeats(rows)]
+    remarks = [Remark(Code.NEAR_REPEAT, row.place) for row in _near_repeats(rows)]
     for row in rows:
         left, above, right, below = row.box
-        kinds = [Kind("box", name)]
+        codes = [Code.BOX]
         if min(right - left, below - above) < SPECK_PX:
-            kinds.append(Kind("speck", name))
-        remarks += [Remark(kind, row.place) for kind in (*kinds, *row.remarks)]
+            codes.append(Code.SPECK)
+        for code in (*codes, *row.remarks):
+            detail = ""
+            if code.then == "compare":  # boxes with others of their format, outlines with others of their length
+                detail = str(1 + 2 * len(row.outline)) if code in _OF_OUTLINES else name
+            remarks.append(Remark(code, row.place, detail))
     return combine(remarks)
 
 
@@ -184,11 +190,11 @@ def box_around(points: np.ndarray) -> Box:
     return left, above, right, below
 
 
-def edge_remarks(box: Box, size: tuple[int, int], name: Format) -> tuple[Kind, ...]:
+def edge_remarks(box: Box, size: tuple[int, int]) -> tuple[Code, ...]:
     """The remark that an unclipped box reaches out of its image by more than rounding."""
     left, above, right, below = box
     outside = max(-left, -above, right - size[1], below - size[0])
-    return (Kind("clipped", name),) if outside > CLIPPED_PX else ()
+    return (Code.CLIPPED,) if outside > CLIPPED_PX else ()
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:
