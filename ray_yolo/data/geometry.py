@@ -108,6 +108,11 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
     return (short > _MIN_SIDE_PX) & (long < _MAX_ASPECT * short) & (short * long > least * old)
 
 
+def box_areas(boxes: np.ndarray) -> np.ndarray:
+    """Areas (n,) float64 of boxes (n, 4)."""
+    return (boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(axis=1)
+
+
 def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Fraction of each box's area (n,) that one other box (4,) covers."""
     low, high = np.maximum(boxes[:, :2], by[:2]), np.minimum(boxes[:, 2:], by[2:])  # of the common part

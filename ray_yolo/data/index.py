@@ -23,6 +23,7 @@ from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.geometry import box_areas
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import (
     DAMAGED_SHARE,
@@ -38,7 +39,7 @@ from ray_yolo.labels.description import DatasetDescription
 from ray_yolo.labels.label_files import LabelSources
 from ray_yolo.labels.notes import notes, unused_notes
 from ray_yolo.labels.remarks import SPECK_PX, combine, count_of, judge
-from ray_yolo.labels.rows import DEFAULT_OPTIONS, NO_LABELS, ImageLabels, LabelOptions, UnreadableLabelsError, box_areas
+from ray_yolo.labels.rows import DEFAULT_OPTIONS, NO_LABELS, ImageLabels, LabelOptions, UnreadableLabelsError
 from ray_yolo.labels.rules import Code
 from ray_yolo.labels.twins import find_twins
 

@@ -32,7 +32,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
 from ray_yolo.inference.results import Boxes, Results, label_rows
-from ray_yolo.labels.label_files import LabelSources
+from ray_yolo.labels import LabelSources
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ray_yolo.core.formatting import format_count
-from ray_yolo.labels.yolo_txt import shares_of
+from ray_yolo.labels import shares_of
 from ray_yolo.plots.boxes import draw_detections
 
 if TYPE_CHECKING:

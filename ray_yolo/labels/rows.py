@@ -195,8 +195,3 @@ def edge_remarks(box: Box, size: tuple[int, int]) -> tuple[Code, ...]:
     left, above, right, below = box
     outside = max(-left, -above, right - size[1], below - size[0])
     return (Code.CLIPPED,) if outside > CLIPPED_PX else ()
-
-
-def box_areas(boxes: np.ndarray) -> np.ndarray:
-    """Areas (n,) float64 of boxes (n, 4)."""
-    return (boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(axis=1)

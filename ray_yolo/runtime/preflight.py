@@ -49,7 +49,7 @@ from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import check_classes
-from ray_yolo.labels.description import DatasetDescription
+from ray_yolo.labels import DatasetDescription
 from ray_yolo.models.detector import backbone_of, count_parameters
 from ray_yolo.models.families import (
     GivenClasses,

@@ -49,8 +49,7 @@ from ray_yolo.engine.evaluate import (
 from ray_yolo.engine.loading import val_memory
 from ray_yolo.inference.output import CocoIds, coco_ids, coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
-from ray_yolo.labels.label_files import LabelSources
-from ray_yolo.labels.rows import LabelOptions
+from ray_yolo.labels import LabelOptions, LabelSources
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.runs.folders import output_folder, storage_folder

@@ -28,9 +28,8 @@ def test_a_text_has_the_values_of_its_kind(code: Code) -> None:
 
 def test_what_a_finding_leads_to() -> None:
     left_out = Code.CLASS_UNKNOWN.finding("a.txt:3", 7, "7.0", 3, 2)
-    assert left_out == Finding(
-        "a.txt:3", "has the class 7.0, but the data set names 3 classes (0-2); correct it or add the name", dropped=True,
-        code="CLASS_UNKNOWN", values=(7, "7.0", 3, 2))
+    what = "has the class 7.0, but the data set names 3 classes (0-2); correct it or add the name"
+    assert left_out == Finding("a.txt:3", what, dropped=True, code="CLASS_UNKNOWN", values=(7, "7.0", 3, 2))
     assert not Code.REPEATED.finding("a.txt:3").dropped
 
 
