@@ -15,7 +15,7 @@ import numpy as np
 
 from ray_yolo.core.structures import Finding
 from ray_yolo.labels.remarks import CLIPPED_PX, SPECK_PX, Format, combine
-from ray_yolo.labels.rules import Code, Remark, Value
+from ray_yolo.labels.rules import Code, Remark, RemarkValue
 
 Item = TypeVar("Item")
 Box = tuple[float, float, float, float]  # xyxy in pixels
@@ -39,7 +39,7 @@ NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
 class UnreadableLabelsError(Exception):
     """A row or a whole file is unusable; `finding` has the place and the reason."""
 
-    def __init__(self, code: Code, place: str, *values: Value) -> None:
+    def __init__(self, code: Code, place: str, *values: RemarkValue) -> None:
         self.finding = code.finding(place, *values)
         super().__init__(f"{place}: {self.finding.what}")
 

@@ -1,7 +1,7 @@
 """What can be said about the files of a data set, and what follows: one table of rules.
 
-A remark is a code with a place and values. The formats make remarks; the table says what each leads to and how a
-reader is told. Decisions use codes and values, never a text.
+A remark is a code with a place and values. The formats make remarks; the table says what each leads to and how it
+reads. Decisions use codes and values, never a text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Then = Literal["leave out", "try again", "report", "count", "compare"]
 - count: the same, in one finding for all of a split, with the first place.
 - compare: nothing by itself; `judge` compares the counts of a split.
 """
-Value = str | int | float
+RemarkValue = str | int | float
 
 
 class Code(Enum):
@@ -172,7 +172,7 @@ class Code(Enum):
     MAY_BE_KEYPOINTS = "compare", "is an outline, or a box with keypoints"
     MAY_BE_MORE = "compare", "is a triangle, or a box and two numbers"
 
-    def finding(self, place: str, *values: Value) -> Finding:
+    def finding(self, place: str, *values: RemarkValue) -> Finding:
         """The finding about one place."""
         return Finding(place, self.text.format(*values), dropped=self.then in ("leave out", "try again"),
                        is_transient=self.then == "try again", code=self.name, values=values)

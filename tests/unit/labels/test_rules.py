@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,22 @@ def test_counted_remarks_are_one_finding() -> None:
     assert finding.where == "a.json: annotation 2"
     assert finding.what.startswith("is the first of 4 annotations marked iscrowd")
     assert (finding.code, finding.values, finding.dropped) == ("CROWD", (4,), False)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "findings.md"
+SECTIONS = {"leave out": "Left out", "report": "Reported", "count": "Reported once for a split"}
+
+
+def tables() -> str:
+    """The table of rules as sections of Markdown; values are shown as `...`."""
+    parts = []
+    for then, title in SECTIONS.items():
+        texts = [re.sub(r"\{\w+(![rs]|:g)?\}", "...", code.text) for code in Code if code.then == then]
+        rows = [f"| {text.replace('|', chr(92) + '|')} |" for text in texts if text != "..."]
+        parts.append("\n".join([f"## {title}", "", "| finding |", "|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+def test_the_page_of_findings_has_the_rules() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page[page.index("## "):] == tables()
