@@ -978,7 +978,7 @@ def source_cases() -> Iterator[Case]:
         yield listed(f"a table, .{suffix}", "JPEGImages/a.png,1", file=f"labels.{suffix}",
                      refused=rf"train: .*labels\.{suffix} is a table, which is not read; export YOLO, COCO or Pasc")
     yield listed("records", b"\0", file="train.tfrecord", refused="has records of images, which are not read; unpack")
-    yield listed("an annotation for a split", xml(), file="a.xml", refused="is a XML file; a split is a folder of im")
+    yield listed("an annotation for a split", xml(), file="a.xml", refused="is an XML file; a split is a folder of im")
     flat = [{**IMAGES[0], "file_name": "c.png"}, IMAGES[1]]
 
     def below(what: str, files: dict[str, bytes], refused: str = "", **rest: Any) -> Case:
