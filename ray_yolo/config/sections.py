@@ -6,6 +6,7 @@ Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module im
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -25,7 +26,18 @@ class ConfigModel(BaseModel):
         return value
 
 
-Classes = Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)]
+def _class_numbers(value: object) -> object:
+    """One number alone as a list; names are refused, because a name has a number only with a data set."""
+    if isinstance(value, int):
+        return (value,)
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(each, str) and re.search(r"[^\W\d_]", each):
+            raise ValueError(f"{each!r} is no number; a class has the number of its place in the data set's `names`, "
+                             "from 0")
+    return value
+
+
+Classes = Annotated[tuple[int, ...] | None, BeforeValidator(_class_numbers)]
 
 
 class OptimizerConfig(ConfigModel):

@@ -40,6 +40,11 @@ class Finding:
     image: bool = False  # a whole image was left out, not a row
     row: bool = False  # if so: a row too, the last one of the image
     is_transient: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
+    code: str = ""  # of its rule, `ray_yolo.labels.rules.Code`
+    values: tuple[str | int | float, ...] = ()  # in its text, for decisions
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))  # a list, if it was stored as JSON
 
 
 class PixelValues(NamedTuple):

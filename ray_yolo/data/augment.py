@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.data.labels import Labels, covered, join, mirror
+from ray_yolo.data.geometry import covered, join, mirror
+from ray_yolo.labels.rows import Labels
 from ray_yolo.ops.recolour import ColourTables
 
 _MAX_COVERED = 0.30

@@ -27,10 +27,11 @@ from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
 from ray_yolo.core.system import end_with_parent, keep_freed_memory
 from ray_yolo.data import augment as effects
+from ray_yolo.data.geometry import join, mirror, move, stretch
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
-from ray_yolo.data.labels import Labels, join, mirror, move, stretch
 from ray_yolo.data.mosaic import Tile, corner, enclosing_range, render, snap
+from ray_yolo.labels.rows import Labels
 from ray_yolo.ops.seeding import Stream, generator
 
 Sample = dict[str, Any]

@@ -10,34 +10,17 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.files import read_patiently
 from ray_yolo.core.structures import PixelValues
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels, values_of
 from ray_yolo.data.tiff import has_alpha_apart, why_misread
+from ray_yolo.labels.files import OPTIONAL_FORMATS, SUFFIXES
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
-
-
-def _pillow_has(name: str) -> bool:
-    return name in {*features.modules, *features.codecs} and bool(features.check(name))
-
-
-# Pillow may be built without these two.
-_AVIF_SUFFIXES, _AVIF_FORMATS = ((".avif",), ("AVIF",)) if _pillow_has("avif") else ((), ())
-_JPEG2000_SUFFIXES, _JPEG2000_FORMATS = ((".j2k", ".jp2"), ("JPEG2000",)) if _pillow_has("jpg_2000") else ((), ())
-SUFFIXES = frozenset({
-    ".bmp", ".dng", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pfm", ".pgm", ".png", ".pnm",
-    ".ppm", ".tif", ".tiff", ".webp", *_AVIF_SUFFIXES, *_JPEG2000_SUFFIXES})
-"""Suffixes of the files that are read, in lower case."""
-UNREAD_SUFFIXES = frozenset({
-    ".arw", ".avif", ".cr2", ".cr3", ".dcm", ".dicom", ".exr", ".hdr", ".heic", ".heif", ".ico", ".j2k", ".jp2", ".jpx",
-    ".jxl", ".jxr", ".nef", ".nii", ".orf", ".pcx", ".psd", ".raf", ".raw", ".rw2", ".svg", ".svs", ".tga", ".xcf"
-}) - SUFFIXES
-"""Suffixes of pictures that no installed library reads safely and upright."""
 MIN_SIDE_PX = 10
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 # OpenCV's flags for a half, quarter and eighth; combined with RGB they do not mean grey.
@@ -46,7 +29,7 @@ _REDUCED = {1: 0, 2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYS
 _ORIENTATION = 0x0112  # tag of EXIF
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The formats that Pillow may detect, for any suffix. EPS would start a program.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", *_AVIF_FORMATS, *_JPEG2000_FORMATS)
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", *OPTIONAL_FORMATS)
 _UNREAD = {  # place and bytes that identify files of other formats
     (4, b"ftyphei"): "HEIC", (4, b"ftypmif1"): "HEIF", (4, b"ftypavif"): "AVIF", (128, b"DICM"): "DICOM",
     (0, b"v/1\x01"): "OpenEXR", (0, b"#?RADIANCE"): "Radiance HDR", (0, b"8BPS"): "Photoshop",
@@ -236,7 +219,8 @@ def inspect_image(path: str | bytes) -> ImageFacts:
         return _facts(_read_values(content), frames=1)
     height, width = header.size
     if height * width > MAX_PIXELS:
-        raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
+        raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded; "
+                                   "cut it into tiles")
     _check_sides(height, width)
     if header.complete:
         return ImageFacts(header.size, notes=_frame_notes(header.frames))
@@ -331,7 +315,8 @@ def _header(content: bytes) -> _Header | None:
                 return _Header((height, width), complete, frames)
             turned = _orientation(file) in _TURNED
     except Image.DecompressionBombError:
-        raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
+        raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded; cut it into "
+                                   "tiles") from None
     except _DAMAGE as error:
         head = content[:_HEAD]
         if head.startswith(_OPENCV_ONLY):

@@ -22,7 +22,8 @@ from ray_yolo.core.files import is_broken_link
 from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.core.system import end_with_parent
 from ray_yolo.data import index_cache
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.geometry import box_areas
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import (
     DAMAGED_SHARE,
@@ -33,19 +34,14 @@ from ray_yolo.data.images import (
     has_too_many,
     inspect_image,
 )
-from ray_yolo.data.label_files import LabelSources
-from ray_yolo.data.labels import (
-    DEFAULT_OPTIONS,
-    NO_LABELS,
-    ImageLabels,
-    LabelOptions,
-    UnreadableLabelsError,
-    box_areas,
-)
-from ray_yolo.data.notes import notes, unused_notes
-from ray_yolo.data.pixels import join_values, range_of
-from ray_yolo.data.remarks import SPECK_PX, combine, conclude, count_of
-from ray_yolo.data.twins import find_twins
+from ray_yolo.data.pixels import as_read, join_values, range_of
+from ray_yolo.labels.description import DatasetDescription
+from ray_yolo.labels.label_files import LabelSources
+from ray_yolo.labels.notes import notes, unused_notes
+from ray_yolo.labels.remarks import SPECK_PX, combine, count_of, judge
+from ray_yolo.labels.rows import DEFAULT_OPTIONS, NO_LABELS, ImageLabels, LabelOptions, UnreadableLabelsError
+from ray_yolo.labels.rules import Code
+from ray_yolo.labels.twins import find_twins
 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images per task of a reader
@@ -231,7 +227,7 @@ def _check(sources: LabelSources, path: str) -> _Checked:
     try:
         facts = inspect_image(path)
         image = sources.read_labels(path, facts.size)
-        findings = [*image.findings, *(Finding(path, note, dropped=False) for note in facts.notes)]
+        findings = [*image.findings, *(Code.ABOUT_IMAGE.finding(path, note) for note in facts.notes)]
         all_rows_dropped = not len(image.labels.classes) and any(finding.dropped for finding in findings)
         if all_rows_dropped:  # without its labels it would be background
             return None, ImageLabels(findings=_with_image(findings))
@@ -240,10 +236,10 @@ def _check(sources: LabelSources, path: str) -> _Checked:
         problem = error.finding
     except UnreadableImageError as error:
         is_failure = isinstance(error, UnreachableImageError) and not is_broken_link(path)
-        problem = Finding(path, str(error), dropped=True, is_transient=is_failure)
+        code = Code.UNREACHABLE_IMAGE if is_failure else Code.BAD_IMAGE
+        problem = code.finding(path, str(error))
     except OSError as error:  # of a label file
-        problem = Finding(error.filename or path, f"cannot be read: {error.strerror or error}", dropped=True,
-                          is_transient=True)
+        problem = Code.UNREACHABLE.finding(error.filename or path, str(error.strerror or error))
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
 
 
@@ -278,11 +274,11 @@ def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
-        findings=(*conclude(remarks), *findings),
+        findings=(*judge(remarks), *findings),
         areas=_join_areas(images),
         crowds=_join_crowds(images),
         without_file=np.flatnonzero([not image.has_file for image in images]),
-        num_clipped=count_of(remarks, "clipped"),
+        num_clipped=count_of(remarks, Code.CLIPPED),
         pixel_values=join_values(facts.values for facts in used_facts if facts.values))
 
 
@@ -325,7 +321,11 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         unread=len(index.other_files.images),
         twins=len(index.twins),
         pictures=index.pictures,
-        notes=notes(index))
+        notes=_notes(index))
+
+
+def _notes(index: AnnotationIndex) -> tuple[str, ...]:
+    return notes(index, [as_read(values, index.pixel_range) for values in index.pixel_values])
 
 
 def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:
@@ -340,7 +340,7 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
     if not dropped and index.findings:  # they may say why: all objects are marked as crowds or as difficult
         reasons = f"; {listed(index.findings[:2])}"
-    others = "".join(f"; {note}" for note in notes(index))
+    others = "".join(f"; {note}" for note in _notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
                        f"{first_paths(index.looked_for)}{reasons}{others}; correct the paths, or add --allow-empty if "
                        "this is intended")
@@ -353,8 +353,8 @@ def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescriptio
         DatasetError: with the first such row.
     """
     number = len(index.names)
-    prefixes = tuple(f"has the class {spelled}, but" for spelled in (number, float(number)))
-    beyond = next((finding for finding in index.findings if finding.what.startswith(prefixes)), None)
+    unknown = [finding for finding in index.findings if finding.code == Code.CLASS_UNKNOWN.name]
+    beyond = next((finding for finding in unknown if finding.values[0] == number), None)
     if beyond and len(index.classes) and index.classes.min() > 0:
         raise DatasetError(f"{description.file}: the classes of the labels seem to count from 1: none is 0, and "
                            f"{beyond.where} has {number}; YOLO labels count from 0, so subtract 1 from each class")

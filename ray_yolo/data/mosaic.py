@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from ray_yolo.data.augment import GREY
-from ray_yolo.data.labels import move_points
+from ray_yolo.data.geometry import move_points
 
 
 class Tile(NamedTuple):

@@ -36,11 +36,10 @@ from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot, Paths
-from ray_yolo.data import voc
-from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
-from ray_yolo.data.other_files import label_folders
-from ray_yolo.data.sources import suffix
-from ray_yolo.data.yolo_txt import label_path
+from ray_yolo.labels import voc
+from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, suffix
+from ray_yolo.labels.other_files import label_folders
+from ray_yolo.labels.yolo_txt import label_path
 from ray_yolo.storage.lease import try_lock
 from ray_yolo.storage.store import Store, open_store
 

@@ -23,17 +23,10 @@ from PIL import Image
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.redact import redact
-from ray_yolo.data.images import (
-    SUFFIXES,
-    UNREAD_SUFFIXES,
-    UnreadableImageError,
-    inspect_image,
-    read_content,
-    read_image,
-    values_of_picture,
-)
-from ray_yolo.data.notes import counted
+from ray_yolo.data.images import UnreadableImageError, inspect_image, read_content, read_image, values_of_picture
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange, three_channels, to_levels
+from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, files_of, suffix
+from ray_yolo.labels.notes import counted
 
 VIDEO_SUFFIXES = frozenset({".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
                             ".mts", ".ts", ".webm", ".wmv"})
@@ -43,7 +36,6 @@ USUAL_RATE = 30.0  # frames per second of a video without a rate
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
 _log = logging.getLogger(__name__)
-_ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
 
 class Media(NamedTuple):
@@ -69,11 +61,6 @@ def _is_number(path: str) -> bool:
     return path.isascii() and path.isdecimal()  # int() refuses the ² that `isdigit` takes
 
 
-def suffix(path: str) -> str:
-    """The lower-case suffix of a path with its dot."""
-    return os.path.splitext(path)[1].lower()
-
-
 def find_media(source: str) -> list[Media]:
     """Find the images and videos of a source: a folder (recursively, without hidden files), a file, a pattern or a
     list. A stream is one medium.
@@ -92,7 +79,10 @@ def find_media(source: str) -> list[Media]:
         files = files_of(source)
     except DatasetError as error:
         raise InputError(f"source: {error}") from None
-    paths = sorted({os.path.abspath(path) for path in files if suffix(path) in kinds and os.path.isfile(path)})
+    if not files and not os.path.exists(source):
+        what = "no file matches this pattern" if glob.has_magic(source) else "no such file or folder"
+        raise InputError(f"source: {source}: {what}")
+    paths = sorted({os.path.abspath(path) for path in files if suffix(path) in kinds and _is_file_or_broken(path)})
     unread = sorted(path for path in files if suffix(path) in UNREAD_SUFFIXES)
     note = f"{counted(unread, 'picture')} in formats that are not read; use JPEG or PNG" if unread else ""
     if not paths:
@@ -104,6 +94,11 @@ def find_media(source: str) -> list[Media]:
     names = [os.path.relpath(path, root) for path in paths]
     stems = unique_stems(names)
     return [Media(path, name, stem) for path, name, stem in zip(paths, names, stems, strict=True)]
+
+
+def _is_file_or_broken(path: str) -> bool:
+    """Whether a path is a file, or a link to none: its frame has the error then."""
+    return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
 def unique_stems(names: list[str]) -> list[str]:
@@ -119,125 +114,6 @@ def unique_stems(names: list[str]) -> list[str]:
         like_own_frame = suffix(name) in VIDEO_SUFFIXES and stem in like_frames
         unique.append(name if taken[stem] > 1 or like_own_frame else stem)
     return unique
-
-
-def files_of(source: str, root: Path | None = None) -> list[str]:
-    """The files of a source: all below a folder, the lines of a list file, one file, or a pattern's matches. Relative
-    paths of a list file start in its own folder or in `root`.
-
-    Raises:
-        DatasetError: for an unreadable folder, or a list with a line that names no file.
-    """
-    if os.path.isdir(source):
-        return [os.path.join(folder, name) for folder, names in walk(source) for name in names]
-    if suffix(source) == ".txt":
-        return _listed(Path(source), root)
-    return [source] if os.path.isfile(source) else matching(source)
-
-
-def matching(pattern: str) -> list[str]:
-    """The matches of a shell pattern; `**` matches any number of folders. May contain duplicates.
-
-    The name of an existing file or folder stands for itself, even if it contains `[`, `*` or `?`.
-    """
-    pattern = _with_literal_names(pattern)
-    parts = _ANY_DEPTH.split(pattern, maxsplit=1)
-    if len(parts) == 1:
-        return glob.glob(pattern)
-    head, tail = parts
-    paths = []
-    for top in glob.glob(head) if head else ["."]:
-        for folder, _ in walk(top):
-            paths += matching(os.path.join(glob.escape(folder), tail or "*"))  # the tail may have another `**`
-    return paths
-
-
-def _with_literal_names(pattern: str) -> str:
-    """The pattern with its leading existing names escaped: those up to the first part that is no name."""
-    names = pattern.split("/")
-    for number in range(len(names)):
-        leading = "/".join(names[:number + 1]) or "/"
-        if not os.path.lexists(leading):
-            escaped = [glob.escape(name) for name in names[:number]]
-            return "/".join([*escaped, *names[number:]])
-    return glob.escape(pattern)
-
-
-def walk(top: str) -> Iterator[tuple[str, list[str]]]:
-    """Each folder from `top` down with the names of its files."""
-    seen = set()
-    for folder, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
-        real = os.path.realpath(folder)
-        if real in seen:  # by a link, perhaps to a folder above
-            folders.clear()  # `os.walk` goes on in what is left of this list
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield folder, [name for name in names if not name.startswith(".")]
-
-
-def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
-    if isinstance(error, PermissionError):
-        raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise DatasetError(f"{error.filename}: cannot be listed: {error.strerror}; check the storage, and run the same "
-                           "command again") from None
-
-
-def _listed(file: Path, root: Path | None) -> list[str]:
-    try:
-        if not os.path.isfile(file):  # reading a pipe or a device may block forever
-            raise FileNotFoundError
-        lines = file.read_text("utf-8-sig").split("\n")  # other line ends may be part of a name
-    except (UnicodeDecodeError, OSError):
-        raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
-    paths = []
-    folders = (file.parent, root or file.parent)
-    dropped: str | None = None  # leading folders that this machine does not have
-    for number, line in enumerate(lines, 1):
-        entry = line.strip()
-        if not entry:
-            continue
-        with_slashes = entry.replace("\\", "/")  # a list of Windows has backslashes
-        candidates = []
-        for spelling in dict.fromkeys((entry, with_slashes)):
-            candidates += [os.path.normpath(folder / spelling) for folder in folders]
-        path = _first_file(candidates)
-        if path is None:
-            prefix, path = _without_leading_folders(with_slashes, folders, dropped)
-            if path is None:
-                raise DatasetError(f"{file}:{number}: there is no file {entry!r}; looked for "
-                                   f"{' and '.join(dict.fromkeys(candidates))}")
-            dropped = prefix
-        paths.append(path)
-    if dropped is not None:
-        _log.warning("%s: its images were found without the leading %s of their paths", file, dropped)
-    return paths
-
-
-def _first_file(paths: Sequence[str]) -> str | None:
-    for path in paths:
-        if os.path.isfile(path):
-            return path
-    return None
-
-
-def _without_leading_folders(line: str, folders: Sequence[Path], dropped: str | None) -> tuple[str, str | None]:
-    """The leading folders of a path that another machine or program has, and the file at the rest of the path.
-
-    Darknet's lists start in the folder of the program (`data/obj/a.jpg`), others at its root. All lines of a list must
-    lack the same folders, `dropped`; None: not known yet.
-    """
-    parts = line.split("/")
-    for number in range(1, len(parts)):
-        prefix = "/".join(parts[:number]) + "/"
-        rest = "/".join(parts[number:])
-        if not rest or dropped not in (None, prefix):
-            continue
-        path = _first_file([os.path.normpath(folder / rest) for folder in folders])
-        if path is not None:
-            return prefix, path
-    return "", None
 
 
 @contextmanager

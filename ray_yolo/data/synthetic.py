@@ -19,8 +19,8 @@ import numpy as np
 
 from ray_yolo.core.cache_folder import build_in_place, cache_folder
 from ray_yolo.core.structures import Annotation
-from ray_yolo.data.labels import covered
-from ray_yolo.data.yolo_txt import shares_of
+from ray_yolo.data.geometry import covered
+from ray_yolo.labels.yolo_txt import shares_of
 
 VERSION = 2  # raise it when any pixel or label changes: tables of results refer to it
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")

@@ -19,7 +19,7 @@ from torch import Tensor
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.events import ClassResult
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.labels import box_areas
+from ray_yolo.data.geometry import box_areas
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import Mark, mark, seconds_between, to_device, wait_for
 from ray_yolo.models.criterion import Criterion, image_numerators

@@ -29,11 +29,10 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
 from ray_yolo.inference.results import Boxes, Results, label_rows
+from ray_yolo.labels import LabelSources
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -256,14 +255,13 @@ class CocoIds(NamedTuple):
     categories: dict[int, object]  # by class number; of other classes it is that number
 
 
-def coco_ids(index: AnnotationIndex, description: DatasetDescription, split: str) -> list[CocoIds]:
+def coco_ids(index: AnnotationIndex, sources: LabelSources) -> list[CocoIds]:
     """The ids of each image: those of the split's COCO files. Without them, the image id is the file's stem (as an
     integer if it is one).
 
     Raises:
         InputError: if two images have the same id.
     """
-    sources = LabelSources(description, split)
     ids = [CocoIds(*sources.own_ids(path)) for path in index.paths]
     paths: dict[int | str, str] = {}
     for path, own in zip(index.paths, ids, strict=True):

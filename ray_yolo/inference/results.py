@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ray_yolo.core.formatting import format_count
-from ray_yolo.data.yolo_txt import shares_of
+from ray_yolo.labels import shares_of
 from ray_yolo.plots.boxes import draw_detections
 
 if TYPE_CHECKING:
@@ -192,12 +192,13 @@ class Results:
         return [self.orig_img[y1:y2, x1:x2] for (x1, y1), (x2, y2) in zip(low.tolist(), high.tolist(), strict=True)]
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "") -> None:
-        """Write each crop as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1."""
+        """Write each crop as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1. In names of classes, characters that are no
+        letters, digits, blanks, `-` and `_` become `_`; names that are then equal have the class's number, too."""
         stem = file_name or Path(self.path).stem
+        folders = _class_folders(self.names)
         pieces = zip(self.crop(), self.boxes.cls.tolist(), strict=True)
         for number, (piece, kind) in enumerate(pieces, 1):
-            folder = re.sub(r"[^\w -]", "_", self.names[int(kind)])  # class names are untrusted input
-            path = Path(save_dir) / folder / f"{stem}.{number}.jpg"
+            path = Path(save_dir) / folders[int(kind)] / f"{stem}.{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             _, content = cv2.imencode(".jpg", piece)
             path.write_bytes(content.tobytes())
@@ -257,3 +258,13 @@ def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -
             numbers.append(score)
         lines.append(" ".join(f"{number:g}" for number in numbers) + "\n")
     return "".join(lines)
+
+
+def _class_folders(names: Mapping[int, str]) -> dict[int, str]:
+    """A folder's name for each class, different for each. Names of classes are untrusted input."""
+    folders = {kind: re.sub(r"[^\w -]", "_", name) for kind, name in names.items()}
+    while True:
+        uses = Counter(folders.values())
+        if len(uses) == len(folders):
+            return folders
+        folders = {kind: f"{name}_{kind}" if uses[name] > 1 else name for kind, name in folders.items()}

@@ -35,6 +35,8 @@ def check_files(run_dir: Path) -> list[CheckResult]:
     """
     if run_dir.is_file() and run_dir.suffix == ".pt":
         return [CheckResult(run_dir.name, verify_manifest(run_dir, manifest_of(run_dir)))]
+    if not run_dir.exists():
+        raise InputError(f"{run_dir}: no such file or folder; give the folder of a run, such as runs/train/exp")
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: {_NO_RUN}")
     files = [folder / "state.pt" for folder in newest_first(run_dir)]

@@ -14,7 +14,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_cell
 from ray_yolo.core.redact import printable
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.data.versions import KINDS, Image, ImageChange, compare_versions, count_boxes, images_of
+from ray_yolo.labels import versions
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
@@ -42,14 +42,14 @@ def compare_datasets(data: str, against: str, runs: Sequence[Path], placement: P
     """
     precisions = [class_precisions(run) for run in runs]
     new, old = _read(data), _read(against)
-    changes = compare_versions(old, new)
+    changes = versions.compare_versions(old, new)
     classes = _class_rows(old, new, changes, precisions)
     folder = output_folder(placement, [image.file for image in (*old, *new)])
     change_rows = []
     for change in changes:
         *fields, classes_of_image = change
         change_rows.append([*fields, " ".join(classes_of_image)])
-    atomic_write(folder / "changes.csv", _as_csv(ImageChange._fields, change_rows), durable=False)
+    atomic_write(folder / "changes.csv", _as_csv(versions.ImageChange._fields, change_rows), durable=False)
     atomic_write(folder / "classes.csv", _as_csv(_CLASS_COLUMNS, classes), durable=False)
     publish(folder)
     lines = [f"{data} against {against}: {len(old)} images before, {len(new)} after",
@@ -71,29 +71,30 @@ def class_precisions(run: Path) -> dict[str, float | None]:
     return {row.name: row.map50_95 for row in best.per_class}
 
 
-def _read(data: str) -> list[Image]:
+def _read(data: str) -> list[versions.Image]:
     description = read_description(data)
     indices, problems = read_readable_splits(description)
     if problems:  # a missing split would be read as removed images
         raise DatasetError("; ".join(problems))
-    return images_of(indices, description.root)
+    return versions.images_of(indices, description.root)
 
 
-def _split_table(old: Sequence[Image], new: Sequence[Image], changes: Sequence[ImageChange]) -> list[str]:
+def _split_table(old: Sequence[versions.Image], new: Sequence[versions.Image],
+                 changes: Sequence[versions.ImageChange]) -> list[str]:
     """A row for each split; a moved image counts where it is now, a removed one where it was."""
     before, after = Counter(image.split for image in old), Counter(image.split for image in new)
     of_split = Counter((change.split or change.old_split, change.kind) for change in changes)
-    lines = ["".join(f"{word:>11}" for word in ("Split", "before", "after", *KINDS))]
+    lines = ["".join(f"{word:>11}" for word in ("Split", "before", "after", *versions.KINDS))]
     for split in [name for name in ("train", "val", "test") if name in before or name in after]:
-        cells = [split, before[split], after[split], *(of_split[split, kind] for kind in KINDS)]
+        cells = [split, before[split], after[split], *(of_split[split, kind] for kind in versions.KINDS)]
         lines.append("".join(f"{cell:>11}" for cell in cells))
     return lines
 
 
-def _class_rows(old: Sequence[Image], new: Sequence[Image], changes: Sequence[ImageChange],
+def _class_rows(old: Sequence[versions.Image], new: Sequence[versions.Image], changes: Sequence[versions.ImageChange],
                 precisions: Sequence[Mapping[str, float | None]]) -> list[list[object]]:
     """A row for each class of either version, in the columns of `_CLASS_COLUMNS`; None where there is no number."""
-    before, after = count_boxes(old), count_boxes(new)
+    before, after = versions.count_boxes(old), versions.count_boxes(new)
     changed_images = {name: set[tuple[str, str]]() for name in sorted(before.keys() | after.keys())}
     for change in changes:
         image = (change.split or change.old_split, change.path or change.old_path)

@@ -12,9 +12,10 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
+from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import as_training_reads, read_index, refuse_count_from_one, require_boxes, survey
+from ray_yolo.labels import DatasetDescription
 from ray_yolo.plots.boxes import Picture, plot_pictures
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish

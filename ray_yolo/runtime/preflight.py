@@ -44,12 +44,12 @@ from ray_yolo.core.redact import redact
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import is_bf16_faster
-from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.index import label_sizes, read_splits, refuse_count_from_one, require_boxes, select_part
 from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
 from ray_yolo.inference.predictor import check_classes
+from ray_yolo.labels import DatasetDescription
 from ray_yolo.models.detector import backbone_of, count_parameters
 from ray_yolo.models.families import (
     GivenClasses,
@@ -107,7 +107,8 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         DatasetError: if the data set cannot be read as described, or has nothing to train on.
     """
     description, train, val = read_splits(recipe)
-    refuse_count_from_one(train, description)
+    for index in (train, val):
+        refuse_count_from_one(index, description)
     check_classes(recipe.classes, train.names)
     train, val = select_part(recipe, train, val)
     if not recipe.allow_empty:

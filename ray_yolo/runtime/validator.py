@@ -26,8 +26,14 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore, room_in_shared_memory
-from ray_yolo.data.index import only_classes, read_index, require_boxes, survey, with_single_class
-from ray_yolo.data.labels import LabelOptions
+from ray_yolo.data.index import (
+    only_classes,
+    read_index,
+    refuse_count_from_one,
+    require_boxes,
+    survey,
+    with_single_class,
+)
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import WorkerContext, val_loader
 from ray_yolo.engine.collectives import Collectives
@@ -43,6 +49,7 @@ from ray_yolo.engine.evaluate import (
 from ray_yolo.engine.loading import val_memory
 from ray_yolo.inference.output import CocoIds, coco_ids, coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
+from ray_yolo.labels import LabelOptions, LabelSources
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.runs.folders import output_folder, storage_folder
@@ -56,6 +63,9 @@ from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.pictures import Failed, draw_detections
 from ray_yolo.sinks.report import class_table, dataset_table
 from ray_yolo.sinks.run_logger import write_findings
+
+_ID_0 = ("{} has an annotation with the id 0: here it counts like any other, but pycocotools takes a detection of it "
+         "for a false one, because there 0 marks a detection without an object; count ids from 1 to compare both")
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ class Checked(NamedTuple):
     trained: Trained  # its classes are those of the data set
     ids: Sequence[CocoIds]  # of the images, for `save_json`; else empty
     labels: AnnotationIndex
-    note: str  # on the classes; '' if data set and weights name the same
+    note: str  # on the classes, if data set and weights do not name the same, and on ids; '' for neither
 
 
 def check(config: ValConfig) -> Checked:
@@ -187,6 +197,7 @@ def check(config: ValConfig) -> Checked:
     options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
                            config.keep_difficult or recipe.keep_difficult)
     index = read_index(description, config.split, options=options)
+    refuse_count_from_one(index, description)
     index = replace(index, findings=(*description.findings, *index.findings),
                     pixel_range={**index.pixel_range, **trained.pixel_range})
     check_classes(config.classes, index.names)
@@ -201,8 +212,13 @@ def check(config: ValConfig) -> Checked:
         index = with_single_class(index)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
-    ids = coco_ids(index, description, config.split) if config.save_json else []
     trained, note = _with_classes_of(trained, decided, index.names)
+    ids: Sequence[CocoIds] = []
+    if config.coco or config.save_json:
+        sources = LabelSources(description, config.split)
+        ids = coco_ids(index, sources) if config.save_json else []
+        if sources.counted_from_0:
+            note += "\n" * bool(note) + _ID_0.format(sources.counted_from_0)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)  # refuses a GPU that is not there
     if taken:

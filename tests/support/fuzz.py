@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.data.labels import UnreadableLabelsError
+from ray_yolo.labels.rows import UnreadableLabelsError
 
 LONGEST_SECONDS = 5.0  # for one case, on a machine that may be busy
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe
+from ray_yolo.labels.description import DatasetDescription, describe
 from tests.support.pictures import smooth_picture
 
 NAMES = ("circle", "square", "triangle")
@@ -161,6 +161,14 @@ def yolo_cases() -> Iterator[Case]:
     )
     yield yolo("a negative class", f"{ROW}\n-1 0.5 0.5 0.2 0.2", (BOX,), r"a\.txt:2: has the class -1, but")
     yield yolo(
+        "a class that np.savetxt wrote",
+        f"{ROW}\n3.000000000000000000e+00 0.5 0.5 0.2 0.2",
+        (BOX,),
+        r"a\.txt:2: has the class 3\.0+, but .* 3 classes",
+    )
+    yield yolo("a class with a sign or a zero in front", "+1 0.375 0.375 0.25 0.25\n01 0.5 0.5 0.25 0.25",
+               (BOX, (1, 36, 24, 60, 40)))
+    yield yolo(
         "half a class", f"{ROW}\n0.5 0.5 0.5 0.2 0.2", (BOX,), r"a\.txt:2: has the class 0\.5, which is not a whole"
     )
     yield yolo(
@@ -188,9 +196,15 @@ def yolo_cases() -> Iterator[Case]:
         "commas between columns", f"{ROW}\n1,0.375,0.375,0.25,0.25", (BOX,), r"a\.txt:2: has 5 columns between commas"
     )
     yield yolo(
-        "commas and blanks", f"{ROW}\n1, 0.375, 0.375, 0.25, 0.25", (BOX,), r"a\.txt:2: has numbers with a comma"
+        "commas and blanks", f"{ROW}\n1, 0.375, 0.375, 0.25, 0.25", (BOX,), r"a\.txt:2: has 5 columns between commas"
     )
-    yield yolo("semicolons", f"{ROW}\n1;0.375;0.375;0.25;0.25", (BOX,), r"a\.txt:2: has 5 columns between commas")
+    yield yolo("semicolons", f"{ROW}\n1;0.375;0.375;0.25;0.25", (BOX,), r"a\.txt:2: has 5 columns between semicolons")
+    yield yolo(
+        "semicolons, blanks and decimal commas",
+        f"{ROW}\n1; 0,375; 0,375; 0,25; 0,25",
+        (BOX,),
+        r"a\.txt:2: has 5 columns between semicolons",
+    )
     yield yolo(
         "decimal commas", f"{ROW}\n1 0,375 0,375 0,25 0,25", (BOX,), r"a\.txt:2: has numbers with a comma; write 0\.5"
     )
@@ -223,6 +237,29 @@ def yolo_cases() -> Iterator[Case]:
     )
     yield yolo(
         "an outline with a confidence, asked for", "1 0.25 0.25 0.5 0.25 0.5 0.5 0.25 0.5 0.9", outlined=1, **confident
+    )
+
+    # one object twice
+    yield yolo("a repeated row", f"{ROW}\n1 .375 0.3750 25e-2 0.25", (BOX,), r"a\.txt:2: repeats an earlier row")
+    yield yolo(
+        "boxes that are equal but for rounding",
+        f"{ROW}\n1 0.3751 0.375 0.25 0.2501\n2 0.3751 0.375 0.25 0.2501\n1 0.3803 0.375 0.25 0.25",
+        (BOX, (1, 24.0096, 15.9968, 48.0096, 32.0032), (2, 24.0096, 15.9968, 48.0096, 32.0032),
+         (1, 24.5088, 16, 48.5088, 32)),
+        r"a\.txt:2: is the first of 1 boxes that equal another box of their class and image but for rounding",
+    )
+    yield yolo(
+        "a box and its outline",
+        f"{ROW}\n1 0.25 0.25 0.5 0.25 0.5 0.5 0.25 0.5",
+        (BOX, BOX),
+        r"a\.txt:2: is the first of 1 boxes that equal another box",
+        outlined=1,
+    )
+    yield yolo(
+        "two outlines in one box",
+        "1 0.25 0.25 0.5 0.25 0.25 0.5\n1 0.25 0.25 0.5 0.25 0.5 0.5 0.25 0.5",
+        (BOX, BOX),
+        outlined=2,
     )
 
     # outlines
@@ -440,10 +477,22 @@ def voc_cases() -> Iterator[Case]:
         r"a\.xml: object 1: is the first of 1 objects with a rotation",
     )
     yield voc(
-        "marked to be ignored, or as deleted",
-        xml(item(more="<ignore>1</ignore>"), item("circle", (1, 1, 8, 8), "<deleted>1</deleted>")),
-        (BOX, other),
-        r"a\.xml: object 1: is the first of 2 objects marked ignore or deleted",
+        "marked to be ignored",
+        xml(item(more="<ignore>1</ignore>")),
+        (BOX,),
+        r"a\.xml: object 1: is the first of 1 objects marked ignore; they are trained on",
+    )
+    yield voc(
+        "deleted, as LabelMe writes it",
+        xml(item(), item("circle", (1, 1, 8, 8), "<deleted>1</deleted>")),
+        (BOX,),
+        r"a\.xml: object 2: is the first of 1 objects marked deleted; they are left out",
+    )
+    yield voc(
+        "boxes that are equal but for rounding",
+        xml(item(), item(sides=(25.2, 17, 48, 32))),
+        (BOX, (1, 24.2, 16, 48, 32)),
+        r"a\.xml: object 2: is the first of 1 boxes that equal another box",
     )
     yield voc("marked not to be ignored", xml(item(more="<ignore>0</ignore><deleted>0</deleted>")))
 
@@ -603,7 +652,7 @@ def coco_cases() -> Iterator[Case]:
         [
             annotation(bbox=[80, 16, 40, 16], segmentation=[[80, 16, 120, 16, 120, 32, 80, 32]]),
             annotation(id=2),
-            second,
+            {**second, "id": 3},
         ],
         ((1, 80, 16, 96, 32), BOX, other),
         outlined=1,
@@ -838,11 +887,53 @@ def coco_cases() -> Iterator[Case]:
         refused=r"a\.png and .*b\.png have the same id '1'",
     )
     yield coco(
-        "one image twice",
-        [annotation(), annotation(id=2, image_id=3, bbox=[0, 0, 8, 8], category_id=1)],
-        (BOX, other),
+        "one image twice, and one of them has annotations",
+        [annotation(image_id=3)],
+        (BOX,),
         r"a\.png: is listed 2 times by instances\.json",
         images=[*IMAGES, {**IMAGES[0], "id": 3}],
+    )
+    yield coco(
+        "two merged videos whose frames have the same names",
+        [annotation(), annotation(id=2, image_id=3, bbox=[0, 0, 8, 8], category_id=1)],
+        refused=r"the images with the ids 1 and 3 have the same file_name, a\.png, and annotations each",
+        images=[*IMAGES, {**IMAGES[0], "id": 3}],
+    )
+    yield coco(
+        "an annotation with the names of its category and image",
+        [annotation(category_name="Square", file_name="frames\\A.png")],
+    )
+    yield coco("an annotation with its image's name without suffix", [annotation(category_name=None, file_name="a")])
+    yield coco(
+        "an annotation with another category's name",
+        [annotation(), annotation(id=2, category_name="circle")],
+        (BOX,),
+        r"annotation 2: has the category_name 'circle', but its category_id 2 is 'square'",
+    )
+    yield coco(
+        "an annotation with another image's name",
+        [annotation(), annotation(id=2, file_name="b.png")],
+        (BOX,),
+        r"annotation 2: has the file_name 'b\.png', but its image_id 1 is 'a\.png'",
+    )
+    yield coco(
+        "two annotations with one id",
+        [annotation(), {**second, "id": "1"}],
+        (BOX, other),
+        r"annotation 1: is the first of 1 annotations with the id of another one",
+    )
+    yield coco("an annotation twice", [annotation()] * 2, (BOX,), r"annotation 1: repeats an earlier row")
+    yield coco(
+        "a deleted annotation",
+        [annotation(), {**second, "deleted": True}, {**second, "id": 3, "attributes": {"deleted": 1}}],
+        (BOX,),
+        r"annotation 2: is the first of 2 annotations marked deleted; they are left out",
+    )
+    yield coco(
+        "boxes that are equal but for rounding",
+        [annotation(bbox=[24.3, 16.3, 23.6, 15.9]), annotation(id=2)],
+        ((1, 24.3, 16.3, 47.9, 32.2), BOX),
+        r"annotation 2: is the first of 1 boxes that equal another box",
     )
     yield coco(
         "one image twice with two sizes",
@@ -857,6 +948,51 @@ def coco_cases() -> Iterator[Case]:
         [annotation()],
         images=[{**IMAGES[0], "file_name": ".\\a.png"}, IMAGES[1]],
     )
+
+
+# The files of a split
+
+
+def listed(what: str, content: str | bytes, *, file: str = "list.txt", refused: str = "") -> Case:
+    """A list of a.png and b.png, in the form of VOC: `JPEGImages` and `Annotations`."""
+    files = {"Annotations/a.xml": xml(item()), file: content}
+    return Case("voc", what, files, yaml={"train": file, "val": file}, refused=refused)
+
+
+def source_cases() -> Iterator[Case]:
+    paths = "JPEGImages/a.png\nJPEGImages/b.png\n"
+    yield listed("a list", paths)
+    yield listed("a list in UTF-16", paths.encode("utf-16"))
+    yield listed("a list with a mark and Windows' line ends", ("\ufeff" + paths.replace("\n", "\r\n")).encode())
+    yield listed("a list with quotes", '"JPEGImages/a.png"\n\'JPEGImages\\b.png\',\n')
+    yield listed("a list without suffixes", "JPEGImages/a\n",
+                 refused=r"list\.txt:1: there is no file 'JPEGImages/a'.*; a line is the path of an image, with its s")
+    main = "ImageSets/Main/train.txt"
+    yield listed("VOC's list of stems", "a\nb\n", file=main)
+    yield listed("VOC's list of names", "a.png\nb.png\n", file=main)
+    yield listed("VOC's list of stems with another one", "a\nc\n", file=main,
+                 refused=r"train\.txt:2: 'c' is no picture in .*JPEGImages")
+    yield listed("VOC's list of one class", "a  1\nb -1\n", file="ImageSets/Main/square_train.txt",
+                 refused=r"square_train\.txt:1: 'a  1' says whether a picture has objects of one class; use the list")
+    for suffix in ("csv", "parquet", "tsv", "jsonl"):
+        yield listed(f"a table, .{suffix}", "JPEGImages/a.png,1", file=f"labels.{suffix}",
+                     refused=rf"train: .*labels\.{suffix} is a table, which is not read; export YOLO, COCO or Pasc")
+    yield listed("records", b"\0", file="train.tfrecord", refused="has records of images, which are not read; unpack")
+    yield listed("an annotation for a split", xml(), file="a.xml", refused="is an XML file; a split is a folder of im")
+    flat = [{**IMAGES[0], "file_name": "c.png"}, IMAGES[1]]
+
+    def below(what: str, files: dict[str, bytes], refused: str = "", **rest: Any) -> Case:
+        case = coco(what, [annotation()], refused=refused, **rest)
+        return replace(case, files={**case.files, **files})
+
+    yield below("one name in two folders, different pictures", {"images/a.png": picture(turned=True)},
+                r"its image a\.png may be .*images/a\.png or .*/a\.png, which are different pictures")
+    yield below("one name in two folders, the same picture", {"images/a.png": picture(), "images/b.png": picture()})
+    yield below("a flat name of pictures in two folders", {"cam1/c.png": picture(), "cam2/c.png": picture()},
+                r"none of its images is in .*; c\.png is in .*cam1 and in .*cam2: a file_name needs the folder",
+                images=flat[:1])
+    yield below("a picture in another folder", {"cam1/c.png": picture()},
+                r"; c\.png is in .*cam1: write `\{annotations: instances\.json, images: .*cam1\}`", images=flat[:1])
 
 
 # Situations of public trackers: the address, and what the tool's file says
@@ -933,4 +1069,4 @@ def tracker_cases() -> Iterator[Case]:
     )
 
 
-CASES = (*yolo_cases(), *voc_cases(), *coco_cases(), *tracker_cases())
+CASES = (*yolo_cases(), *voc_cases(), *coco_cases(), *source_cases(), *tracker_cases())

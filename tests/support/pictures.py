@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe
+from ray_yolo.labels.description import DatasetDescription, describe
 
 
 def smooth_picture(height: int, width: int, seed: int = 0) -> np.ndarray:

@@ -40,7 +40,7 @@ REFUSED = [
     ("val --weights w/run/weights/best.pt --data nowhere.yaml", 2, "nowhere.yaml: no such file"),
     ("val --weights w/run/weights/best.pt --data data/data.yaml --gpus-per-worker 1", 4, "gpus_per_worker: 1"),
     ("predict --weights nowhere.pt --source w/val", 2, "nowhere.pt: no such weights file"),
-    ("predict --weights w/run/weights/best.pt --source nowhere", 2, "no images and no videos in nowhere"),
+    ("predict --weights w/run/weights/best.pt --source nowhere", 2, "nowhere: no such file or folder"),
     ("predict --weights w/run/weights/best.pt --source w/val --classes 7", 2, "classes: 7 is none"),
     ("predict --weights w/run/weights/best.pt --source w/val --gpus-per-worker 1", 4, "gpus_per_worker: 1"),
     ("export --weights nowhere.pt --format torchscript", 2, "nowhere.pt: no such weights file"),

@@ -58,9 +58,9 @@ ELSEWHERE = {
     "--exist-ok": "test_flag_effects.py::test_a_finished_name_is_started_over_only_with_exist_ok",
     "--strict": "test_flag_effects.py::test_a_label_that_has_to_be_left_out_is_refused_only_with_strict",
     "--allow-empty": "test_flag_effects.py::test_a_split_without_a_box_is_refused_unless_that_is_meant",
-    "--labels-with-confidence": "data/test_label_options.py::test_rows_with_a_confidence_are_labels_if_asked_for",
-    "--keep-difficult": "data/test_label_options.py::test_difficult_objects_are_labels_if_asked_for",
-    "--keep-repeats": "data/test_label_options.py::test_repeated_lines_of_a_training_list_are_kept",
+    "--labels-with-confidence": "labels/test_label_options.py::test_rows_with_a_confidence_are_labels_if_asked_for",
+    "--keep-difficult": "labels/test_label_options.py::test_difficult_objects_are_labels_if_asked_for",
+    "--keep-repeats": "labels/test_label_options.py::test_repeated_lines_of_a_training_list_are_kept",
     "--allow-names":
         "runtime/test_class_order.py::test_a_training_on_other_names_is_refused_unless_that_is_meant",
     "--match-classes":

@@ -92,5 +92,62 @@ def test_dangers_are_caught(source: str) -> None:
     assert len(dangers(source)) == 1
 
 
+MESSAGES = {"what", "why", "problem", "message", "reason", "note", "args"}  # attributes that hold a text for a reader
+SEARCHES = {"startswith", "endswith", "find", "rfind", "index", "search", "match", "fullmatch"}
+FOREIGN = {  # errors of libraries whose type does not say it
+    "engine/collectives.py": "a lost peer is a RuntimeError of torch",
+    "runtime/workers/failures.py": "the same",
+    "tune/pairs.py": "the error of a training by another version is a line of its output",
+}
+
+
+def decisions_by_text(source: str) -> list[str]:
+    """`line: what` of every place that searches in a message: of an error, a finding or an event."""
+    tree = ast.parse(source)
+    errors = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)} | {"error"}
+
+    def is_message(node: ast.expr) -> bool:
+        match node:
+            case ast.Call(func=ast.Name("str" | "repr"), args=[ast.Name(name)]):
+                return name in errors
+            case ast.Attribute(attr=name):
+                return name in MESSAGES
+            case ast.Subscript(value=value):
+                return is_message(value)
+        return False
+
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=subject, attr=name), args=given) if name in SEARCHES:
+                searched = [subject, *given]
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[container]):
+                searched = [container]
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(str(text))]) if text:
+                searched = [left]
+            case _:
+                continue
+        if any(map(is_message, searched)):
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_no_decision_reads_a_text() -> None:
+    """A message is for readers: its wording may change, and what it says has to be a value of its own."""
+    package = ROOT / "ray_yolo"
+    found = [f"{name}:{place}" for name, text in texts() if name.startswith("ray_yolo/") and name.endswith(".py")
+             if str((ROOT / name).relative_to(package)) not in FOREIGN for place in decisions_by_text(text)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("source", [
+    "finding.what.startswith(prefixes)", "'NaN' in outcome.reason", "if error.args[0] == 'no such file': pass",
+    "try: f()\nexcept OSError as problem:\n  if 'full' in str(problem): pass", "re.search('lost', str(error))",
+    "event.message.find('x')",
+])
+def test_a_decision_by_text_is_caught(source: str) -> None:
+    assert len(decisions_by_text(source)) == 1
+
+
 def test_what_only_looks_dangerous_passes() -> None:
     assert dangers("model.eval()\nre.compile('a')\nyaml.safe_load(text)\ntorch.load(path, weights_only=True)") == []

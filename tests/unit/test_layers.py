@@ -15,6 +15,7 @@ SIBLINGS = ("models", "data", "plots")
 FLOORS = (  # lowest first; modules of the package that are not named here are on top: the commands and the API
     ("core", "__version__"),
     ("config", "storage", "ops"),
+    ("labels",),
     SIBLINGS,
     ("checkpoints",),
     ("engine", "inference"),
@@ -27,11 +28,22 @@ RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "runner"
 DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sinks/", "tune/mlflow.py"),
          "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
+ROOMS = {"labels": ("data",)}  # used by the names in their `__init__`; by the rooms that are built on them, freely
 RANK_TESTS = {"print0", "is_main_process"}
 
 
 def floor(module: str) -> int:
     return next((level for level, names in enumerate(FLOORS) if module in names), len(FLOORS))
+
+
+@cache
+def offered(room: str) -> tuple[str, ...]:
+    """The names in the `__all__` of a room."""
+    for node in ast.parse((PACKAGE / room / "__init__.py").read_text("utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("__all__")], value=value):
+                return tuple(ast.literal_eval(value))
+    return ()
 
 
 def within(name: str, package: str) -> bool:
@@ -69,10 +81,16 @@ def objection(path: str, name: str) -> str | None:
         return "a relative import; write it out"
     if door and not path.startswith(door):
         return f"only {' and '.join(door)} may"
+    if here == "labels" and within(name, "torch"):
+        return "labels are read without torch"
     if here == "ops" and not any(within(name, package) for package in FOR_OPS):
         return "ops imports torch, numpy and the standard library only"
     if here == "tune" and path not in RAY_IN_TUNE and f"{'/'.join(name.split('.')[1:3])}.py" in RAY_IN_TUNE:
         return "the modules of a search do not import the code that runs its trials; pass it as an argument"
+    if there in ROOMS and here not in (there, *ROOMS[there]):
+        inside = name.split(".")[2:]
+        if len(inside) != 1 or inside[0] not in offered(there):
+            return f"other rooms use what ray_yolo/{there}/__init__.py names"
     if there and floor(there) > floor(here):
         return f"{there} is above {here}; pass it as an argument, or move the shared code down (see FLOORS)"
     if there and there != here and {there, here} <= set(SIBLINGS):
@@ -110,6 +128,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(edges) == []
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_offers_at_most_ten_names(room: str) -> None:
+    assert 1 <= len(offered(room)) <= 10
+
+
 def test_a_circle_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": set()}) == ["a", "b", "c", "d"]
 
@@ -138,7 +161,11 @@ def test_imports_follow_the_rule() -> None:
     ("data/dataset.py", "import ray_yolo.engine.loop"),
     ("core/errors.py", "from ray_yolo.cli import run"),
     ("core/files.py", "from ray_yolo.config.recipe import Recipe"),
-    ("models/heads.py", "from ray_yolo.data.labels import Labels"),
+    ("models/heads.py", "from ray_yolo.data.geometry import move"),
+    ("labels/voc.py", "from ray_yolo.data.images import read_image"),
+    ("labels/voc.py", "import torch"),
+    ("runtime/trainer.py", "from ray_yolo.labels.coco import CocoFile"),
+    ("runtime/trainer.py", "from ray_yolo.labels import coco"),
     ("ops/nms.py", "import cv2"),
     ("ops/nms.py", "from torchvision.ops import nms"),
     ("ops/nms.py", "from ray_yolo.core.structures import Progress"),
@@ -159,6 +186,8 @@ def test_a_breach_is_caught(path: str, source: str) -> None:
     ("ops/nms.py", "import math\nfrom torch.nn import functional\nfrom ray_yolo.ops import boxes"),
     ("train.py", "from ray_yolo.runtime import trainer\nfrom ray_yolo import cli"),
     ("tune/__main__.py", "from ray_yolo.tune import tuner\nfrom ray_yolo.cli import run"),
+    ("runtime/trainer.py", "from ray_yolo.labels import LabelSources"),
+    ("data/index.py", "from ray_yolo.labels.label_files import LabelSources"),
     ("tune/tuner.py", "import ray\nfrom ray_yolo.tune.trainable import train_task"),
     ("engine/loop.py", "import raylike\nray = 1\nray.get"),
 ])

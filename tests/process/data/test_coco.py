@@ -3,8 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_yolo.data.dataset_yaml import describe, read_description
+from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
+from ray_yolo.labels.description import describe
 
 
 @pytest.mark.realdata

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.data import index as index_module
-from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
+from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
+from ray_yolo.labels.description import DatasetDescription
 from tests.support.pictures import write_dataset
 from tests.unit.data.test_index import ROW, same
 

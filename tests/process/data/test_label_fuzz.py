@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.labels import ImageLabels, LabelRules, Labels, UnreadableLabelsError
-from ray_yolo.data.voc import parse_voc
-from ray_yolo.data.yolo_txt import parse_labels
+from ray_yolo.labels.coco import CocoFile
+from ray_yolo.labels.rows import ImageLabels, LabelRules, Labels, UnreadableLabelsError
+from ray_yolo.labels.voc import parse_voc
+from ray_yolo.labels.yolo_txt import parse_labels
 from tests.support.fuzz import NUMBERS, damage, pick, replace_one, tally
 from tests.support.pictures import smooth_picture, write_image
 

@@ -14,7 +14,7 @@ from ray_yolo.core.structures import AnnotationIndex, SampleKey
 from ray_yolo.data.dataset import TrainDataset, ValDataset, cut_batches
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
-from ray_yolo.data.labels import LabelOptions
+from ray_yolo.labels.rows import LabelOptions
 from tests.support.label_cases import CASES, Case
 
 STILL = AugmentConfig(mosaic=0, scale=0, translate=1e-9, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)  # boxes follow outlines

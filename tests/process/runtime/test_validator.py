@@ -24,10 +24,11 @@ from ray_yolo.config.settings import config_fields
 from ray_yolo.core.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.core.events import EpochEvent
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
 from ray_yolo.inference.output import coco_ids, coco_results
+from ray_yolo.labels.description import describe
+from ray_yolo.labels.label_files import LabelSources
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
@@ -230,7 +231,7 @@ def test_results_for_coco_have_the_ids_of_the_file(tmp_path: Path) -> None:
     description = describe({"val": "instances_val.json", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
     index = read_index(description, "val")
     found = detections(index, 0)
-    ids = coco_ids(index, description, "val")
+    ids = coco_ids(index, LabelSources(description, "val"))
     with contextlib.redirect_stdout(io.StringIO()):
         known: Any = COCO(str(file))
         evaluation: Any = COCOeval(known, known.loadRes(coco_results(found, ids)), "bbox")
@@ -239,6 +240,27 @@ def test_results_for_coco_have_the_ids_of_the_file(tmp_path: Path) -> None:
         evaluation.summarize()
     assert evaluation.stats[:12].tolist() == pytest.approx(reference(file, index, found), abs=2e-3)
     assert evaluation.stats[0] > 0.2
+
+
+def test_an_annotation_with_the_id_0_is_reported(trained: Path, tmp_path: Path) -> None:
+    """pycocotools takes a detection of it for a false one, so its numbers are lower than with ids from 1."""
+    file = coco_file(tmp_path, 0)
+    description = describe({"val": "instances_val.json", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
+    index = read_index(description, "val")
+    found = detections(index, 0)
+    from_1 = reference(file, index, found)
+    content = json.loads(file.read_text())
+    content["annotations"] = [{**row, "id": row["id"] - 1} for row in content["annotations"]]
+    file.write_text(json.dumps(content))
+    assert reference(file, index, found)[0] < from_1[0] - 0.01
+    data = tmp_path / "data.yaml"
+    data.write_text("train: instances_val.json\nval: instances_val.json\nnames: [dark, bright]\n")
+    for name in ("dark", "bright"):
+        file.write_text(file.read_text().replace({"dark": '"cat"', "bright": '"dog"'}[name], f'"{name}"'))
+    notes = [check(settings(trained, tmp_path, data=str(data), **more)).note
+             for more in ({}, {"coco": True}, {"save_json": True})]
+    assert notes[0] == ""
+    assert all("instances_val.json has an annotation with the id 0: here it counts" in note for note in notes[1:])
 
 
 def test_classes_that_are_left_out_count_for_nothing(trained: Path, tmp_path: Path) -> None:

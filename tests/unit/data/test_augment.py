@@ -4,7 +4,8 @@ import pytest
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.augment import GREY, blend, copy_paste, draw_affine, draw_colour_gains, letterbox, recolour
-from ray_yolo.data.labels import Labels, move_points
+from ray_yolo.data.geometry import move_points
+from ray_yolo.labels.rows import Labels
 from tests.support.pictures import smooth_picture
 
 STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0)

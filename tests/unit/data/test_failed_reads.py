@@ -20,11 +20,11 @@ from ray_yolo.core import files
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreachableImageError, has_too_many, inspect_image, read_image
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sources import read_source
+from ray_yolo.labels.description import DatasetDescription, describe
 from tests.support.pictures import smooth_picture, write_image
 
 ROW = "1 0.5 0.5 0.5 0.5\n"

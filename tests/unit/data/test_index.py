@@ -7,8 +7,8 @@ import pytest
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index, with_single_class
+from ray_yolo.labels.description import describe
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 ROW = "1 0.5 0.5 0.5 0.5\n"

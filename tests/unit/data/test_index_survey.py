@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import (
     class_weights,
     first_paths,
@@ -18,6 +17,7 @@ from ray_yolo.data.index import (
     sample_images,
     survey,
 )
+from ray_yolo.labels.description import describe
 from tests.support.pictures import write_dataset
 
 ROW = "1 0.5 0.5 0.5 0.5\n"

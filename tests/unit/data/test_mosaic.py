@@ -5,7 +5,7 @@ import numpy as np
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.augment import GREY, draw_affine
-from ray_yolo.data.labels import move_points
+from ray_yolo.data.geometry import move_points
 from ray_yolo.data.mosaic import Tile, corner, enclosing_range, render, snap
 from tests.support.pictures import smooth_picture
 

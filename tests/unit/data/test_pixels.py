@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from ray_yolo.core.structures import AnnotationIndex, PixelValues
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import inspect_image, read_image
 from ray_yolo.data.index import as_training_reads, read_index, survey
 from ray_yolo.data.pixels import as_read, black_and_white, join_values, range_of, to_levels, values_of
+from ray_yolo.labels.description import describe
 from tests.support.pictures import smooth_picture, write_image
 
 PICTURE = smooth_picture(48, 64)  # levels from 0 to 255

@@ -95,6 +95,14 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
     assert second.read().error.startswith("is not an image")
 
 
+def test_a_link_to_no_file_is_a_frame_with_its_error(tmp_path: Path) -> None:
+    """It was skipped without a word, where a training says that it left it out."""
+    write_image(tmp_path / "a.png", PICTURE)
+    (tmp_path / "b.png").symlink_to("nowhere.png")
+    first, second = (frame.read() for frame in read_source(tmp_path).frames())
+    assert (first.error, second.media.name, second.error) == ("", "b.png", "cannot be read: No such file or directory")
+
+
 def test_only_a_picture_or_a_camera_is_alone(tmp_path: Path) -> None:
     video = write_video(tmp_path / "clip.avi", [PICTURE])
     assert read_source(BGR).alone

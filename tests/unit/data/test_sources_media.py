@@ -16,15 +16,8 @@ from PIL import Image
 
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.data.images import UnreadableImageError
-from ray_yolo.data.sources import (
-    files_of,
-    find_media,
-    frames_per_second,
-    matching,
-    read_source,
-    read_video,
-    unique_stems,
-)
+from ray_yolo.data.sources import find_media, frames_per_second, read_source, read_video, unique_stems
+from ray_yolo.labels.files import files_of, matching
 from tests.support.videos import write_video
 
 

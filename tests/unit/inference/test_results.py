@@ -88,6 +88,16 @@ def test_crops_are_the_pixels_of_the_boxes_and_stay_in_their_folder(results: Res
     assert written == ["crops/___dog/a.1.jpg", "crops/cat/a.2.jpg"]
 
 
+def test_crops_of_each_class_have_a_folder(tmp_path: Path) -> None:
+    """`c+` and `c#` have equal names of folders otherwise, and so has `c__0` with the first one's next name."""
+    rows = torch.tensor([[10.0, 20, 30, 60, 0.9, kind] for kind in range(4)])
+    names = {0: "c+", 1: "c#", 2: "c__0", 3: "car"}
+    results = Results(PICTURE[..., ::-1].copy(), "a.jpg", names, Boxes(rows, (200, 100)))
+    results.save_crop(tmp_path)
+    written = {path.parent.name for path in tmp_path.rglob("*.jpg")}
+    assert written == {"c__0_0", "c__1", "c__0_2", "car"}
+
+
 def test_a_crop_has_every_pixel_that_the_box_touches() -> None:
     rows = torch.tensor([[10.3, 20.9, 29.2, 59.1, 0.9, 0], [10.0, 20, 30, 60, 0.9, 0]])
     pieces = Results(PICTURE, "a", {0: "cat"}, Boxes(rows, (200, 100))).crop()

@@ -69,9 +69,11 @@ def test_one_file_is_checked_against_its_manifest(
     assert "4 bytes instead of" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["none", "none.pt", EVENTS_FILE])
-def test_what_is_no_run_is_refused_in_one_line(uninterrupted: Path, name: str) -> None:
-    with pytest.raises(InputError, match=rf"{name}: has neither checkpoints nor weights; give the folder of a run"):
+@pytest.mark.parametrize(("name", "what"), [
+    ("none", "no such file or folder"), ("none.pt", "no such file or folder"),
+    (EVENTS_FILE, "has neither checkpoints nor weights")])
+def test_what_is_no_run_is_refused_in_one_line(uninterrupted: Path, name: str, what: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}: {what}; give the folder of a run"):
         verify([str(uninterrupted / name)])
     with pytest.raises(InputError, match="is not a run folder; give the folders of two runs"):
         verify([str(uninterrupted / "weights" / "last.pt"), str(uninterrupted)])
@@ -96,7 +98,7 @@ def test_the_first_step_and_the_first_tensor_that_differ_are_named(uninterrupted
 def test_what_cannot_be_compared_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="have saved no step in common \\(steps 2, 4, 6; steps 3\\)"):
         compare_runs(uninterrupted, make(tmp_path / "other", {3: 0.5}))
-    with pytest.raises(InputError, match="has neither checkpoints nor weights"):
+    with pytest.raises(InputError, match="nothing: no such file or folder"):
         check_files(tmp_path / "nothing")
 
 

@@ -52,6 +52,18 @@ def test_classes_that_look_counted_from_1_are_refused(tmp_path: Path, shift: int
             read_dataset(recipe)
 
 
+@pytest.mark.parametrize("number", ["2", "2.0", "2.000000000000000000e+00", "+2", "02"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_spelling_of_a_class_does_not_matter(tmp_path: Path, split: str, number: str) -> None:
+    """Labels that count from 1 are refused in either split, as every tool writes them. `np.savetxt` writes floats."""
+    data = make_dataset(tmp_path, 8)
+    for file in tmp_path.glob(f"labels/{split}/*.txt"):
+        rows = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+        file.write_text("\n".join(f"{number if kind == '1' else 1} {box}" for kind, box in rows))
+    with pytest.raises(DatasetError, match=r"seem to count from 1: none is 0, and .*\.txt:\d has 2; .* subtract 1"):
+        read_dataset(Recipe(data=str(data)))
+
+
 def test_some_classes_can_be_trained_as_one(tmp_path: Path) -> None:
     data = make_dataset(tmp_path, 8)
     _, train, _ = read_dataset(Recipe(data=str(data), classes=(1,), single_cls=True))

@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.exports import ADVICE
-from ray_yolo.data.pixels import as_read
+from ray_yolo.labels.exports import ADVICE
 
 _EXAMPLES = 3
 
 
-def notes(index: AnnotationIndex) -> tuple[str, ...]:
-    """The notes about a split, each with at most three examples."""
+def notes(index: AnnotationIndex, on_pixels: Sequence[str] = ()) -> tuple[str, ...]:
+    """The notes about a split, each with at most three examples; `on_pixels` are those about the values of images."""
     others = index.other_files
     lines = list(unused_notes(index))
     if others.matched:
@@ -22,7 +21,7 @@ def notes(index: AnnotationIndex) -> tuple[str, ...]:
     if others.shared:
         lines.append(f"{counted(others.shared, 'image')} that share a label file, because they differ only in suffix")
     lines += [f"{export}, which is not read; {ADVICE}" for export in others.exports[:_EXAMPLES]]
-    lines += [as_read(values, index.pixel_range) for values in index.pixel_values]
+    lines += on_pixels
     if index.twins:
         # A path alone: the same file is in both splits.
         pairs = [path if path == other else f"{path} = {other}" for path, other in index.twins]

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from ray_yolo.core.errors import DatasetError, InputError
-from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.labels.description import DatasetDescription, describe
 from tests.support.jobs import make_dataset
 
 

@@ -17,11 +17,10 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from ray_yolo.core.structures import OtherFiles
-from ray_yolo.data import voc
-from ray_yolo.data.exports import tool_of_file
-from ray_yolo.data.images import SUFFIXES
-from ray_yolo.data.sources import suffix, walk
-from ray_yolo.data.yolo_txt import label_path
+from ray_yolo.labels import voc
+from ray_yolo.labels.exports import tool_of_file
+from ray_yolo.labels.files import SUFFIXES, suffix, walk
+from ray_yolo.labels.yolo_txt import label_path
 
 _LABEL_SUFFIXES = (".txt", ".xml")
 _LABEL_FOLDERS = ("labels", "Labels", "LABELS", "annotations", "Annotations", "annots")

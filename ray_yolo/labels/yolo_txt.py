@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.data.labels import (
+from ray_yolo.labels.rows import (
     ImageLabels,
     LabelRow,
     LabelRules,
@@ -22,13 +22,13 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
-from ray_yolo.data.remarks import Kind
-from ray_yolo.data.values import decode_text
+from ray_yolo.labels.rules import Code
+from ray_yolo.labels.values import decode_text
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding errors of exporters and are clipped
 _BOX_SLACK = 0.01  # a box may reach this far out of its image
 _SAME = 0.005  # shares this close are equal: labelling tools round to three decimals
-_BETWEEN_COMMAS = re.compile(r"\s*[,;]\s*")
+_DECIMAL_COMMA = re.compile(r"\d,\d")
 
 
 def label_path(image_path: str) -> str:
@@ -56,7 +56,7 @@ def parse_labels(content: bytes, size: tuple[int, int], rules: LabelRules, where
     try:
         content_text = decode_text(content)
     except UnicodeDecodeError:
-        raise UnreadableLabelsError(where, "is not a text file") from None
+        raise UnreadableLabelsError(Code.NO_TEXT, where) from None
     lines = []
     for number, text in enumerate(content_text.splitlines(), 1):
         if text.strip():
@@ -82,31 +82,27 @@ def _row(line: str, size: tuple[int, int], rules: LabelRules, place: str) -> Lab
 def _numbers(line: str, words: Sequence[str], place: str) -> list[float]:
     """The numbers of a row, five or more."""
     if "," in line or ";" in line:
-        if len(words) >= 5:
-            raise UnreadableLabelsError(place, "has numbers with a comma; write 0.5, not 0,5")
-        columns = len(_BETWEEN_COMMAS.split(line.strip()))
-        raise UnreadableLabelsError(place, f"has {columns} columns between commas; YOLO separates columns by blanks")
+        if ";" not in line and len(words) >= 5 and _DECIMAL_COMMA.search(line):
+            raise UnreadableLabelsError(Code.DECIMAL_COMMAS, place)
+        marks = "semicolons" if ";" in line else "commas"
+        columns = len(line.split(";" if marks == "semicolons" else ","))
+        raise UnreadableLabelsError(Code.SEPARATORS, place, columns, marks)
     if len(words) < 5:
-        raise UnreadableLabelsError(place, _wrong_columns(len(words)))
+        raise UnreadableLabelsError(Code.COLUMNS, place, len(words))
     try:
         if "_" in line:
             raise ValueError
         return [float(word) for word in words]
     except ValueError:
-        raise UnreadableLabelsError(place, _no_numbers(words)) from None
+        raise _no_numbers(words, place) from None
 
 
-def _wrong_columns(columns: int) -> str:
-    return (f"has {columns} columns; a box has 5, an outline of k points 1 + 2k with k from 3 up, and a box with "
-            "keypoints needs `kpt_shape` in the data set's YAML file")
-
-
-def _no_numbers(words: Sequence[str]) -> str:
+def _no_numbers(words: Sequence[str], place: str) -> UnreadableLabelsError:
     try:
         float(words[0])
     except ValueError:
-        return f"is not a row of numbers: it begins with {words[0][:20]!r}, not with the number of a class"
-    return "is not a row of numbers"
+        return UnreadableLabelsError(Code.NAME_FOR_CLASS, place, words[0][:20])
+    return UnreadableLabelsError(Code.NO_NUMBERS, place)
 
 
 def _box_of_keypoints(shares: Sequence[float], rules: LabelRules, place: str) -> list[float]:
@@ -119,8 +115,7 @@ def _box_of_keypoints(shares: Sequence[float], rules: LabelRules, place: str) ->
     if rules.options.with_confidence:
         lengths += [5, expected + 1]
     if len(shares) not in lengths:
-        raise UnreadableLabelsError(place, f"has {1 + len(shares)} columns; with kpt_shape: [{count}, {dimensions}] a "
-                                           f"row has {1 + expected}, or 5 without keypoints")
+        raise UnreadableLabelsError(Code.OTHER_KEYPOINTS, place, 1 + len(shares), count, dimensions, 1 + expected)
     return _inside(shares[:4], place)
 
 
@@ -130,16 +125,12 @@ def _plain_box(shares: Sequence[float], rules: LabelRules, place: str) -> list[f
         return _inside(shares, place)
     last = shares[4]
     if rules.options.with_confidence and not _is_box(shares[:4]) and _is_box(shares[1:]):
-        raise UnreadableLabelsError(place, "seems to have the confidence in the second column: the last four numbers "
-                                           "are a box in the image, and the four after the class are none; make it "
-                                           "the last column")
+        raise UnreadableLabelsError(Code.CONFIDENCE_SECOND, place)
     if rules.options.with_confidence and 0 <= last <= 1:
         return _inside(shares[:4], place)
     if rules.options.with_confidence:
-        raise UnreadableLabelsError(place, f"has {last:g} in the sixth column, which is no confidence from 0 to 1 but "
-                                           "may be a track id or an angle; remove the column")
-    raise UnreadableLabelsError(place, "has 6 columns, and a box has 5: the last may be a confidence (add "
-                                       "--labels-with-confidence to use the box), a track id or an angle (remove it)")
+        raise UnreadableLabelsError(Code.NO_CONFIDENCE, place, last)
+    raise UnreadableLabelsError(Code.SIXTH_COLUMN, place)
 
 
 def _refuse_other_rows(words: Sequence[str], shares: Sequence[float], place: str) -> None:
@@ -148,20 +139,14 @@ def _refuse_other_rows(words: Sequence[str], shares: Sequence[float], place: str
         return
     groups = [shares[first:first + 4] for first in range(0, len(shares), 5)]  # between them are the classes
     if len(words) % 5 == 0 and all(word.isdecimal() for word in words[::5]) and all(map(_is_box, groups)):
-        raise UnreadableLabelsError(place, f"seems to be {len(groups)} boxes on one line, not an outline; give each a "
-                                           "line of its own")
+        raise UnreadableLabelsError(Code.BOXES_IN_LINE, place, len(groups))
     extra = shares[4:]
     if len(extra) % 3 == 0 and all(share in (0, 1, 2) for share in extra[2::3]):
-        shape = f"[{len(extra) // 3}, 3]"
-        raise UnreadableLabelsError(place, "seems to be a box and keypoints with their visibility (0, 1 or 2); add "
-                                           f"`kpt_shape: {shape}` to the data set's YAML file")
+        raise UnreadableLabelsError(Code.VISIBLE_KEYPOINTS, place, len(extra) // 3)
     if len(extra) == 2 and 0 <= extra[0] <= 1 and words[-1].isdecimal():
-        raise UnreadableLabelsError(place, f"seems to be a box with a confidence and the track id {words[-1][:20]}, "
-                                           "not an outline of 3 points; remove the last two columns")
+        raise UnreadableLabelsError(Code.TRACK, place, words[-1][:20])
     if len(extra) >= 6 and len(extra) % 2 == 0 and _encloses_exactly(shares):
-        raise UnreadableLabelsError(place, "seems to be a box and the points in it, not an outline: the box of the "
-                                           "other points is its first four numbers; remove one of the two, or add "
-                                           f"`kpt_shape: [{len(extra) // 2}, 2]` to the data set's YAML file")
+        raise UnreadableLabelsError(Code.BOX_AND_POINTS, place, len(extra) // 2)
 
 
 def _is_box(shares: Sequence[float]) -> bool:
@@ -187,24 +172,22 @@ def _outline(shares: list[float], rules: LabelRules, place: str) -> list[float]:
         return shares
     if rules.options.with_confidence and 0 <= shares[-1] <= 1:
         return shares[:-1]
-    raise UnreadableLabelsError(place, _wrong_columns(1 + len(shares)))
+    raise UnreadableLabelsError(Code.COLUMNS, place, 1 + len(shares))
 
 
 def _inside(shares: Sequence[float], place: str) -> list[float]:
     """Shares, clipped to 0..1 where they are outside by rounding."""
     if not all(-_SLACK <= share <= 1 + _SLACK for share in shares):  # false for NaN too
-        raise UnreadableLabelsError(place, "has values outside 0 to 1; they must be shares of the image's width "
-                                           "and height")
+        raise UnreadableLabelsError(Code.OUTSIDE, place)
     return [_share(share) for share in shares]
 
 
 def _class(word: str, kind: float, rules: LabelRules, place: str) -> int:
     num_classes = len(rules.names)
     if not kind.is_integer():
-        raise UnreadableLabelsError(place, f"has the class {word[:20]}, which is not a whole number")
+        raise UnreadableLabelsError(Code.CLASS_NOT_WHOLE, place, word[:20])
     if not 0 <= kind < num_classes:
-        raise UnreadableLabelsError(place, f"has the class {word[:20]}, but the data set names {num_classes} "
-                                           f"classes (0-{num_classes - 1}); correct it or add the name")
+        raise UnreadableLabelsError(Code.CLASS_UNKNOWN, place, int(kind), word[:20], num_classes, num_classes - 1)
     return int(kind)
 
 
@@ -215,22 +198,21 @@ def _box_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: s
     rows, columns = size
     unclipped = (left * columns, above * rows, right * columns, below * rows)
     box = (_share(left) * columns, _share(above) * rows, _share(right) * columns, _share(below) * rows)
-    remarks = edge_remarks(unclipped, size, "YOLO")
+    remarks = edge_remarks(unclipped, size)
     if width > x and height > y:
-        remarks += (Kind("corner order", "YOLO"),)
+        remarks += (Code.CORNER_ORDER,)
     if x + width > 1 + _BOX_SLACK or y + height > 1 + _BOX_SLACK:  # x, y cannot be the upper left corner
-        remarks += (Kind("one reading", "YOLO"),)
+        remarks += (Code.ONE_READING,)
     return LabelRow(place, (kind, *shares), kind, box, remarks=remarks)
 
 
 def _outline_row(kind: int, shares: Sequence[float], size: tuple[int, int], place: str) -> LabelRow:
     outline = np.array(shares).reshape(-1, 2) * (size[1], size[0])
-    columns = str(1 + len(shares))
-    remarks = [Kind("outline", columns)]
+    remarks = [Code.OUTLINE]
     if _may_have_keypoints(shares):
-        remarks.append(Kind("keypoints", columns))
+        remarks.append(Code.MAY_BE_KEYPOINTS)
     if len(shares) == 6 and _is_box(shares):  # a triangle, or a box and two numbers
-        remarks.append(Kind("triangle", columns))
+        remarks.append(Code.MAY_BE_MORE)
     return LabelRow(place, (kind, *shares), kind, box_around(outline), outline, remarks=tuple(remarks))
 
 

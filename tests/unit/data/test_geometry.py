@@ -3,17 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.data.labels import (
-    NO_LABELS,
-    Labels,
-    cut,
-    join,
-    mirror,
-    move,
-    move_boxes,
-    still_visible,
-    stretch,
-)
+from ray_yolo.data.geometry import cut, join, mirror, move, move_boxes, still_visible, stretch
+from ray_yolo.labels.rows import NO_LABELS, Labels
 
 SHIFT = np.array([[1.0, 0, 5], [0, 1, -3], [0, 0, 1]])
 HALF = np.diag([0.5, 0.5, 1])

@@ -13,19 +13,19 @@ from typing import Literal
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.files import read_patiently
 from ray_yolo.core.structures import Finding, OtherFiles
-from ray_yolo.data import voc
-from ray_yolo.data.class_files import compare_class_files
-from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.images import SUFFIXES, UNREAD_SUFFIXES
-from ray_yolo.data.labels import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
-from ray_yolo.data.notes import counted
-from ray_yolo.data.other_files import find_other_files
-from ray_yolo.data.remarks import Kind, Remark
-from ray_yolo.data.remote import unread_pictures
-from ray_yolo.data.sources import files_of, suffix
-from ray_yolo.data.yolo_txt import label_path, parse_labels
+from ray_yolo.labels import voc
+from ray_yolo.labels.class_files import compare_class_files
+from ray_yolo.labels.coco import CocoFile
+from ray_yolo.labels.dataset_hints import explain_source
+from ray_yolo.labels.description import DatasetDescription
+from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, files_of, suffix
+from ray_yolo.labels.notes import counted
+from ray_yolo.labels.other_files import find_other_files
+from ray_yolo.labels.rows import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
+from ray_yolo.labels.rules import Code, Remark
+from ray_yolo.labels.yolo_txt import label_path, parse_labels
 
+_BESIDE = {"COCO": Code.BESIDE_COCO, "text": Code.BESIDE_TEXT, "XML": Code.BESIDE_XML}  # files that are read
 MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: more than any image has
 
 
@@ -59,14 +59,15 @@ class LabelSources:
                     self._add_coco(CocoFile(file, description.root, description.names,
                                             Path(folder) if folder else None))
                 continue
+            if os.path.isfile(source) and (wrong_kind := explain_source(Path(source))):
+                raise DatasetError(f"{description.file}: {split}: {source} {wrong_kind}")
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             files = [os.path.normpath(path) for path in files_of(source, description.root)]
             found = Counter(path for path in files if is_list or suffix(path) in SUFFIXES)
             if os.path.isdir(source):
                 roots.append(os.path.normpath(source))
                 unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
-                if description.snapshot:  # in the store, but not downloaded
-                    unread += [path for path in unread_pictures(description.snapshot) if path.startswith(f"{source}/")]
+                unread += [path for path in description.not_fetched if path.startswith(f"{source}/")]
             if is_list and options.keep_repeats and split == "train":
                 images |= found  # the larger count, if two sources have an image
                 continue
@@ -97,8 +98,7 @@ class LabelSources:
         self.findings += coco.findings
         if coco.respelled:
             pairs = [f"{name} is {path}" for name, path in coco.respelled.items()]
-            what = f"has images whose files are spelled otherwise: {counted(pairs, 'image')}"
-            self.findings.append(Finding(str(coco.file), what, dropped=False))
+            self.findings.append(Code.RESPELLED.finding(str(coco.file), counted(pairs, "image")))
 
     def part(self, paths: list[str]) -> LabelSources:
         """A subset of the images with the data to read them, small enough to send to a process."""
@@ -122,6 +122,11 @@ class LabelSources:
             return [label_path(path), self._matched[path]]
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
+
+    @property
+    def counted_from_0(self) -> str:
+        """A COCO file with an annotation of the id 0; '' if there is none."""
+        return next((str(file.file) for file in self._coco.values() if file.counts_from_0), "")
 
     def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
         """A COCO file's ids of an image and its classes. For other images, as in YOLOv5, the stem (as an integer if it
@@ -178,7 +183,7 @@ def _with_unread(labels: ImageLabels, read: Literal["COCO", "text", "XML"], unre
     """The labels with a remark on each file that is not read, because the image has labels of another kind too."""
     if not unread:
         return labels
-    return labels._replace(remarks=(*labels.remarks, *(Remark(Kind("two files", read), file) for file in unread)))
+    return labels._replace(remarks=(*labels.remarks, *(Remark(_BESIDE[read], file) for file in unread)))
 
 
 def _coco_files(source: Path, split: str) -> list[Path]:
@@ -200,9 +205,7 @@ def _repeated_lines(counts: Counter[str], source: str, split: str) -> list[Findi
         return []
     remedy = " (--keep-repeats counts every line)" if split == "train" else ""
     lines = sum(counts.values())
-    what = (f"has {lines - len(counts)} of {lines} lines that repeat an earlier one, of {len(repeated)} images, the "
-            f"first {repeated[0]}; each image counts once{remedy}")
-    return [Finding(source, what, dropped=False)]
+    return [Code.REPEATED_LINES.finding(source, lines - len(counts), lines, len(repeated), repeated[0], remedy)]
 
 
 def _content(file: str) -> bytes | None:
@@ -210,11 +213,11 @@ def _content(file: str) -> bytes | None:
     try:
         status = os.stat(file)
         if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may block forever
-            raise UnreadableLabelsError(file, "is not a plain file")
+            raise UnreadableLabelsError(Code.NO_PLAIN_FILE, file)
         if status.st_size > MAX_BYTES:
-            raise UnreadableLabelsError(file, f"is larger than {MAX_BYTES // 2**20} MiB: not a label file")
+            raise UnreadableLabelsError(Code.TOO_LARGE, file, MAX_BYTES // 2**20)
         return Path(file).read_bytes()
     except FileNotFoundError:
         if os.path.islink(file):  # as of a set whose label files were not fetched
-            raise UnreadableLabelsError(file, "is a link to a file that does not exist") from None
+            raise UnreadableLabelsError(Code.BROKEN_LINK, file) from None
         return None

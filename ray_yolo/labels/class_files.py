@@ -16,8 +16,9 @@ from pathlib import Path
 from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import Finding
-from ray_yolo.data import values
-from ray_yolo.data.values import decode_text, folded
+from ray_yolo.labels import values
+from ray_yolo.labels.rules import Code
+from ray_yolo.labels.values import decode_text, folded
 
 _LABEL_STUDIO = "notes.json"
 # Beside their label files
@@ -53,8 +54,7 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
         try:
             stated = _read_names(file)
         except UnicodeDecodeError:
-            what = f"is not text in UTF-8, so its class names are not compared with those of {description}"
-            findings.append(Finding(file, what, dropped=False))
+            findings.append(Code.NAMES_NOT_UTF8.finding(file, description))
             continue
         is_of_tool = os.path.basename(file).lower() in _OF_TOOLS
         moved = _moved_name(own, stated)
@@ -63,14 +63,13 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
             continue  # a list of something else, or the names of another set, as Darknet's coco.names
         if moved is not None:
             number, other = moved
-            what = f"gives class {own[number]!r} the number {other}, but {description} {number}"
             if is_of_tool:
-                raise DatasetError(f"{file}: {what}, and labels have numbers alone; correct the one that is wrong, or "
-                                   "remove this file if it is out of date")
-            findings.append(Finding(file, f"{what}; the latter is used", dropped=False))
+                raise DatasetError(f"{file}: gives class {own[number]!r} the number {other}, but {description} "
+                                   f"{number}, and labels have numbers alone; correct the one that is wrong, or remove "
+                                   "this file if it is out of date")
+            findings.append(Code.OTHER_NUMBER.finding(file, own[number], other, description, number))
         elif renamed is not None:
-            what = f"names class {renamed} {stated[renamed]!r}, but {description} {own[renamed]!r}; the latter is used"
-            findings.append(Finding(file, what, dropped=False))
+            findings.append(Code.OTHER_NAME.finding(file, renamed, stated[renamed], description, repr(own[renamed])))
     return findings
 
 

@@ -16,6 +16,7 @@ _OTHER_SPELLINGS = {
     "training": "train", "trainset": "train", "train_set": "train", "testing": "test", "testset": "test",
     "name": "names", "classes": "names", "class_names": "names", "labels": "names", "categories": "names",
 }
+_TABLES = frozenset({".csv", ".tsv", ".parquet", ".feather", ".arrow", ".xlsx", ".xls", ".ods", ".jsonl", ".ndjson"})
 _ARCHIVES = re.compile(r"\.(zip|tar|tgz|tar\.\w+|gz|7z|rar|bz2|xz)$", re.IGNORECASE)
 _DARKNET_LINE = re.compile(r"\s*(classes|train|valid|names|backup)\s*=\s*(.*?)\s*")
 _MOST_BYTES = 64 * 1024  # of a Darknet file that is read
@@ -46,6 +47,20 @@ def explain_file(path: Path) -> str:
     if suffix in (".pt", ".pth", ".onnx", ".safetensors"):
         return f"is a file of weights; give it with --weights {path.name}, and the data set with --data"
     return _explain_darknet(path)
+
+
+def explain_source(path: Path) -> str:
+    """Why a file is no source of a split's images, and what to do; '' if it may be one."""
+    suffix = path.suffix.lower()
+    if suffix in _TABLES:
+        return ("is a table, which is not read; export YOLO, COCO or Pascal VOC from it, or write a list of the images "
+                "(.txt) with one path on each line")
+    if suffix in (".tfrecord", ".record", ".tfrecords", ".lmdb", ".rec"):
+        return "has records of images, which are not read; unpack them into image files"
+    if suffix in (".yaml", ".yml", ".xml"):
+        return (f"is {'an XML' if suffix == '.xml' else 'a YAML'} file; a split is a folder of images, a list of them (.txt) or a COCO file "
+                "(.json)")
+    return ""
 
 
 def _explain_darknet(path: Path) -> str:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import LabelRules, Labels, UnreadableLabelsError
-from ray_yolo.data.yolo_txt import label_path, parse_labels
+from ray_yolo.labels.rows import LabelRules, Labels, UnreadableLabelsError
+from ray_yolo.labels.yolo_txt import label_path, parse_labels
 
 SIZE = (100, 200)  # (height, width)
 

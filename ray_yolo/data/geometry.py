@@ -1,167 +1,18 @@
-"""The labels of one image: built from the rows of a label file, and transformed with the image.
-
-Coordinates are continuous: an image spans 0..width, and its first pixel's centre is at 0.5. In every format an unusable
-row is left out and reported; the other rows of the file are kept.
-"""
+"""The labels of one image, transformed with the image. Coordinates are as in `ray_yolo.labels.rows`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, compress
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ray_yolo.core.structures import Finding
-from ray_yolo.data.remarks import CLIPPED_PX, SPECK_PX, Format, Kind, Remark, combine
+from ray_yolo.labels.rows import NO_LABELS, NO_OUTLINE, Labels
 
-Item = TypeVar("Item")
-Box = tuple[float, float, float, float]  # xyxy in pixels
-NO_OUTLINE = np.zeros((0, 2), np.float32)
 _MIN_SIDE_PX = 2.0
 _MAX_ASPECT = 100.0
 _MIN_AREA_LEFT = 0.1
 _MIN_AREA_LEFT_OUTLINED = 0.01  # the box of a rotated outline is tight, that of a rotated box is not
-
-
-class Labels(NamedTuple):
-    """Classes (n,) int64, boxes (n, 4) float32 xyxy in pixels, and outlines as in `Annotation`."""
-
-    classes: np.ndarray
-    boxes: np.ndarray
-    polygons: tuple[np.ndarray, ...] = ()  # () or one (k, 2) float32 per box; k = 0 for a box without outline
-
-
-NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
-
-
-class UnreadableLabelsError(Exception):
-    """A row or a whole file is unusable; `finding` has the place and the reason."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
-        self.finding = Finding(where, what, dropped=True)
-
-
-class LabelOptions(NamedTuple):
-    """What a user decides about labels whose files leave it open."""
-
-    with_confidence: bool = False  # YOLO rows may end with a confidence, which is not used
-    keep_difficult: bool = False  # VOC objects marked difficult are labels too
-    keep_repeats: bool = False  # an image counts as often as a list file of the training split has it
-
-
-DEFAULT_OPTIONS = LabelOptions()
-
-
-class LabelRules(NamedTuple):
-    """How the label files of a data set are read."""
-
-    names: tuple[str, ...]
-    keypoints: tuple[int, int] | None = None  # of each YOLO row: their number and their dimensions
-    options: LabelOptions = DEFAULT_OPTIONS
-
-
-class LabelRow(NamedTuple):
-    """One box of a label file."""
-
-    place: str  # for messages
-    key: tuple[float, ...]  # rows with equal keys are one label
-    kind: int
-    box: Box  # inside the image
-    outline: np.ndarray = NO_OUTLINE  # (k, 2) pixels; k = 0 for a box without outline
-    area: float = 0.0  # square pixels, if the file has it
-    remarks: tuple[Kind, ...] = ()
-
-
-class ImageLabels(NamedTuple):
-    """The labels of one image with findings, remarks, areas and crowds."""
-
-    labels: Labels = NO_LABELS
-    findings: Sequence[Finding] = ()
-    areas: np.ndarray | None = None  # (n,) float64 square pixels, if the file has them
-    crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
-    has_file: bool = True  # whether there is a label file
-    remarks: Sequence[Remark] = ()
-
-
-def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
-    """The usable rows, and the findings about the others.
-
-    A row is left out if `read` raises UnreadableLabelsError. It is also left out if its box has no area in float32, the
-    type of labels (1e-9 px at 30 px is no width). Rows with equal keys count once. The finding about a repeated row
-    does not say that it was dropped, because its label is kept.
-    """
-    kept: dict[tuple[float, ...], LabelRow] = {}
-    findings = []
-    for item in items:
-        try:
-            row = read(item)
-        except UnreadableLabelsError as error:
-            findings.append(error.finding)
-            continue
-        left, top, right, bottom = np.array(row.box, np.float32)
-        if row.key in kept:
-            findings.append(Finding(row.place, "repeats an earlier row; counted once", dropped=False))
-        elif right <= left or bottom <= top or (right - left) * (bottom - top) == 0:  # the product may underflow
-            findings.append(Finding(row.place, "the box is empty; the row is left out", dropped=True))
-        else:
-            kept[row.key] = row
-    return list(kept.values()), findings
-
-
-def labels_of(rows: Sequence[LabelRow], findings: Sequence[Finding], name: Format) -> ImageLabels:
-    """The labels of a file's usable rows, in order, with remarks and the given findings; `name` is its format."""
-    remarks = _remarks_on(rows, name)
-    if not rows:
-        return ImageLabels(NO_LABELS, findings, remarks=remarks)
-    classes = np.array([row.kind for row in rows], np.int64)
-    boxes = np.array([row.box for row in rows], np.float32)
-    polygons = tuple(row.outline.astype(np.float32) for row in rows)
-    if not any(len(polygon) for polygon in polygons):
-        polygons = ()
-    return ImageLabels(Labels(classes, boxes, polygons), findings, remarks=remarks)
-
-
-def _remarks_on(rows: Iterable[LabelRow], name: Format) -> tuple[Remark, ...]:
-    """The remarks about usable rows of a file in one format."""
-    remarks = []
-    for row in rows:
-        left, above, right, below = row.box
-        kinds = [Kind("box", name)]
-        if min(right - left, below - above) < SPECK_PX:
-            kinds.append(Kind("speck", name))
-        remarks += [Remark(kind, row.place) for kind in (*kinds, *row.remarks)]
-    return combine(remarks)
-
-
-def cut_box(box: Box, size: tuple[int, int]) -> Box:
-    """A box clipped to an image of `size` (height, width).
-
-    Raises:
-        ValueError: if a side is not finite or beyond its opposite.
-    """
-    left, above, right, below = box
-    if not all(map(math.isfinite, box)) or right < left or below < above:
-        raise ValueError("no box")
-    height, width = size
-    return (min(max(left, 0.0), width), min(max(above, 0.0), height),
-            min(max(right, 0.0), width), min(max(below, 0.0), height))
-
-
-def box_around(points: np.ndarray) -> Box:
-    """The smallest box around points (k, 2), k > 0."""
-    left, above = points.min(axis=0).tolist()
-    right, below = points.max(axis=0).tolist()
-    return left, above, right, below
-
-
-def edge_remarks(box: Box, size: tuple[int, int], name: Format) -> tuple[Kind, ...]:
-    """The remark that an unclipped box reaches out of its image by more than rounding."""
-    left, above, right, below = box
-    outside = max(-left, -above, right - size[1], below - size[0])
-    return (Kind("clipped", name),) if outside > CLIPPED_PX else ()
 
 
 def join(parts: Sequence[Labels]) -> Labels:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.twins import find_twins
+from ray_yolo.labels.twins import find_twins
 
 ChangeKind = Literal["added", "removed", "moved", "replaced", "relabelled"]
 KINDS: tuple[ChangeKind, ...] = ("added", "removed", "moved", "replaced", "relabelled")

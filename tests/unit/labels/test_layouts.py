@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import only_classes, read_index, sample_images
+from ray_yolo.labels.description import describe
 from tests.support.formats import NAMES, coco_content, items, voc_xml, write, yolo_rows
 from tests.support.jobs import make_index
 

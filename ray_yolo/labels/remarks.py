@@ -6,71 +6,59 @@ One box at the edge of its image is normal; a split whose boxes all cross the ed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from ray_yolo.core.structures import Finding
+from ray_yolo.labels.rules import Code, Remark
 
 Format = Literal["YOLO", "VOC", "COCO"]
+Counts = Mapping[tuple[Code, str], Remark]  # by code and detail
 SPECK_PX = 1.0  # a box with a shorter side is a speck
 MANY_TRIANGLES = 10  # fewer could be boxes by chance
 FEW_CLIPPED, FEW_CLIPPED_SHARE = 2, 0.05  # clipped boxes of a split that are explained by a careless hand
 CLIPPED_PX = 1.0  # a box that reaches this far out of its image was clipped; less is rounding
 
 
-class Kind(NamedTuple):
-    """What a remark is about."""
-
-    what: Literal["box", "clipped", "speck", "corner order", "corners", "counted from 0", "difficult", "file name",
-                  "area", "bad outline", "other outline", "outline", "keypoints", "two files", "crowd", "rotation",
-                  "ignored", "one reading", "triangle"]
-    # one reading: the box fits into its image only as its format reads the first two numbers, centre or corner
-    detail: str = ""  # the format, the number of columns, or the kind of file that is read
-
-
-class Remark(NamedTuple):
-    """How often there is a reason for a remark, and the place of the first one."""
-
-    kind: Kind
-    place: str
-    times: int = 1
-
-
 def combine(remarks: Iterable[Remark]) -> tuple[Remark, ...]:
-    """One remark of each kind, with the sum of the counts and the first place."""
-    counts: Counter[Kind] = Counter()
-    places: dict[Kind, str] = {}
-    for kind, place, times in remarks:
-        counts[kind] += times
-        places.setdefault(kind, place)
-    return tuple(Remark(kind, place, counts[kind]) for kind, place in places.items())
+    """One remark of each code and detail, with the sum of the counts and the first place."""
+    counts: Counter[tuple[Code, str]] = Counter()
+    places: dict[tuple[Code, str], str] = {}
+    for code, place, detail, times in remarks:
+        counts[code, detail] += times
+        places.setdefault((code, detail), place)
+    return tuple(Remark(code, place, detail, counts[code, detail]) for (code, detail), place in places.items())
 
 
-def count_of(remarks: Iterable[Remark], what: str) -> int:
-    """The number of reasons of one kind, in all formats."""
-    return sum(times for kind, _, times in remarks if kind.what == what)
+def count_of(remarks: Iterable[Remark], code: Code) -> int:
+    """How often a code holds, in all formats."""
+    return sum(remark.times for remark in remarks if remark.code is code)
 
 
-def conclude(remarks: Sequence[Remark]) -> list[Finding]:
+def judge(remarks: Sequence[Remark]) -> list[Finding]:
     """The findings that follow from the remarks about a split. None of them leaves anything out."""
-    by_kind = {remark.kind: remark for remark in remarks}
+    counts = {(remark.code, remark.detail): remark for remark in remarks}
     formats: tuple[Format, ...] = ("YOLO", "VOC", "COCO")
     findings: list[Finding] = []
     for name in formats:
-        findings += _coordinates(by_kind, name)
-    findings += _single(by_kind)
-    findings += _long_rows(by_kind)
+        findings += _coordinates(counts, name)
+    for code in Code:
+        remark = counts.get((code, ""))
+        if code.then == "count" and remark:
+            findings.append(Finding(remark.place, code.text.format(n=remark.times), dropped=False, code=code.name,
+                                    values=(remark.times,)))
+    findings += _long_rows(counts)
     return findings
 
 
-def _coordinates(by_kind: dict[Kind, Remark], name: Format) -> Iterator[Finding]:
+def _coordinates(counts: Counts, name: Format) -> Iterator[Finding]:
     """Findings about boxes whose numbers have another meaning than the format gives them."""
-    boxes = _count(by_kind, Kind("box", name))
-    specks = by_kind.get(Kind("speck", name))
-    clipped = by_kind.get(Kind("clipped", name))
-    corners = by_kind.get(Kind("corners", name))
-    all_fit_by_other_point = Kind("one reading", name) not in by_kind
-    all_fit_as_corners = _count(by_kind, Kind("corner order", name)) == boxes
+    boxes = _count(counts, Code.BOX, name)
+    specks = counts.get((Code.SPECK, name))
+    clipped = counts.get((Code.CLIPPED, name))
+    corners = counts.get((Code.CORNERS, name))
+    all_fit_by_other_point = (Code.ONE_READING, name) not in counts
+    all_fit_as_corners = _count(counts, Code.CORNER_ORDER, name) == boxes
 
     def most(remark: Remark) -> bool:
         return remark.times * 2 > boxes
@@ -111,63 +99,18 @@ _CORNERS: dict[Format, str] = {
     "COCO": "they may be [x1, y1, x2, y2], but COCO's bbox is [x, y, width, height]"}
 
 
-def _single(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
-    """Findings that need no comparison: each says how often, and how the files were read."""
-    for kind, text in _SINGLE.items():
-        remark = by_kind.get(kind)
-        if remark:
-            yield Finding(remark.place, text.format(remark.times), False)
-
-
-_SINGLE: dict[Kind, str] = {
-    Kind("counted from 0", "VOC"):
-        "is the first of {} boxes with xmin or ymin below 1, so its tool counts pixels from 0; VOC counts from 1, and "
-        "the boxes are read so, one pixel further left and up",
-    Kind("difficult", "VOC"):
-        "is the first of {} objects marked difficult; they are left out, as YOLOv5's converter does (--keep-difficult "
-        "keeps them)",
-    Kind("file name", "VOC"):
-        "is the first of {} annotations whose <filename> is another one; they are used for the image with the name of "
-        "the XML file",
-    Kind("two files", "text"):
-        "is the first of {} XML files that are not read, because their image has a .txt file too",
-    Kind("two files", "XML"):
-        "is the first of {} XML files that are not read, because their image has another one that is",
-    Kind("two files", "COCO"):
-        "is the first of {} label files that are not read, because a COCO file lists their image",
-    Kind("crowd", "COCO"):
-        "is the first of {} annotations marked iscrowd; crowds are not trained on (some tools mark single objects so, "
-        "as CVAT does with masks: then set iscrowd to 0)",
-    Kind("difficult", "COCO"):
-        "is the first of {} annotations marked ignore, difficult or deleted; they are trained on like others",
-    Kind("rotation", "COCO"):
-        "is the first of {} boxes with a rotation, which is not used: the upright box of its bbox is read",
-    Kind("rotation", "VOC"):
-        "is the first of {} objects with a rotation, which is not used: the upright box of their bndbox is read",
-    Kind("ignored", "VOC"):
-        "is the first of {} objects marked ignore or deleted; they are trained on like others",
-    Kind("area", "COCO"):
-        "is the first of {} annotations whose area is larger than their bbox; `val --coco` uses the area",
-    Kind("bad outline", "COCO"):
-        "is the first of {} annotations with a segmentation that is no outline (three or more pairs of numbers); their "
-        "bbox is used alone",
-    Kind("other outline", "COCO"):
-        "is the first of {} annotations whose segmentation disagrees with their bbox by more than 2 pixels and a tenth "
-        "of a side; it is not used, their bbox is"}
-
-
-def _long_rows(by_kind: dict[Kind, Remark]) -> Iterator[Finding]:
+def _long_rows(counts: Counts) -> Iterator[Finding]:
     """A finding about rows that may be a box and more numbers, such as keypoints. Outlines differ in their number of
     points, keypoints do not: most rows have the same length then."""
-    lengths = [remark for kind, remark in by_kind.items() if kind.what == "outline"]
+    lengths = [remark for (code, _), remark in counts.items() if code is Code.OUTLINE]
     if not lengths:
         return
     rows = max(lengths, key=lambda remark: remark.times)
     if rows.times * 2 <= sum(remark.times for remark in lengths):
         return
-    columns = int(rows.kind.detail)
-    keypoints = by_kind.get(Kind("keypoints", str(columns)))
-    triangles = by_kind.get(Kind("triangle", str(columns)))
+    columns = int(rows.detail)
+    keypoints = counts.get((Code.MAY_BE_KEYPOINTS, str(columns)))
+    triangles = counts.get((Code.MAY_BE_MORE, str(columns)))
     if keypoints and keypoints.times * 2 >= rows.times:
         yield _may_be_keypoints(keypoints, columns)
     elif triangles and triangles.times == rows.times >= MANY_TRIANGLES:
@@ -188,6 +131,6 @@ _MAY_BE_MORE = ("is the first of {} rows of 7 columns that may be outlines of 3 
                 "such as an angle and a score; they are read as outlines (for boxes, remove the last two columns)")
 
 
-def _count(by_kind: dict[Kind, Remark], kind: Kind) -> int:
-    remark = by_kind.get(kind)
+def _count(counts: Counts, code: Code, detail: str) -> int:
+    remark = counts.get((code, detail))
     return remark.times if remark else 0

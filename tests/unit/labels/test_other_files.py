@@ -15,10 +15,10 @@ from PIL import Image
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data import label_files, twins
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index, require_boxes, survey
-from ray_yolo.data.twins import find_twins
+from ray_yolo.labels import label_files, twins
+from ray_yolo.labels.description import describe
+from ray_yolo.labels.twins import find_twins
 from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.sinks.report import dataset_table
 from ray_yolo.sinks.run_logger import write_findings

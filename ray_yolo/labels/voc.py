@@ -10,7 +10,8 @@ from reprlib import repr as short
 from xml.parsers import expat
 
 from ray_yolo.core.files import is_folder, is_present
-from ray_yolo.data.labels import (
+from ray_yolo.labels.remarks import combine
+from ray_yolo.labels.rows import (
     Box,
     ImageLabels,
     LabelRow,
@@ -21,8 +22,8 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
-from ray_yolo.data.remarks import Kind, Remark, combine
-from ray_yolo.data.values import find_class, folded, number, size_conflict, truth
+from ray_yolo.labels.rules import Code, Remark
+from ray_yolo.labels.values import find_class, folded, number, size_conflict, truth
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
@@ -103,60 +104,60 @@ def parse_voc(content: bytes, size: tuple[int, int], rules: LabelRules, where: s
     annotation = _parse(content, where)
     stated = size_conflict(size, annotation.header.get("width"), annotation.header.get("height"))
     if stated:
-        raise UnreadableLabelsError(f"{where}:{annotation.size_line}", f"its <size> says {stated}, but the image has "
-                                                                       f"{size[1]} x {size[0]} pixels")
+        raise UnreadableLabelsError(Code.VOC_OTHER_SIZE, f"{where}:{annotation.size_line}", stated, size[1], size[0])
     kept: list[_Object] = []
     remarks: list[Remark] = []
     for item in annotation.objects:
-        if truth(item.texts.get("difficult")) and not rules.options.keep_difficult:
-            remarks.append(Remark(Kind("difficult", "VOC"), item.place))
+        if truth(item.marks.get("deleted")):  # LabelMe keeps the objects that its user has deleted
+            remarks.append(Remark(Code.VOC_DELETED, item.place))
+        elif truth(item.texts.get("difficult")) and not rules.options.keep_difficult:
+            remarks.append(Remark(Code.DIFFICULT, item.place))
         else:
             kept.append(item)
-            remarks += [Remark(kind, item.place) for kind in _unused_marks(item)]
+            remarks += [Remark(code, item.place) for code in _unused_marks(item)]
     if _names_other_file(annotation.header.get("filename", ""), where):
-        remarks.append(Remark(Kind("file name", "VOC"), where))
+        remarks.append(Remark(Code.OTHER_FILE_NAME, where))
     rows, findings = read_rows(kept, lambda item: _row(item, size, rules))
     labels = labels_of(rows, findings, "VOC")
     return labels._replace(remarks=combine([*labels.remarks, *remarks]))
 
 
-def _unused_marks(item: _Object) -> Iterator[Kind]:
+def _unused_marks(item: _Object) -> Iterator[Code]:
     """Remarks about what an object says and nothing here reads: that it is to be ignored, and a turned box."""
-    if truth(item.marks.get("ignore")) or truth(item.marks.get("deleted")):
-        yield Kind("ignored", "VOC")
+    if truth(item.marks.get("ignore")):
+        yield Code.VOC_IGNORED
     turns = [number(item.marks.get("angle"))]
     for attribute in item.attributes:
         if attribute.get("name", "").strip() == "rotation":
             turns.append(number(attribute.get("value")))
     if any(turn is not None and turn % 360 for turn in turns):
-        yield Kind("rotation", "VOC")
+        yield Code.VOC_ROTATION
 
 
 def _row(item: _Object, size: tuple[int, int], rules: LabelRules) -> LabelRow:
     place = item.place
     if item.repeated:
-        raise UnreadableLabelsError(place, f"has more than one {min(item.repeated)}")
+        raise UnreadableLabelsError(Code.VOC_REPEATED_TAG, place, min(item.repeated))
     difficult = item.texts.get("difficult", "")
     is_stated = difficult.strip().lower() != "unspecified"  # some files say so, as of poses
     if is_stated and truth(difficult) is None:
-        raise UnreadableLabelsError(place, f"has the difficult {short(difficult)}, which is neither 0 nor 1")
+        raise UnreadableLabelsError(Code.VOC_DIFFICULT_UNCLEAR, place, short(difficult))
     sides = [number(item.texts.get(side)) for side in _SIDES]
     left, above, right, below = sides
     if left is None or above is None or right is None or below is None:
-        raise UnreadableLabelsError(place, "has no usable bndbox with xmin, ymin, xmax and ymax")
+        raise UnreadableLabelsError(Code.VOC_NO_BOX, place)
     if right < left or below < above:
         shown = ", ".join(f"{name} {side:g}" for name, side in zip(_SIDES, sides, strict=True))
-        raise UnreadableLabelsError(place, f"has no usable bndbox: a minimum is above its maximum ({shown})")
+        raise UnreadableLabelsError(Code.VOC_EXCHANGED_SIDES, place, shown)
     unclipped: Box = (left - 1, above - 1, right, below)  # pixel xmax is included: up to its far edge
     box = cut_box(unclipped, size)
     name = item.texts.get("name", "").strip()
     kind = find_class(name, rules.names)
     if kind is None:
-        raise UnreadableLabelsError(place, f"has the class {short(name)}, which the data set does not name; correct it "
-                                           "or add the name")
-    remarks = edge_remarks(unclipped, size, "VOC")
+        raise UnreadableLabelsError(Code.VOC_CLASS_UNKNOWN, place, short(name))
+    remarks = edge_remarks(unclipped, size)
     if 0 <= min(left, above) < 1:
-        remarks += (Kind("counted from 0", "VOC"),)
+        remarks += (Code.COUNTED_FROM_0,)
     return LabelRow(place, (kind, *box), kind, box, remarks=remarks)
 
 
@@ -174,7 +175,7 @@ def _parse(content: bytes, where: str) -> _Annotation:
     reader = _AnnotationReader(parser, where)
 
     def refuse(*_: object) -> None:
-        raise UnreadableLabelsError(where, "declares a document type or entities, which no annotation needs")
+        raise UnreadableLabelsError(Code.XML_ENTITIES, where)
 
     parser.StartElementHandler = reader.start
     parser.CharacterDataHandler = reader.text
@@ -183,8 +184,7 @@ def _parse(content: bytes, where: str) -> _Annotation:
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, LookupError, ValueError) as error:  # the last two: unsupported encodings
-        raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is not XML that can be read: {error}"
-                                    ) from None
+        raise UnreadableLabelsError(Code.NO_XML, f"{where}:{parser.CurrentLineNumber}", str(error)) from None
     return reader.annotation
 
 
@@ -203,11 +203,11 @@ class _AnnotationReader:
         path, objects = self._path, self.annotation.objects
         line = f"{self._where}:{self._parser.CurrentLineNumber}"
         if len(path) > _MAX_DEPTH:
-            raise UnreadableLabelsError(line, f"is nested deeper than {_MAX_DEPTH}")
+            raise UnreadableLabelsError(Code.XML_TOO_DEEP, line, _MAX_DEPTH)
         if path == [tag] and tag != "annotation":
-            raise UnreadableLabelsError(line, f"is no VOC annotation: its first tag is <{short(name)[1:-1]}>")
+            raise UnreadableLabelsError(Code.OTHER_XML, line, short(name)[1:-1])
         if tag == "bndbox" and path[1:2] != ["object"]:
-            raise UnreadableLabelsError(line, "has a <bndbox> that is not in an <object> of the annotation")
+            raise UnreadableLabelsError(Code.STRAY_BNDBOX, line)
         if path[1:] == ["object"]:
             objects.append(_Object(f"{self._where}: object {len(objects) + 1}"))
         elif path[1:] == ["size"]:

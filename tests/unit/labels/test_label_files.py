@@ -8,9 +8,9 @@ import pytest
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.data.label_files import MAX_BYTES
+from ray_yolo.labels.description import describe
+from ray_yolo.labels.label_files import MAX_BYTES
 from tests.support.pictures import write_dataset
 
 ROW = "1 0.5 0.5 0.5 0.5\n"

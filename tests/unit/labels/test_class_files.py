@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
+from ray_yolo.labels.description import describe
 from tests.support.pictures import write_dataset
 
 LINES = "{0}\n{1}\n"

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.data.labels import LabelRules, UnreadableLabelsError
-from ray_yolo.data.voc import parse_voc
+from ray_yolo.labels.description import describe
+from ray_yolo.labels.rows import LabelRules, UnreadableLabelsError
+from ray_yolo.labels.voc import parse_voc
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 NAMES = ("cat", "dog")

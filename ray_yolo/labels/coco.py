@@ -4,12 +4,14 @@ in YOLO text files. Numbers count by their value, in whatever JSON type they are
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import pairwise
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -18,8 +20,11 @@ import numpy as np
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.exports import ADVICE, tool_of
-from ray_yolo.data.labels import (
+from ray_yolo.labels.exports import ADVICE, tool_of
+from ray_yolo.labels.files import walk
+from ray_yolo.labels.other_files import resolve_names
+from ray_yolo.labels.remarks import CLIPPED_PX, combine
+from ray_yolo.labels.rows import (
     NO_OUTLINE,
     Box,
     ImageLabels,
@@ -31,9 +36,8 @@ from ray_yolo.data.labels import (
     labels_of,
     read_rows,
 )
-from ray_yolo.data.other_files import resolve_names
-from ray_yolo.data.remarks import CLIPPED_PX, Kind, Remark, combine
-from ray_yolo.data.values import find_class, folded, identity, number, size_conflict, truth
+from ray_yolo.labels.rules import Code, Remark
+from ray_yolo.labels.values import find_class, folded, identity, number, size_conflict, truth
 
 _TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
 _TOLERANCE = 0.1  # this share of the side, whichever is more
@@ -49,7 +53,8 @@ class CocoFile:
     Categories map to the description's classes by name. If none of the names matches, they map in the order of their
     ids, with a finding. A category without annotations (Roboflow's supercategory) may be unknown. Images are in
     `folder`, by default in one of the usual ones. `findings` has the annotations of unknown images, which are left out.
-    `respelled` has the path of each image whose `file_name` is spelled otherwise.
+    `respelled` has the path of each image whose `file_name` is spelled otherwise; `counts_from_0` whether an annotation
+    has the id 0.
 
     Raises:
         DatasetError: if the file is not a COCO annotation file, or its categories do not match the description.
@@ -71,20 +76,23 @@ class CocoFile:
             self._images[path_of_name[name]].append(image)
         self.paths = list(self._images)  # every listed image, whether or not it exists on disk
         path_of_id = self._paths_of_ids()
+        names_and_images = zip(file_names, content["images"], strict=True)
+        self._file_names: dict[_Id | None, str] = {_id(image, file): name for name, image in names_and_images}
         for path, images in self._images.items():
             if len(images) > 1:
-                what = f"is listed {len(images)} times by {file.name}; its annotations are joined"
-                self.findings.append(Finding(path, what, dropped=False))
+                self.findings.append(Code.LISTED_AGAIN.finding(path, len(images), file.name))
 
+        self._category_names = {identity(row.get("id")): row.get("name") for row in content["categories"]}
         self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in self.paths}
         for row in content["annotations"]:
             owner = path_of_id.get(identity(row.get("image_id")))
             if owner is not None:
                 self._rows[owner].append(row)
             else:
-                what = (f"has the image_id {short(row.get('image_id'))}, which no image of the file has; the row is "
-                        "left out")
-                self.findings.append(Finding(self._place(row), what, dropped=True))
+                self.findings.append(Code.IMAGE_ID_UNKNOWN.finding(self._place(row), short(row.get("image_id"))))
+        self._refuse_joined()
+        self.findings += self._same_ids(content["annotations"])
+        self.counts_from_0 = any(identity(row.get("id")) == 0 for row in content["annotations"])
 
     def _paths_of_ids(self) -> dict[_Id | None, str]:
         """The path of each image id."""
@@ -96,6 +104,30 @@ class CocoFile:
                     raise DatasetError(f"{self.file}: {found[own_id]} and {path} have the same id "
                                        f"{short(image['id'])}; give each image its own id")
         return found
+
+    def _refuse_joined(self) -> None:
+        """Refuse a picture that several images with annotations name, as two merged videos whose frames have the same
+        names: all their boxes would be on one of the pictures."""
+        for path, images in self._images.items():
+            if len(images) == 1:
+                continue
+            annotated = dict.fromkeys(identity(row.get("image_id")) for row in self._rows[path])
+            if len(annotated) > 1:
+                first, second = list(annotated)[:2]
+                raise DatasetError(f"{self.file}: the images with the ids {short(first)} and {short(second)} have the "
+                                   f"same file_name, {images[0]['file_name']}, and annotations each; give each picture "
+                                   "a file_name of its own, or the annotations of one picture the same image_id")
+
+    def _same_ids(self, rows: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+        """A finding about different annotations with the same id, as of files that were merged."""
+        first_of_id: dict[_Id, dict[str, Any]] = {}
+        again = []
+        for row in rows:
+            own_id = identity(row.get("id"))
+            if own_id is not None and first_of_id.setdefault(own_id, row) != row:
+                again.append(row)
+        if again:
+            yield Code.SAME_ID.finding(self._place(again[0]), len(again))
 
     def part(self, paths: list[str]) -> CocoFile:
         """The same file with a subset of its images."""
@@ -118,11 +150,12 @@ class CocoFile:
         for image in self._images[path]:
             stated = size_conflict(size, image.get("width"), image.get("height"))
             if stated:
-                raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
-                                                  f"{stated}")
-        single, crowded = [], []
+                raise UnreadableLabelsError(Code.COCO_OTHER_SIZE, path, size[1], size[0], self.file.name, stated)
+        single, crowded, deleted = [], [], []
         for row in self._rows[path]:
-            if truth(row.get("iscrowd")):
+            if _is_marked(row, "deleted"):
+                deleted.append(row)
+            elif truth(row.get("iscrowd")):
                 crowded.append(row)
             else:  # also a value that is neither: `_row` reports it
                 single.append(row)
@@ -131,45 +164,67 @@ class CocoFile:
         labels = labels_of(rows, [*findings, *crowd_findings], "COCO")
         areas = np.array([row.area for row in rows])
         regions = np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6)
-        remarks = [Remark(Kind("crowd", "COCO"), self._place(row)) for row in crowded]
+        remarks = [Remark(Code.CROWD, self._place(row)) for row in crowded]
+        remarks += [Remark(Code.COCO_DELETED, self._place(row)) for row in deleted]
         return labels._replace(areas=areas, crowds=regions, remarks=combine([*labels.remarks, *remarks]))
 
     def _row(self, row: dict[str, Any], size: tuple[int, int]) -> LabelRow:
         place = self._place(row)
         category = identity(row.get("category_id"))
         if category is None or category not in self._classes:
-            raise UnreadableLabelsError(place, f"has the category_id {short(row.get('category_id'))}, which the file's "
-                                               "categories do not list")
+            raise UnreadableLabelsError(Code.CATEGORY_UNKNOWN, place, short(row.get("category_id")))
+        self._refuse_contradiction(row, category, place)
         if truth(row.get("iscrowd")) is None:
-            raise UnreadableLabelsError(place, f"has the iscrowd {short(row.get('iscrowd'))}, which is neither 0 nor 1")
+            raise UnreadableLabelsError(Code.ISCROWD_UNCLEAR, place, short(row.get("iscrowd")))
         mode = row.get("bbox_mode")
         if mode is not None and number(mode) != _XYWH:
-            raise UnreadableLabelsError(place, f"has the bbox_mode {short(mode)} (of Detectron2), and here a bbox is "
-                                               f"read as x, y, width and height, which is mode {_XYWH}; convert it")
+            raise UnreadableLabelsError(Code.BBOX_MODE, place, short(mode), _XYWH)
         kind = self._classes[category]
         bbox = _bbox(row, place)
         box = _box(bbox, row, size, place)
         outline, outline_remarks = _outline(row, bbox, box, size)
-        remarks = {*outline_remarks, *edge_remarks(bbox.corners, size, "COCO")}  # outline and area may say the same
+        remarks = {*outline_remarks, *edge_remarks(bbox.corners, size)}  # outline and area may say the same
         remarks |= set(_contradictions(bbox, number(row.get("area"))))
         remarks |= set(_unused_marks(row))
         if not bbox.fits_around_centre(size):
-            remarks.add(Kind("one reading", "COCO"))
-        return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(sorted(remarks)))
+            remarks.add(Code.ONE_READING)
+        return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(remarks))
+
+    def _refuse_contradiction(self, row: dict[str, Any], category: _Id, place: str) -> None:
+        """Refuse an annotation whose ids name another category or image than its own `category_name` and `file_name`,
+        which some tools repeat there."""
+        name, of_id = row.get("category_name"), self._category_names[category]
+        if isinstance(name, str) and folded(name) != folded(str(of_id)):
+            own_id = short(row["category_id"])
+            raise UnreadableLabelsError(Code.OTHER_CATEGORY, place, short(name), own_id, short(of_id))
+        file_name = row.get("file_name")
+        if not isinstance(file_name, str) or not file_name.strip():
+            return
+        of_id = self._file_names[identity(row.get("image_id"))]
+        if not _same_file(file_name, of_id):
+            raise UnreadableLabelsError(Code.OTHER_IMAGE, place, short(file_name), short(row["image_id"]), short(of_id))
 
     def _place(self, row: dict[str, Any]) -> str:
         return f"{self.file}: annotation {str(row.get('id'))[:80]}"
 
 
-def _unused_marks(row: Mapping[str, Any]) -> Iterator[Kind]:
+def _unused_marks(row: Mapping[str, Any]) -> Iterator[Code]:
     """Remarks about what an annotation says and nothing here reads: that it is to be ignored, and a turned box."""
-    attributes = row.get("attributes")
-    marks: list[Mapping[str, Any]] = [row, attributes] if isinstance(attributes, dict) else [row]
-    if any(truth(each.get(name)) for each in marks for name in ("ignore", "difficult", "deleted")):
-        yield Kind("difficult", "COCO")
-    turns = [number(each.get(name)) for each in marks for name in ("rotation", "angle")]
+    if _is_marked(row, "ignore", "difficult"):
+        yield Code.COCO_IGNORED
+    turns = [number(each.get(name)) for each in _marks(row) for name in ("rotation", "angle")]
     if any(turn is not None and turn % 360 for turn in turns):
-        yield Kind("rotation", "COCO")
+        yield Code.COCO_ROTATION
+
+
+def _is_marked(row: Mapping[str, Any], *names: str) -> bool:
+    """Whether an annotation, or its attributes, have one of these flags set."""
+    return any(truth(each.get(name)) for each in _marks(row) for name in names)
+
+
+def _marks(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    attributes = row.get("attributes")
+    return [row, attributes] if isinstance(attributes, dict) else [row]
 
 
 class _Bbox(NamedTuple):
@@ -255,6 +310,15 @@ def _path_of(folder: Path, name: str) -> str:
     return path
 
 
+def _same_file(one: str, other: str) -> bool:
+    """Whether two names may be those of one file. Either may lack leading folders or the suffix."""
+    parts, others = (folded(name).replace("\\", "/").split("/") for name in (one, other))
+    common = min(len(parts), len(others)) - 1
+    last, other_last = parts[-1], others[-1]
+    same_last = last == other_last or last == os.path.splitext(other_last)[0] or os.path.splitext(last)[0] == other_last
+    return same_last and parts[-1 - common:-1] == others[-1 - common:-1]
+
+
 def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple[dict[_Id, int], list[Finding]]:
     """The class of each category id, and a finding if no name matches.
 
@@ -285,9 +349,7 @@ def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple
     by_order = {own_id: kind for kind, own_id in enumerate(sorted(candidates, key=_order))}
     _refuse_same_names([rows[own_id] for own_id in candidates], file)
     mapping = [f"{_text(rows[own_id])} is {names[kind]}" for own_id, kind in by_order.items()]
-    what = ("has categories with other names than the description, which are mapped in the order of their ids: "
-            f"{_listed(mapping)}")
-    return by_order, [Finding(str(file), what, dropped=False)]
+    return by_order, [Code.OTHER_NAMES.finding(str(file), _listed(mapping))]
 
 
 def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> dict[_Id, dict[str, Any]]:
@@ -356,13 +418,43 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     for base in (file.parent, file.parent.parent, root):
         folders += [base / "images" / split, base / split, base / "images", base]
     first_names = file_names[:100]  # some files of a partial copy may be missing
-    for folder in folders:
-        if any(os.path.isfile(_path_of(folder, name)) for name in first_names):
-            return folder
+    folders = list(dict.fromkeys(folders))
+    holding = [folder for folder in folders if any(os.path.isfile(_path_of(folder, name)) for name in first_names)]
+    if holding:
+        _refuse_other_pictures(holding, first_names, file)
+        return holding[0]
     for folder in folders:  # in another spelling
         if resolve_names(str(folder), {name: _path_of(folder, name) for name in first_names}):
             return folder
-    raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
+    raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, folders))}"
+                       f"{_elsewhere(root, first_names, file)}")
+
+
+def _refuse_other_pictures(folders: Sequence[Path], names: Sequence[str], file: Path) -> None:
+    """Refuse names that are different pictures in the usual folders: one of them has the labels of the other."""
+    for name in names:
+        paths = [path for path in (_path_of(folder, name) for folder in folders) if os.path.isfile(path)]
+        for first, other in pairwise(paths):
+            if not os.path.samefile(first, other) and not filecmp.cmp(first, other, shallow=False):
+                raise DatasetError(f"{file}: its image {name} may be {first} or {other}, which are different pictures; "
+                                   f"say which folder is meant: `{{annotations: {file.name}, images: FOLDER}}`")
+
+
+def _elsewhere(root: Path, names: Sequence[str], file: Path) -> str:
+    """Where below the data set's root the first of some images that is there lies; '' if none is."""
+    wanted = {os.path.basename(name.replace("\\", "/")) for name in names}
+    places = defaultdict[str, list[str]](list)
+    for folder, files in walk(str(root)):
+        for name in wanted.intersection(files):
+            places[name].append(folder)
+    if not places:
+        return ""
+    name = next((name for name, folders in places.items() if len(folders) > 1), next(iter(places)))
+    found = places[name]
+    if len(found) > 1:
+        return (f"; {name} is in {' and in '.join(sorted(found)[:3])}: a file_name needs the folder of its picture, "
+                f"such as {os.path.basename(found[0])}/{name}")
+    return f"; {name} is in {found[0]}: write `{{annotations: {file.name}, images: {found[0]}}}`"
 
 
 def _bbox(row: dict[str, Any], place: str) -> _Bbox:
@@ -370,7 +462,7 @@ def _bbox(row: dict[str, Any], place: str) -> _Bbox:
     sides = [number(side) for side in bbox] if isinstance(bbox, list) else []
     known = [side for side in sides if side is not None]
     if len(sides) != 4 or len(known) != 4:
-        raise UnreadableLabelsError(place, f"has no usable bbox: {str(bbox)[:80]}")
+        raise UnreadableLabelsError(Code.COCO_NO_BOX, place, str(bbox)[:80])
     return _Bbox(*known)
 
 
@@ -379,10 +471,10 @@ def _box(bbox: _Bbox, row: dict[str, Any], size: tuple[int, int], place: str) ->
     try:
         return cut_box(bbox.corners, size)
     except ValueError:
-        raise UnreadableLabelsError(place, f"has no usable bbox: {str(row.get('bbox'))[:80]}") from None
+        raise UnreadableLabelsError(Code.COCO_NO_BOX, place, str(row.get("bbox"))[:80]) from None
 
 
-def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, tuple[Kind, ...]]:
+def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, tuple[Code, ...]]:
     """The outline of an object in one part, with remarks on the segmentation.
 
     Empty for several parts, run lengths, or none, and if the segmentation disagrees with the bbox.
@@ -393,23 +485,23 @@ def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) 
     parts = _parts(segmentation)
     rings = [ring for ring in map(_ring, parts) if ring is not None]
     if not rings:
-        return NO_OUTLINE, (Kind("bad outline", "COCO"),) if parts else ()
+        return NO_OUTLINE, (Code.BAD_OUTLINE,) if parts else ()
     around = box_around(np.concatenate(rings))
     if not _agree(cut_box(around, size), box):
         as_corners: Box = (bbox.x, bbox.y, bbox.width, bbox.height)
         if bbox.has_corner_order and _agree(around, as_corners):
-            return NO_OUTLINE, (Kind("other outline", "COCO"), Kind("corners", "COCO"))
-        return NO_OUTLINE, (Kind("other outline", "COCO"),)
+            return NO_OUTLINE, (Code.OTHER_OUTLINE, Code.CORNERS)
+        return NO_OUTLINE, (Code.OTHER_OUTLINE,)
     if len(parts) > 1:  # such as those of a partly hidden object: there is no single outline
         return NO_OUTLINE, ()
     return rings[0].clip(0, (size[1], size[0])).astype(np.float32), ()
 
 
-def _remarks_on_mask(mask: dict[str, Any], size: tuple[int, int]) -> tuple[Kind, ...]:
+def _remarks_on_mask(mask: dict[str, Any], size: tuple[int, int]) -> tuple[Code, ...]:
     """Run lengths are not used, but their size is a statement about the image."""
     sides = mask.get("size")
     if isinstance(sides, list) and len(sides) == 2 and size_conflict(size, sides[1], sides[0]):
-        return (Kind("other outline", "COCO"),)
+        return (Code.OTHER_OUTLINE,)
     return ()
 
 
@@ -441,17 +533,17 @@ def _agree(one: Box, other: Box) -> bool:
     return all(abs(a - b) <= tolerance for a, b, tolerance in zip(one, other, tolerances, strict=True))
 
 
-def _contradictions(bbox: _Bbox, area: float | None) -> tuple[Kind, ...]:
+def _contradictions(bbox: _Bbox, area: float | None) -> tuple[Code, ...]:
     """Remarks on the order of a bbox's numbers, and on an area that disagrees with them."""
-    remarks = [Kind("corner order", "COCO")] if bbox.has_corner_order else []
+    remarks = [Code.CORNER_ORDER] if bbox.has_corner_order else []
     if area is None or area <= 0:
         return tuple(remarks)
     area_as_corners = (bbox.width - bbox.x) * (bbox.height - bbox.y)
     if bbox.has_corner_order and _same_area(area_as_corners, area) and not _same_area(bbox.area, area):
-        remarks.append(Kind("corners", "COCO"))
+        remarks.append(Code.CORNERS)
     largest = (bbox.width + _TOLERANCE_PX) * (bbox.height + _TOLERANCE_PX) * (1 + _TOLERANCE)
     if area > largest:
-        remarks.append(Kind("area", "COCO"))
+        remarks.append(Code.LARGE_AREA)
     return tuple(remarks)
 
 
