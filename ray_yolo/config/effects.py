@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from ray_yolo.config.model_facts import facts_of
-from ray_yolo.config.placement import Placement
+from ray_yolo.config.placement import Placement, repeats_passes
 from ray_yolo.config.recipe import Recipe, family_defaults
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.config.settings import SourcedValue, config_fields
@@ -149,9 +149,11 @@ def _by_placement(placement: Placement, recipe: Recipe, gpus: float | None) -> R
     elif placement.num_workers != "auto" and not placement.is_elastic:
         yield ("priority",), "only a range of workers gives some of them up"
     if gpus == 0:
-        yield ("no_cuda_graphs",), "there is no GPU"
-    elif recipe.sync_bn or placement.min_workers > 1:
-        yield ("no_cuda_graphs",), "CUDA graphs are for a training of one worker without sync_bn"
+        yield ("cuda_graphs",), "there is no GPU"
+    elif recipe.sync_bn:
+        yield ("cuda_graphs",), "under sync_bn, a pass exchanges numbers, which no CUDA graph repeats"
+    elif placement.cuda_graphs == "off" and not repeats_passes("auto", placement.min_workers):
+        yield ("cuda_graphs",), "several workers use CUDA graphs only if it is on"
     if placement.nosave:
         yield _CHECKPOINTS, "under nosave, a checkpoint is written only at the end"
     if placement.stop_after >= recipe.epochs:

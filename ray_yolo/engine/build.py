@@ -20,6 +20,7 @@ from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.model_facts import GRID
+from ray_yolo.config.placement import CudaGraphs, repeats_passes
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.augment import colour_tables
@@ -85,7 +86,7 @@ class WorkerContext:
     loader_processes: int = 0
     loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
-    cuda_graphs: bool = True  # of the network, on a GPU
+    cuda_graphs: CudaGraphs = "auto"  # of the network, on a GPU
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
     stored: RemoteCheckpoints | None = None  # if workers share no folder
@@ -192,9 +193,9 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
 
 
 def graphed_forward(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
-    """The model's repeated passes, if one worker trains it on a GPU. With sync_bn, a pass exchanges numbers."""
-    is_alone = context.collectives.num_workers == 1  # recordings inside DDP were not tried on a GPU
-    if context.device.type != "cuda" or not context.cuda_graphs or not is_alone or spec.recipe.sync_bn:
+    """The model's repeated passes on a GPU, unless they are switched off. With sync_bn, a pass exchanges numbers."""
+    is_on = repeats_passes(context.cuda_graphs, context.collectives.num_workers)
+    if context.device.type != "cuda" or not is_on or spec.recipe.sync_bn:
         return None
     return repeat_passes(model)
 

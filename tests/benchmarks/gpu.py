@@ -236,7 +236,7 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
                             tuple(map(str, range(80))))
     job = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
     parts = build(job, WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads,
-                                     cuda_graphs=graphs))
+                                     cuda_graphs="on" if graphs else "off"))
     draw = torch.Generator().manual_seed(0)
     places = torch.rand(size * labels, 2, generator=draw) * imgsz * 0.6
     sides = (0.05 + 0.3 * torch.rand(size * labels, 2, generator=draw)) * imgsz
@@ -277,7 +277,7 @@ def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: boo
         if isinstance(event, StepEvent) and event.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), cuda_graphs=graphs)
+    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), cuda_graphs="on" if graphs else "off")
     run_session(job, host, Placement(save_steps=1), emit)
     return last_state(job.run_dir)
 

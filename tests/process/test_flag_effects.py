@@ -64,9 +64,9 @@ def test_a_finished_name_is_started_over_only_with_exist_ok(files: Path, tmp_pat
     assert {path.name for path in (tmp_path / "runs" / "train").iterdir()} == {"mine", "mine.old1"}
 
 
-@pytest.mark.parametrize("words", ["", "--no-cuda-graphs"])
-def test_no_cuda_graphs_reaches_the_worker(
-        files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+@pytest.mark.parametrize("setting", ["auto", "on", "off"])
+def test_cuda_graphs_reaches_the_worker(
+        files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     """The worker decides by it on a GPU."""
     contexts = []
 
@@ -75,5 +75,5 @@ def test_no_cuda_graphs_reaches_the_worker(
         return run_session(spec, context, *others, **named)
 
     monkeypatch.setattr(trainer, "run_session", note)
-    train(words, files, tmp_path)
-    assert [context.cuda_graphs for context in contexts] == [not words]
+    train(f"--cuda-graphs {setting}", files, tmp_path)
+    assert [context.cuda_graphs for context in contexts] == [setting]

@@ -39,7 +39,7 @@ TRAIN_FLAGS = frozenset([
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--priority", "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
     "--keep-checkpoints", "--nosave", "--noplots", "--timeout-seconds",
-    "--stall-seconds", "--no-cuda-graphs", "--stop-after", "--register", "--registered-name", "--callbacks", "--bucket",
+    "--stall-seconds", "--cuda-graphs", "--stop-after", "--register", "--registered-name", "--callbacks", "--bucket",
     "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
