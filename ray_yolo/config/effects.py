@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -149,11 +150,18 @@ def _by_placement(placement: Placement, recipe: Recipe, gpus: float | None) -> R
     elif placement.num_workers != "auto" and not placement.is_elastic:
         yield ("priority",), "only a range of workers gives some of them up"
     if gpus == 0:
-        yield ("cuda_graphs",), "there is no GPU"
+        yield ("cuda_graphs", "colour_kernel"), "there is no GPU"
     elif recipe.sync_bn:
         yield ("cuda_graphs",), "under sync_bn, a pass exchanges numbers, which no CUDA graph repeats"
     elif placement.cuda_graphs == "off" and not repeats_passes("auto", placement.min_workers):
         yield ("cuda_graphs",), "several workers use CUDA graphs only if it is on"
+    if find_spec("triton") is None:
+        yield ("colour_kernel",), "Triton is not installed, so torch's kernels change colours"
+    if recipe.quad:
+        yield ("colour_kernel",), "under quad, the loaders change colours"
+    augment = recipe.augment
+    if not (augment.hsv_h or augment.hsv_s or augment.hsv_v or recipe.changes):
+        yield ("colour_kernel",), "colours stay, because hsv_h, hsv_s and hsv_v are 0"
     if placement.nosave:
         yield _CHECKPOINTS, "under nosave, a checkpoint is written only at the end"
     if placement.stop_after >= recipe.epochs:

@@ -49,9 +49,12 @@ class Placement(ConfigModel):
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
     1, at most 64."""
     cuda_graphs: CudaGraphs = "auto"
-    """On a GPU, repeat the network's passes as CUDA graphs: on, off, or auto: on for one worker, off for several (on is
-    not yet tried there). The weights are the same; it is faster where the host is the limit: small models, few
-    images."""
+    """On a GPU, repeat the network's passes as CUDA graphs: on, off, or auto: on for one worker, off for several,
+    where it has not yet run on GPUs. The weights are the same; it is faster where the host is the limit: small models,
+    few images."""
+    colour_kernel: bool = False
+    """On a GPU, change the colours of images by one kernel of Triton instead of fifty of torch: the same bytes. Off,
+    because it has not yet run on a GPU."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
     """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"

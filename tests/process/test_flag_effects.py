@@ -64,10 +64,11 @@ def test_a_finished_name_is_started_over_only_with_exist_ok(files: Path, tmp_pat
     assert {path.name for path in (tmp_path / "runs" / "train").iterdir()} == {"mine", "mine.old1"}
 
 
-@pytest.mark.parametrize("setting", ["auto", "on", "off"])
-def test_cuda_graphs_reaches_the_worker(
-        files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    """The worker decides by it on a GPU."""
+@pytest.mark.parametrize(("words", "cuda_graphs", "colour_kernel"), [
+    ("", "auto", False), ("--cuda-graphs on --colour-kernel", "on", True), ("--cuda-graphs off", "off", False)])
+def test_settings_of_gpus_reach_the_worker(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str,
+                                           cuda_graphs: str, colour_kernel: bool) -> None:
+    """The worker decides by them on a GPU."""
     contexts = []
 
     def note(spec: TrainSpec, context: WorkerContext, *others: Any, **named: Any) -> Summary | None:
@@ -75,5 +76,6 @@ def test_cuda_graphs_reaches_the_worker(
         return run_session(spec, context, *others, **named)
 
     monkeypatch.setattr(trainer, "run_session", note)
-    train(f"--cuda-graphs {setting}", files, tmp_path)
-    assert [context.cuda_graphs for context in contexts] == [setting]
+    train(words, files, tmp_path)
+    [context] = contexts
+    assert (context.cuda_graphs, context.colour_kernel) == (cuda_graphs, colour_kernel)

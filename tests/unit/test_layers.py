@@ -27,6 +27,8 @@ RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "trainab
 DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sinks/", "tune/mlflow.py"),
          "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
+KERNELS = {"ops/colour_kernel.py": ("triton",)}
+"""Modules of ops that define kernels of other libraries, and these; imported where a kernel is used."""
 RANK_TESTS = {"print0", "is_main_process"}
 
 
@@ -69,7 +71,7 @@ def objection(path: str, name: str) -> str | None:
         return "a relative import; write it out"
     if door and not path.startswith(door):
         return f"only {' and '.join(door)} may"
-    if here == "ops" and not any(within(name, package) for package in FOR_OPS):
+    if here == "ops" and not any(within(name, package) for package in (*FOR_OPS, *KERNELS.get(path, ()))):
         return "ops imports torch, numpy and the standard library only"
     if here == "tune" and path not in RAY_IN_TUNE and f"{'/'.join(name.split('.')[1:3])}.py" in RAY_IN_TUNE:
         return "the modules of a search do not import the code that runs its trials; pass it as an argument"

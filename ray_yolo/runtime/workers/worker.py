@@ -162,7 +162,7 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
             context = replace(
                 context, loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, cuda_graphs=placement.cuda_graphs, activity=activity,
-                stored=stored)
+                colour_kernel=placement.colour_kernel, stored=stored)
             torch.set_num_threads(context.threads)
             poll_request = poll_stop_request(recorder, worker, placement.max_workers)
             driver: Process = payload["driver"]

@@ -65,7 +65,8 @@ def test_one_class_keeps_the_class_loss_without_anchors() -> None:
 
 
 @pytest.mark.parametrize(("placement", "gpus", "paths"), [
-    ({"num_workers": 0}, 0.0, {"placement_strategy", "priority", "max_failures", "cuda_graphs", "exist_ok"}),
+    ({"num_workers": 0}, 0.0, {"placement_strategy", "priority", "max_failures", "cuda_graphs", "colour_kernel",
+                                "exist_ok"}),
     ({"num_workers": 2, "name": "mine"}, 1.0, {"priority"}),
     ({"num_workers": 2, "name": "mine", "cuda_graphs": "on"}, 1.0, {"priority"}),
     ({"num_workers": 1, "name": "mine", "cuda_graphs": "off"}, 1.0, {"priority"}),
