@@ -45,6 +45,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -470,6 +471,8 @@ def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
     for in_one_kernel, name in ((False, "torch"), (True, "Triton's kernel")):
         if in_one_kernel and device.type != "cuda":  # Triton's interpreter is a test of its own
             continue
+        if in_one_kernel:
+            import_module("ray_yolo.ops.colour_kernel")  # without Triton, `colours_on` would give torch's kernels again
         colours = colours_on(device, in_one_kernel=in_one_kernel)
         found = colours(inputs, scaled, torch.channels_last).cpu()  # the first call also loads or compiles kernels
         wrong = int((found != expected).sum())
@@ -533,8 +536,12 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
 
 
 def images_per_second(parts: TrainComponents) -> float:
-    """Of an epoch's steps, after one that chooses kernels and records passes."""
+    """Of an epoch's steps with CUDA graphs, after one that chooses kernels and records passes."""
     take_steps(parts)
+    if parts.context.device.type == "cuda":
+        assert parts.graphs is not None
+        complaint = parts.graphs.pop_complaint()
+        assert not complaint, complaint
     return len(parts.spec.train) / take_steps(parts)
 
 
