@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from ray_yolo.config.model_facts import facts_of
-from ray_yolo.config.placement import Placement
+from ray_yolo.config.placement import Placement, repeats_passes
 from ray_yolo.config.recipe import Recipe, family_defaults
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.config.settings import SourcedValue, config_fields
@@ -149,9 +150,18 @@ def _by_placement(placement: Placement, recipe: Recipe, gpus: float | None) -> R
     elif placement.num_workers != "auto" and not placement.is_elastic:
         yield ("priority",), "only a range of workers gives some of them up"
     if gpus == 0:
-        yield ("no_cuda_graphs",), "there is no GPU"
-    elif recipe.sync_bn or placement.min_workers > 1:
-        yield ("no_cuda_graphs",), "CUDA graphs are for a training of one worker without sync_bn"
+        yield ("cuda_graphs", "colour_kernel"), "there is no GPU"
+    elif recipe.sync_bn:
+        yield ("cuda_graphs",), "under sync_bn, a pass exchanges numbers, which no CUDA graph repeats"
+    elif placement.cuda_graphs == "off" and not repeats_passes("auto", placement.min_workers):
+        yield ("cuda_graphs",), "several workers use CUDA graphs only if it is on"
+    if find_spec("triton") is None:
+        yield ("colour_kernel",), "Triton is not installed, so torch's kernels change colours"
+    if recipe.quad:
+        yield ("colour_kernel",), "under quad, the loaders change colours"
+    augment = recipe.augment
+    if not (augment.hsv_h or augment.hsv_s or augment.hsv_v or recipe.changes):
+        yield ("colour_kernel",), "colours stay, because hsv_h, hsv_s and hsv_v are 0"
     if placement.nosave:
         yield _CHECKPOINTS, "under nosave, a checkpoint is written only at the end"
     if placement.stop_after >= recipe.epochs:

@@ -15,6 +15,17 @@ from ray_yolo.config.addresses import corrected_store, corrected_tracking_uri
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 
+CudaGraphs = Literal["auto", "on", "off"]
+
+GRAPHS_OF_SEVERAL_WORKERS = False
+"""Whether `cuda_graphs: auto` is on for several workers. It becomes true when the row "DDP and NCCL in a group of one"
+of `make gpu-test` has passed on a GPU."""
+
+
+def repeats_passes(setting: CudaGraphs, num_workers: int) -> bool:
+    """Whether the workers of a group of this size repeat their network's passes as CUDA graphs, if they have GPUs."""
+    return setting == "on" or (setting == "auto" and (num_workers == 1 or GRAPHS_OF_SEVERAL_WORKERS))
+
 
 class Placement(ConfigModel):
     """Where the recipe is trained and its results are written. No setting here changes the weights."""
@@ -37,9 +48,13 @@ class Placement(ConfigModel):
     workers: int = Field(-1, ge=-1, le=256)
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
     1, at most 64."""
-    no_cuda_graphs: bool = False
-    """On a GPU, launch the network's kernels one by one. CUDA graphs give the same weights, and are faster where the
-    host is the limit: small models, few images."""
+    cuda_graphs: CudaGraphs = "auto"
+    """On a GPU, repeat the network's passes as CUDA graphs: on, off, or auto: on for one worker, off for several,
+    where it has not yet run on GPUs. The weights are the same; it is faster where the host is the limit: small models,
+    few images."""
+    colour_kernel: bool = False
+    """On a GPU, change the colours of images by one kernel of Triton instead of fifty of torch: the same bytes. Off,
+    because it has not yet run on a GPU."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
     """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"

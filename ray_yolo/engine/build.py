@@ -7,7 +7,8 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,6 +21,7 @@ from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.model_facts import GRID
+from ray_yolo.config.placement import CudaGraphs, repeats_passes
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.augment import colour_tables
@@ -49,7 +51,7 @@ from ray_yolo.models.families import Family, GivenClasses, build_model, find_fam
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
-from ray_yolo.ops.recolour import ColourTables
+from ray_yolo.ops.recolour import ColourTables, RecolouredInput, recoloured_input
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 Batches = Iterable[Mapping[str, Tensor]]
@@ -85,7 +87,8 @@ class WorkerContext:
     loader_processes: int = 0
     loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
-    cuda_graphs: bool = True  # of the network, on a GPU
+    cuda_graphs: CudaGraphs = "auto"  # of the network, on a GPU
+    colour_kernel: bool = False  # a GPU changes colours by one kernel
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
     stored: RemoteCheckpoints | None = None  # if workers share no folder
@@ -113,7 +116,7 @@ class TrainComponents:
     loader: Batches
     val_batches: Batches  # this worker's shard
     stores: tuple[ImageStore, ImageStore]  # of training and validation; the session closes them
-    colours: ColourTables | None  # with which the device changes colours; None: the loaders do
+    colours: RecolouredInput | None  # with which the device changes colours; None: the loaders do
 
 
 def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
@@ -192,9 +195,9 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
 
 
 def graphed_forward(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
-    """The model's repeated passes, if one worker trains it on a GPU. With sync_bn, a pass exchanges numbers."""
-    is_alone = context.collectives.num_workers == 1  # recordings inside DDP were not tried on a GPU
-    if context.device.type != "cuda" or not context.cuda_graphs or not is_alone or spec.recipe.sync_bn:
+    """The model's repeated passes on a GPU, unless they are switched off. With sync_bn, a pass exchanges numbers."""
+    is_on = repeats_passes(context.cuda_graphs, context.collectives.num_workers)
+    if context.device.type != "cuda" or not is_on or spec.recipe.sync_bn:
         return None
     return repeat_passes(model)
 
@@ -326,6 +329,15 @@ def colour_tables_on(device: torch.device) -> ColourTables:
     return colour_tables().to(device)
 
 
+def colours_on(device: torch.device, *, in_one_kernel: bool) -> RecolouredInput:
+    """What changes colours on a device; without Triton, never by one kernel."""
+    if in_one_kernel and find_spec("triton"):
+        from ray_yolo.ops import colour_kernel  # imports Triton, which takes a second
+
+        return partial(colour_kernel.recoloured_input, colour_tables_on(device))
+    return partial(recoloured_input, colour_tables_on(device))
+
+
 def first_batches(spec: TrainSpec) -> Batches:
     """The batches of the first epoch, one microbatch each, as a single worker trains them: for plots."""
     grid = build_network(spec).grid if spec.recipe.rect else GRID
@@ -352,7 +364,7 @@ def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, gr
     loader = Loader(context.prepare_loader(DataLoader(
         LoadedDataset(samples), batch_size=plan.loader_batch(num_workers, worker), sampler=sampler,
         collate_fn=identity, **_processes(context))))
-    colours = colour_tables_on(context.device) if leaves_colours else None
+    colours = colours_on(context.device, in_one_kernel=context.colour_kernel) if leaves_colours else None
     return {"spec": spec, "plan": plan, "balancer": balancer, "sampler": sampler, "loader": loader, "colours": colours}
 
 

@@ -130,7 +130,7 @@ class GraphedForward:
         except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
             self._failed = True
             reason = " ".join(str(error).split())[:200]
-            self._complaint = (f"no further shape is recorded as a CUDA graph: {reason}; --no-cuda-graphs does not "
+            self._complaint = (f"no further shape is recorded as a CUDA graph: {reason}; --cuda-graphs off does not "
                                "try it")
             return None
         self._recordings[key] = recording

@@ -26,7 +26,7 @@ from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
 from ray_yolo.ops.network_input import unit_range
-from ray_yolo.ops.recolour import ColourTables, recolour
+from ray_yolo.ops.recolour import RecolouredInput
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 from ray_yolo.ops.torch_internals import scaler_tensors
@@ -382,21 +382,23 @@ def rebalance(components: TrainComponents, summed: Summed, reports: Sequence[flo
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1,
-                     colours: ColourTables | None = None) -> tuple[Tensor, Tensor]:
+                     colours: RecolouredInput | None = None) -> tuple[Tensor, Tensor]:
     """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets.
 
     With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side. If
     the loaders have left the colours to the device, it changes them first, by `colours`.
     """
     pixels, targets = to_device(device, batch["images"], batch["targets"])
+    height, width = pixels.shape[2:]
+    keeps_size = size is None or not len(pixels) or size == max(height, width)
+    # resizing has other bits with channels last
+    memory_format = torch.channels_last if keeps_size else torch.contiguous_format
     if colours is not None and "colours" in batch:  # a blank batch has none
         [scaled] = to_device(device, batch["colours"])
-        pixels = recolour(pixels, scaled, colours)
-    height, width = pixels.shape[2:]
-    if size is None or not len(pixels) or size == max(height, width):
-        images = unit_range(pixels)
+        images = colours(pixels, scaled, memory_format)
     else:
-        images = unit_range(pixels, torch.contiguous_format)  # resizing has other bits with channels last
+        images = unit_range(pixels, memory_format)
+    if size is not None and not keeps_size:
         factor = size / max(height, width)
         shape = [math.ceil(side * factor / grid) * grid for side in (height, width)]
         images = F.interpolate(images, size=shape, mode="bilinear", align_corners=False)

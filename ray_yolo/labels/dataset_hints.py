@@ -58,8 +58,8 @@ def explain_source(path: Path) -> str:
     if suffix in (".tfrecord", ".record", ".tfrecords", ".lmdb", ".rec"):
         return "has records of images, which are not read; unpack them into image files"
     if suffix in (".yaml", ".yml", ".xml"):
-        return (f"is {'an XML' if suffix == '.xml' else 'a YAML'} file; a split is a folder of images, a list of them (.txt) or a COCO file "
-                "(.json)")
+        kind = "an XML" if suffix == ".xml" else "a YAML"
+        return f"is {kind} file; a split is a folder of images, a list of them (.txt) or a COCO file (.json)"
     return ""
 
 

@@ -6,10 +6,16 @@ cache holds in large part.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ray_yolo.ops.network_input import unit_range
+
+RecolouredInput = Callable[[Tensor, Tensor, torch.memory_format], Tensor]
+"""The last three arguments of `recoloured_input`, and its result."""
 
 _SHIFTS = (16, 8, 0)  # of the three channels of a packed colour
 
@@ -26,6 +32,15 @@ class ColourTables(NamedTuple):
     def to(self, device: torch.device) -> ColourTables:
         """The same tables on a device."""
         return ColourTables(self.to_hsv.to(device), self.to_rgb.to(device))
+
+
+def recoloured_input(tables: ColourTables, pixels: Tensor, scaled: Tensor, memory_format: torch.memory_format
+                     ) -> Tensor:
+    """What a network takes of images with other colours: float32 in 0..1, (B, 3, H, W), in this memory format.
+
+    The arguments are those of `recolour`.
+    """
+    return unit_range(recolour(pixels, scaled, tables), memory_format)
 
 
 def recolour(pixels: Tensor, scaled: Tensor, tables: ColourTables) -> Tensor:

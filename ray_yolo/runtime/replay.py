@@ -169,7 +169,7 @@ def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, st
     threads = start.threads if start and start.threads else resources.threads
     loaders = 0 if steps <= FEW_STEPS and config.placement.workers < 0 else placement.loader_processes
     return WorkerContext(device=device, prepare_model=lambda model: model.to(device), threads=threads,
-                         loader_processes=loaders, cuda_graphs=False)  # hooks on layers observe the step
+                         loader_processes=loaders, cuda_graphs="off")  # hooks on layers observe the step
 
 
 def _plan_line(run: str, step: int, before: int) -> str:

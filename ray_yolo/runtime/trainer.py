@@ -295,7 +295,7 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
           forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
             activity=activity, device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
-            cuda_graphs=not placement.no_cuda_graphs,
+            cuda_graphs=placement.cuda_graphs, colour_kernel=placement.colour_kernel,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
         if stop_requested():

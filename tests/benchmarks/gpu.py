@@ -1,10 +1,14 @@
-"""Whether a training on this machine's GPU is right, and how fast it is: `make gpu-test`, under eight minutes.
+"""Whether a training on this machine's GPU is right, and how fast it is: `make gpu-test`, in fifteen minutes.
 
     PYTHONPATH=. python tests/benchmarks/gpu.py [--device cuda] [--quick] [--only WORD ...] [--write FILE]
 
 Needs torch, numpy, OpenCV, pydantic and PyYAML alone (export and evaluation torchvision, too). `--quick` takes tiny
 sizes, with which `--device cpu` tests this file where there is no GPU. `--only` runs the checks whose names contain one
-of the words. Prints a table in Markdown; exit status 1 if a check fails.
+of the words. Prints a table in Markdown; exit status 1 if a check fails. Each row is printed and written as soon as
+it is known, so a run that is cut short leaves the rows before.
+
+Two defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
+`config/placement.py` may become true; if "colours" passes, `colour_kernel` there may.
 
 | check | law |
 |---|---|
@@ -12,12 +16,13 @@ of the words. Prints a table in Markdown; exit status 1 if a check fails.
 | exact | a training of the model, twice and without CUDA graphs: the same bits with `exact` |
 | kill and continue | killed by SIGKILL in the middle, then continued: the bits of an uninterrupted run |
 | launch-ahead loop | the bits of the loop that waits for the device after each step |
-| NCCL | a group of one: the exchange in DDP's hook gives the plain gradient; after an abort a worker knows it |
+| DDP and NCCL | in a group of one: the hook gives the plain gradient, and graphs the same bits; aborts are seen |
 | two workers | where there are two devices: the bits of a training on one |
-| colours | images with other colours are the host's, byte by byte; milliseconds an image |
+| colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
-| speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without |
+| speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without; MB and TB/s |
+| trace | the kernels of three steps that take the most time, and GB/s of copies from pinned memory |
 | end to end | images/s of a training on pictures, and the share of the time in which it waits for its loaders |
 | crowds | speed and peak memory with 100 labels an image |
 | AutoBatch | a step of the number of images that it finds fits into memory |
@@ -37,8 +42,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +68,7 @@ from ray_yolo.data import augment
 from ray_yolo.engine import collectives as collectives_module
 from ray_yolo.engine import loop
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build, colour_tables_on
+from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build, colours_on
 from ray_yolo.engine.collectives import (
     LOOPBACK,
     Collectives,
@@ -70,6 +77,7 @@ from ray_yolo.engine.collectives import (
     leave_process_group,
     wrap_in_ddp,
 )
+from ray_yolo.engine.devices import mark, seconds_between, wait_for
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.session import run_session
@@ -77,7 +85,8 @@ from ray_yolo.engine.state import TrainState, capture
 from ray_yolo.models.batch_norm import MOMENTUM
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
-from ray_yolo.ops.recolour import recolour
+from ray_yolo.ops.network_input import unit_range
+from tests.benchmarks.launch_counter import Counter
 from tests.support.jobs import make_spec
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
@@ -93,6 +102,7 @@ REPEATS = 3
 VICTIM_STEP = 3
 ENLARGED = 3
 CANDIDATES = 2000  # of an image, for suppression
+Wrap = Callable[[torch.nn.Module], torch.nn.Module]  # of a network on its device
 HALVINGS = 12  # of fp16's first scale: a first step may overflow
 
 
@@ -125,13 +135,24 @@ def main() -> int:
         train_in_group(given.group, given.device, given.worker)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        rows = [run(name, check) for name, check in checks(Path(folder), device, quick=given.quick)
-                if any(word in name for word in given.only)]
-    table = "\n".join(lines(rows, device))
-    print(table)
-    if given.write:
-        given.write.write_text(table + "\n")
-    return int(not all(row.passed for row in rows))
+        chosen = [(name, check) for name, check in checks(Path(folder), device, quick=given.quick)
+                  if any(word in name for word in given.only)]
+        if not chosen:
+            print(f"gpu.py: no check has one of {', '.join(given.only)} in its name", file=sys.stderr)
+            return 2
+        passed = True
+        with given.write.open("w") if given.write else nullcontext() as file:
+            def tell(text: str) -> None:
+                print(text, flush=True)
+                if file:
+                    print(text, file=file, flush=True)
+
+            tell(heading(device))
+            for name, check in chosen:
+                row = run(name, check)
+                tell(line(row))
+                passed &= row.passed
+    return int(not passed)
 
 
 def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -144,7 +165,8 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
         yield f"exact, {model}", partial(compare_exact, folder / "exact" / model, model, device)
     yield "kill and continue", partial(continue_killed, folder / "killed", device)
     yield "launch-ahead loop", partial(compare_loops, folder / "loops", device)
-    yield "NCCL, a group of one", partial(compare_exchange, device)
+    yield "DDP and NCCL in a group of one", partial(compare_exchange, folder / "ddp", size, 2 if quick else 16, steps,
+                                                    device)
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
@@ -152,9 +174,12 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
         images = 2 if quick else batch
         yield f"speed, {model} {precision} {size} px batch {images}", partial(
             measure_speed, model, precision, size, images, steps, device)
+    for batch in (2,) if quick else (64, 128):
+        yield f"trace, yolov5s bf16 {size} px batch {batch}", partial(
+            trace_steps, "yolov5s", "bf16", size, batch, device)
     for kept in ("none", "ram"):
         yield f"end to end, yolov5s {size} px, images in {'files' if kept == 'none' else 'memory'}", partial(
-            measure_training, folder / kept, kept, size, 16 if quick else 1024, device)
+            measure_training, folder / kept, kept, size, 16 if quick else 8192, device)
     for model in MODELS:
         yield f"evaluation, {model}", partial(compare_evaluation, model, size, 4 if quick else 128, device)
     for model in MODELS:
@@ -173,21 +198,21 @@ def run(name: str, check: Callable[[], str]) -> TrialRow:
     except Exception as error:
         traceback.print_exc()
         found, passed = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", False
-    row = TrialRow(name, found, time.perf_counter() - began, passed)
-    print(line(row), file=sys.stderr, flush=True)
-    return row
+    return TrialRow(name, found, time.perf_counter() - began, passed)
 
 
 def line(row: TrialRow) -> str:
     return f"| {row.check} | {'ok' if row.passed else 'FAILED'} | {row.found} | {row.seconds:.0f} |"
 
 
-def lines(rows: list[TrialRow], device: torch.device) -> Iterator[str]:
-    """The table."""
+def heading(device: torch.device) -> str:
+    """What stands above the rows: device, versions, commit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    yield f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, {sum(row.seconds for row in rows):.0f} s"
-    yield from ("", "| check | | found | s |", "|---|---|---|---|")
-    yield from map(line, rows)
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
+                           text=True)
+    commit = asked.stdout.strip() or "unknown"
+    return (f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {commit}\n\n"
+            "| check | | found | s |\n|---|---|---|---|")
 
 
 def compare_step(model: str, precision: str, imgsz: int, device: torch.device) -> str:
@@ -220,8 +245,8 @@ def weights(parts: TrainComponents) -> Tensor:
 
 
 def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int, device: torch.device,
-               microbatch: int | None = None, labels: int = 8, graphs: bool = True, tf32: bool = True
-               ) -> TrainComponents:
+               microbatch: int | None = None, labels: int = 8, graphs: bool = True, tf32: bool = True,
+               wrap: Wrap = lambda net: net) -> TrainComponents:
     """What trains noise with some boxes an image, an epoch of some steps; every batch is the same pinned memory.
 
     tf32: cuDNN's convolutions of fp32 may round their inputs to TF32.
@@ -235,8 +260,8 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
                             np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(80))))
     job = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
-    parts = build(job, WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads,
-                                     cuda_graphs=graphs))
+    parts = build(job, WorkerContext(device=device, prepare_model=lambda net: wrap(net.to(device)),
+                                     threads=recipe.threads, cuda_graphs="on" if graphs else "off"))
     draw = torch.Generator().manual_seed(0)
     places = torch.rand(size * labels, 2, generator=draw) * imgsz * 0.6
     sides = (0.05 + 0.3 * torch.rand(size * labels, 2, generator=draw)) * imgsz
@@ -271,13 +296,15 @@ def exact_job(folder: Path, model: str = "") -> TrainSpec:
     return replace(job, architecture=None, recipe=job.recipe.model_copy(update={"model": model})) if model else job
 
 
-def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: bool = True) -> dict[str, Any]:
+def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: bool = True,
+          wrap: Wrap = lambda net: net) -> dict[str, Any]:
     """Train to the end, or kill this process right after a step. Returns the last state."""
     def emit(event: Event) -> None:
         if isinstance(event, StepEvent) and event.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), cuda_graphs=graphs)
+    host = WorkerContext(device=device, prepare_model=lambda net: wrap(net.to(device)),
+                         cuda_graphs="on" if graphs else "off")
     run_session(job, host, Placement(save_steps=1), emit)
     return last_state(job.run_dir)
 
@@ -326,8 +353,9 @@ def compare_loops(folder: Path, device: torch.device) -> str:
     return assert_equal(*states)
 
 
-def compare_exchange(device: torch.device) -> str:
-    """The gradient and the row that DDP's hook exchanges in a group of one, against those without DDP."""
+def compare_exchange(folder: Path, imgsz: int, batch: int, steps: int, device: torch.device) -> str:
+    """The gradient and the row that DDP's hook exchanges in a group of one, against those without DDP; then a training
+    with CUDA graphs inside DDP against one with neither, and the images a second of both."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -349,15 +377,23 @@ def compare_exchange(device: torch.device) -> str:
         tree.close()
         return found
 
-    plain = summed(network)
+    def wrap(net: torch.nn.Module) -> torch.nn.Module:
+        return DistributedDataParallel(net, **ddp_options())
+
+    model = EXACT[0]
+    plain_state = train(exact_job(folder / "plain", model), device, graphs=False)
+    plain_speed = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device))
+    plain = summed(network)  # after `train`, which sets the number of threads
     network.zero_grad(set_to_none=True)
     gpus = device.type == "cuda"
     store = dist.HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=0, world_size=1,
                             device_id=device if gpus else None)
     try:
-        exchanged = summed(DistributedDataParallel(network, **ddp_options()))
+        exchanged = summed(wrap(network))
         assert all(torch.equal(a, b) for a, b in zip(plain, exchanged, strict=True)), "the exchanged sums differ"
+        same = assert_equal(plain_state, train(exact_job(folder / "ddp", model), device, wrap=wrap))
+        speed = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device, wrap=wrap))
         world = dist.group.WORLD
         assert world is not None
         # `form_process_group` forms no group of one
@@ -369,7 +405,8 @@ def compare_exchange(device: torch.device) -> str:
     finally:
         vars(collectives_module)["_group"] = collectives_module._Group()
         dist.destroy_process_group()
-    return f"{len(plain)} tensors are equal, the abort is noticed"
+    return (f"{len(plain)} sums are equal; with CUDA graphs inside DDP, {same}, {speed:,.0f} images/s (with graphs "
+            f"alone {plain_speed:,.0f}); the abort is noticed")
 
 
 def compare_workers(folder: Path, device: torch.device) -> str:
@@ -427,16 +464,26 @@ def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
     gains = [tuple(factors) for factors in draw.uniform(0.5, 1.5, (images, 3)).tolist()]
     inputs = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2).to(device)
     scaled = torch.from_numpy(np.stack([augment.scaled_hsv(each) for each in gains])).to(device)
-    tables = colour_tables_on(device)
-    found = recolour(inputs, scaled, tables).cpu()  # the first call also loads kernels
-    began = time.perf_counter()
-    recolour(inputs, scaled, tables).cpu()
-    seconds = time.perf_counter() - began
     for image, each in zip(pixels, gains, strict=True):
         augment.recolour(image, each)
-    wrong = int((found.permute(0, 2, 3, 1) != torch.from_numpy(pixels)).sum())
-    assert not wrong, f"{wrong} of {pixels.size} bytes differ"
-    return f"{images} images are equal; {1e3 * seconds / images:.3f} ms an image, with the copy to the host"
+    expected = unit_range(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    results = []
+    for in_one_kernel, name in ((False, "torch"), (True, "Triton's kernel")):
+        if in_one_kernel and device.type != "cuda":  # Triton's interpreter is a test of its own
+            continue
+        if in_one_kernel:
+            import_module("ray_yolo.ops.colour_kernel")  # without Triton, `colours_on` would give torch's kernels again
+        colours = colours_on(device, in_one_kernel=in_one_kernel)
+        found = colours(inputs, scaled, torch.channels_last).cpu()  # the first call also loads or compiles kernels
+        wrong = int((found != expected).sum())
+        assert not wrong, f"{name}: {wrong} of {pixels.size} values differ"
+        began = mark(device)
+        for _ in range(REPEATS):
+            colours(inputs, scaled, torch.channels_last)
+        ended = mark(device)
+        wait_for(ended)
+        results.append(f"{name} {1e3 * seconds_between(began, ended) / REPEATS / images:.4f} ms an image")
+    return f"{images} images are equal; {', '.join(results)}"
 
 
 def export_weights(folder: Path, model: str, device: torch.device) -> str:
@@ -453,7 +500,7 @@ def export_weights(folder: Path, model: str, device: torch.device) -> str:
 def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int, device: torch.device, *,
                   labels: int = 8) -> str:
     """Images a second of whole steps, and the share of the time in which the device had nothing to do."""
-    results = []
+    results, speeds = [], []
     for graphs in (True, False):
         if device.type == "cuda":
             gc.collect()  # a model with CUDA graphs is in a cycle
@@ -469,6 +516,9 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
         assert not complaint, complaint
         turns = sorted(take_steps(parts) for _ in range(REPEATS))
         seconds = turns[REPEATS // 2]
+        if not graphs:  # a graph's operations are not seen
+            with Counter() as counter:
+                take_steps(parts, 1)
         spread = (turns[-1] - turns[0]) / seconds
         tflops = 3e-3 * gflops(build_model(model, 80), imgsz) * batch * steps / seconds
         found = (f"{batch * steps / seconds:,.0f} images/s (repeats within {spread:.0%}), "
@@ -478,8 +528,47 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
             found += f", {torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
             found += f", the device waits {idle_share(parts, min(steps, 5)):.0%} of the time"
         results.append(found)
+        speeds.append(batch * steps / seconds)
         del parts
-    return f"{results[0]}; without graphs {results[1]}"
+    read_and_written = [f"{1e-12 * speed * counter.bytes / batch:.2f}" for speed in speeds]
+    return (f"{results[0]}; without graphs {results[1]}; {1e-6 * counter.bytes / batch:,.0f} MB an image, "
+            f"{read_and_written[0]} TB/s, without graphs {read_and_written[1]}")
+
+
+def images_per_second(parts: TrainComponents) -> float:
+    """Of an epoch's steps with CUDA graphs, after one that chooses kernels and records passes."""
+    take_steps(parts)
+    if parts.context.device.type == "cuda":
+        assert parts.graphs is not None
+        complaint = parts.graphs.pop_complaint()
+        assert not complaint, complaint
+    return len(parts.spec.train) / take_steps(parts)
+
+
+def trace_steps(model: str, precision: str, imgsz: int, batch: int, device: torch.device) -> str:
+    """The kernels of three steps with CUDA graphs that take the most time, the waits, and the rate of copies."""
+    from torch.profiler import ProfilerActivity, profile
+
+    parts = make_parts(model, precision, imgsz, batch=batch, steps=6, device=device)
+    take_steps(parts)
+    gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiler:
+        seconds = take_steps(parts, 3)
+    found = profiler.key_averages()
+    times = sorted(((event.self_device_time_total if gpu else event.self_cpu_time_total, event.key, event.count)
+                    for event in found), reverse=True)
+    assert times, "the profiler saw nothing"
+    shares = "; ".join(f"{1e-4 * micros / seconds:.0f}% {name[:60].replace('|', '/')} x {count}"
+                       for micros, name, count in times[:10])
+    images = next(iter(parts.loader))["images"]
+    began = mark(device)
+    for _ in range(REPEATS):
+        images.to(device, non_blocking=True, copy=True)
+    ended = mark(device)
+    wait_for(ended)
+    rate = 1e-9 * REPEATS * images.nbytes / seconds_between(began, ended)
+    waiting = f", the device waits {idle_share(parts, 3):.0%} of the time" if gpu else ""
+    return f"{1e3 * seconds / 3:.1f} ms a step{waiting}, copies {rate:.1f} GB/s; {shares}"
 
 
 @cache

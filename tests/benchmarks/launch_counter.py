@@ -21,20 +21,30 @@ _BY_MASK = {"aten.index.Tensor", "aten.index_put_.default", "aten.index_put.defa
 class Counter(TorchDispatchMode):
     """Counts operations that compute something, and those among them whose result the host needs.
 
+    `bytes` counts the inputs and outputs of each operation once: what memory carries if no cache helps.
+
     On a GPU each operation is at least one kernel launch; views and new memory are none. The host waits where a value
     becomes a number of Python, or where the shape of a result depends on values, as of a mask.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = self.waits = 0
+        self.count = self.waits = self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function)
-        if not function.is_view and name not in _NOTHING:
-            self.count += 1
+        computes = not function.is_view and name not in _NOTHING
+        self.count += computes
         self.waits += name.rpartition(".")[0] in _WAITS or (name in _BY_MASK and _has_mask(args[1]))
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if computes:
+            self.bytes += sum(_distinct_bytes(leaf) for leaf in tree_leaves((args, kwargs, result)))
+        return result
+
+
+def _distinct_bytes(leaf: Any) -> int:
+    """Of a tensor's memory; an expanded one has less of it than elements."""
+    return min(leaf.nbytes, leaf.untyped_storage().nbytes()) if isinstance(leaf, Tensor) else 0
 
 
 def _has_mask(indices: Any) -> bool:

@@ -64,10 +64,11 @@ def test_a_finished_name_is_started_over_only_with_exist_ok(files: Path, tmp_pat
     assert {path.name for path in (tmp_path / "runs" / "train").iterdir()} == {"mine", "mine.old1"}
 
 
-@pytest.mark.parametrize("words", ["", "--no-cuda-graphs"])
-def test_no_cuda_graphs_reaches_the_worker(
-        files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    """The worker decides by it on a GPU."""
+@pytest.mark.parametrize(("words", "cuda_graphs", "colour_kernel"), [
+    ("", "auto", False), ("--cuda-graphs on --colour-kernel", "on", True), ("--cuda-graphs off", "off", False)])
+def test_settings_of_gpus_reach_the_worker(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str,
+                                           cuda_graphs: str, colour_kernel: bool) -> None:
+    """The worker decides by them on a GPU."""
     contexts = []
 
     def note(spec: TrainSpec, context: WorkerContext, *others: Any, **named: Any) -> Summary | None:
@@ -76,4 +77,5 @@ def test_no_cuda_graphs_reaches_the_worker(
 
     monkeypatch.setattr(trainer, "run_session", note)
     train(words, files, tmp_path)
-    assert [context.cuda_graphs for context in contexts] == [not words]
+    [context] = contexts
+    assert (context.cuda_graphs, context.colour_kernel) == (cuda_graphs, colour_kernel)

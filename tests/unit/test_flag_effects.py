@@ -51,7 +51,8 @@ ANSWERS = {
 
 ELSEWHERE = {
     "--no-tf32": "engine/test_build.py::test_convolutions_of_fp32_round_to_tf32_unless_no_tf32_is_given",
-    "--no-cuda-graphs": "test_flag_effects.py::test_no_cuda_graphs_reaches_the_worker",
+    "--colour-kernel": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
+    "--cuda-graphs": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
     "--priority": "runtime/workers/test_pool.py::"
                   "test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle",
     "--resume": "test_flag_effects.py::test_resume_goes_on_where_the_run_was_stopped",

@@ -29,6 +29,8 @@ DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sink
          "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
 ROOMS = {"labels": ("data",)}  # used by the names in their `__init__`; by the rooms that are built on them, freely
+KERNELS = {"ops/colour_kernel.py": ("triton",)}
+"""Modules of ops that define kernels of other libraries, and these; imported where a kernel is used."""
 RANK_TESTS = {"print0", "is_main_process"}
 
 
@@ -83,7 +85,7 @@ def objection(path: str, name: str) -> str | None:
         return f"only {' and '.join(door)} may"
     if here == "labels" and within(name, "torch"):
         return "labels are read without torch"
-    if here == "ops" and not any(within(name, package) for package in FOR_OPS):
+    if here == "ops" and not any(within(name, package) for package in (*FOR_OPS, *KERNELS.get(path, ()))):
         return "ops imports torch, numpy and the standard library only"
     if here == "tune" and path not in RAY_IN_TUNE and f"{'/'.join(name.split('.')[1:3])}.py" in RAY_IN_TUNE:
         return "the modules of a search do not import the code that runs its trials; pass it as an argument"

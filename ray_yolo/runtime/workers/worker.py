@@ -161,8 +161,8 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
                 stack.enter_context(hold_folder(spec.run_dir))
             context = replace(
                 context, loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
-                cache=placement.image_cache, cuda_graphs=not placement.no_cuda_graphs, activity=activity,
-                stored=stored)
+                cache=placement.image_cache, cuda_graphs=placement.cuda_graphs, activity=activity,
+                colour_kernel=placement.colour_kernel, stored=stored)
             torch.set_num_threads(context.threads)
             poll_request = poll_stop_request(recorder, worker, placement.max_workers)
             driver: Process = payload["driver"]

@@ -45,9 +45,9 @@ def test_every_check_passes_without_ray_and_mlflow(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--quick", "--write", tmp_path / "table.md")
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "table.md").read_text()
-    assert table == done.stdout
+    assert table == done.stdout  # each row is there as soon as it is known
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
-    assert [row[1] for row in rows] == ["ok"] * 26
+    assert [row[1] for row in rows] == ["ok"] * 27
 
 
 def test_without_a_gpu_it_says_so() -> None:
@@ -118,6 +118,17 @@ def ignore_aborts(patch: Patch) -> None:
     patch.setattr(gpu.collectives_module, "abort_process_group", lambda: None)
 
 
+def halve_rates_in_ddp(patch: Patch) -> None:
+    """Inside DDP, an optimiser's step is half as long."""
+    set_rates = gpu.loop.set_rates
+
+    def halved(optimizer: torch.optim.Optimizer, rates: Any) -> None:
+        factor = 0.5 if dist.is_initialized() else 1.0
+        set_rates(optimizer, rates._replace(lr=tuple(factor * rate for rate in rates.lr)))
+
+    patch.setattr(gpu.loop, "set_rates", halved)
+
+
 def lose_a_field(patch: Patch) -> None:
     """The loop asks for a field that the components do not have any more."""
     launch = gpu.loop.launch_steps
@@ -173,9 +184,10 @@ PLANTED = {
     "exact, yolov8n": drift,
     "kill and continue": drift,
     "launch-ahead loop": drift,
-    "NCCL, a group of one": double_sums,
+    "DDP and NCCL in a group of one": double_sums,
     "two workers": drift,
     "speed, yolov5n bf16 64 px batch 2": lose_a_field,
+    "trace, yolov5s bf16 64 px batch 2": lose_a_field,
     "end to end, yolov5s 64 px, images in files": report_no_epochs,
     "end to end, yolov5s 64 px, images in memory": report_no_epochs,
     "evaluation, yolov5n": raise_scores,
@@ -198,11 +210,34 @@ def test_a_planted_fault_fails_its_row(name: str, tmp_path: Path, monkeypatch: P
     assert not row.passed, row.found
 
 
-def test_an_abort_that_does_nothing_fails_its_row(monkeypatch: Patch) -> None:
-    ignore_aborts(monkeypatch)
-    row = gpu.run("NCCL, a group of one", lambda: gpu.compare_exchange(CPU))
+@pytest.mark.slow
+@pytest.mark.parametrize(("plant", "found"), [(ignore_aborts, "the abort is not noticed"),
+                                              (halve_rates_in_ddp, "differs by up to")])
+def test_a_fault_of_the_group_of_one_is_named(
+        plant: Callable[[Patch], None], found: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    row = gpu.run("DDP and NCCL in a group of one", lambda: gpu.compare_exchange(tmp_path, 64, 2, 1, CPU))
     assert not row.passed
-    assert "the abort is not noticed" in row.found
+    assert found in row.found
+
+
+def test_rows_are_written_one_by_one(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A run that is cut short leaves the rows before. `--only` chooses; words without a check are refused."""
+    written = tmp_path / "table.md"
+    seen: list[str] = []
+
+    def checks(*_: Any, **__: Any) -> list[tuple[str, Callable[[], str]]]:
+        return [("first", lambda: "found"), ("left out", lambda: "never"),
+                ("first again", lambda: seen.append(written.read_text()) or "found too")]
+
+    monkeypatch.setattr(gpu, "checks", checks)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--only", "first", "--write", str(written)])
+    assert gpu.main() == 0
+    assert "| first | ok | found | 0 |" in seen[0]
+    assert "first again" not in seen[0]
+    assert written.read_text().splitlines()[-1] == "| first again | ok | found too | 0 |"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--only", "nothing"])
+    assert gpu.main() == 2
 
 
 def test_each_kind_of_row_has_a_planted_fault(tmp_path: Path) -> None:

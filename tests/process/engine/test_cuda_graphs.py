@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_yolo.config import placement
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import Event, WarningEvent
@@ -145,22 +146,35 @@ def test_a_frozen_head_trains_without_recordings() -> None:
     assert recorder.repeats == 0
 
 
-def worker_bits(collectives: Collectives, folder: Path, graphs: bool) -> list[Tensor]:
-    context = WorkerContext(collectives, threads=1, prepare_model=lambda model: wrap_in_ddp(model, torch.device("cpu")))
-    components = components_of(folder / f"{graphs}{collectives.worker}", context=context)
-    if graphs:
-        recorder = FunctionRecorder()
-        repeat_passes(components.model, recorder)
-    bits = train(components)
-    assert not graphs or recorder.repeats > 0
-    return bits
+def decide_as_on_a_gpu(patch: pytest.MonkeyPatch, recorder: FunctionRecorder) -> None:
+    """`build` decides about recordings as on a GPU, and this recorder makes them."""
+    decide = build_module.graphed_forward
+
+    def on_a_gpu(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:
+        return decide(spec, replace(context, device=SimpleNamespace(type="cuda")), model)
+
+    patch.setattr(build_module, "graphed_forward", on_a_gpu)
+    patch.setattr(build_module, "repeat_passes", lambda model: repeat_passes(model, recorder))
 
 
-def test_two_workers_have_the_same_bits(tmp_path: Path) -> None:
-    """DDP's hooks see each gradient."""
+def worker_bits(collectives: Collectives, folder: Path) -> tuple[list[Tensor], int]:
+    """The bits of a training with `cuda_graphs: on`, and the number of repeated passes."""
+    context = WorkerContext(collectives, threads=1, cuda_graphs="on",
+                            prepare_model=lambda model: wrap_in_ddp(model, torch.device("cpu")))
+    recorder = FunctionRecorder()
+    with pytest.MonkeyPatch.context() as patch:
+        decide_as_on_a_gpu(patch, recorder)
+        bits = train(components_of(folder / str(collectives.worker), context))
+    return bits, recorder.repeats
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_several_workers_have_the_same_bits(tmp_path: Path, num_workers: int) -> None:
+    """DDP's hooks see each gradient. Of three workers, one has no microbatch in any step, but a blank image."""
     alone = train(components_of(tmp_path / "alone"))
-    for bits in run_workers(2, worker_bits, tmp_path, True):
+    for bits, repeats in run_workers(num_workers, worker_bits, tmp_path):
         assert_equal(alone, bits)
+        assert repeats > 0
 
 
 def test_what_is_no_training_runs_as_written(tmp_path: Path) -> None:
@@ -223,7 +237,7 @@ def test_a_failed_recording_is_a_warning_of_the_run(tmp_path: Path, monkeypatch:
 
 
 def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One worker's trained model on a GPU: not its average, not under sync_bn, and not if they are switched off."""
+    """A trained model on a GPU: not under sync_bn, nor if they are off; by default, that of a single worker."""
     monkeypatch.setattr(build_module, "repeat_passes", lambda model: repeat_passes(model, FunctionRecorder()))
     on_cpu = components_of(tmp_path)
     assert on_cpu.graphs is None
@@ -232,9 +246,13 @@ def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     synchronised = replace(on_cpu.spec, recipe=on_cpu.spec.recipe.model_copy(update={"sync_bn": True}))
     assert build_module.graphed_forward(on_cpu.spec, on_gpu, on_cpu.model) is not None
     assert build_module.graphed_forward(synchronised, on_gpu, on_cpu.model) is None
-    assert build_module.graphed_forward(on_cpu.spec, replace(on_gpu, cuda_graphs=False), on_cpu.model) is None
+    assert build_module.graphed_forward(on_cpu.spec, replace(on_gpu, cuda_graphs="off"), on_cpu.model) is None
     beside_another = replace(on_gpu, collectives=Collectives(0, 2))
     assert build_module.graphed_forward(on_cpu.spec, beside_another, on_cpu.model) is None
+    assert build_module.graphed_forward(
+        on_cpu.spec, replace(beside_another, cuda_graphs="on"), on_cpu.model) is not None
+    monkeypatch.setattr(placement, "GRAPHS_OF_SEVERAL_WORKERS", True)
+    assert build_module.graphed_forward(on_cpu.spec, beside_another, on_cpu.model) is not None
 
 
 def test_the_average_has_its_own_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

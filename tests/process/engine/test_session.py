@@ -53,7 +53,7 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import resume
 from ray_yolo.models.detector import Detector
-from ray_yolo.ops.recolour import recolour
+from ray_yolo.ops.recolour import recoloured_input
 from tests.support import run_log
 from tests.support.jobs import TINY, make_spec
 from tests.support.workers import run_workers, wrap_model
@@ -897,8 +897,8 @@ def test_colours_that_are_left_to_the_device_give_the_same_training(
     """As on a GPU; here the device is the CPU."""
     monkeypatch.setattr(build_module, "recolours_on_device", lambda recipe, device: True)
     recoloured: list[int] = []
-    monkeypatch.setattr(loop, "recolour", lambda pixels, *others: recoloured.append(len(pixels)) or recolour(
-        pixels, *others))
+    monkeypatch.setattr(build_module, "recoloured_input", lambda tables, pixels, *others: recoloured.append(
+        len(pixels)) or recoloured_input(tables, pixels, *others))
     spec = make_spec(tmp_path, **EXACT)
     run_session(spec, WorkerContext(), BY_EPOCH, lambda event: None, Rendezvous(Collectives()))
     assert_same(last_state(spec), uninterrupted["state"])

@@ -65,9 +65,13 @@ def test_one_class_keeps_the_class_loss_without_anchors() -> None:
 
 
 @pytest.mark.parametrize(("placement", "gpus", "paths"), [
-    ({"num_workers": 0}, 0.0, {"placement_strategy", "priority", "max_failures", "no_cuda_graphs", "exist_ok"}),
-    ({"num_workers": 2, "name": "mine"}, 1.0, {"priority", "no_cuda_graphs"}),
-    ({"num_workers": (2, 4), "name": "mine"}, None, {"no_cuda_graphs"}),
+    ({"num_workers": 0}, 0.0, {"placement_strategy", "priority", "max_failures", "cuda_graphs", "colour_kernel",
+                                "exist_ok"}),
+    ({"num_workers": 2, "name": "mine"}, 1.0, {"priority"}),
+    ({"num_workers": 2, "name": "mine", "cuda_graphs": "on"}, 1.0, {"priority"}),
+    ({"num_workers": 1, "name": "mine", "cuda_graphs": "off"}, 1.0, {"priority"}),
+    ({"num_workers": (2, 4), "name": "mine", "cuda_graphs": "off"}, None, {"cuda_graphs"}),
+    ({"num_workers": (1, 4), "name": "mine", "cuda_graphs": "off"}, None, set()),
     ({"num_workers": 1, "name": "mine", "nosave": True}, 1.0,
      {"priority", "save_period", "save_steps", "save_seconds", "keep_checkpoints"}),
     ({"num_workers": "auto", "name": "mine", "stop_after": 100}, None, {"stop_after"}),
