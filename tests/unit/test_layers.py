@@ -25,7 +25,8 @@ FLOORS = (  # lowest first; modules of the package that are not named here are o
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "trainable", "ray_adapter"))
 DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sinks/", "tune/mlflow.py"),
-         "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
+         "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",),
+         "wandb": ("sinks/wandb_run.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}
 
