@@ -27,6 +27,11 @@ def repeats_passes(setting: CudaGraphs, num_workers: int) -> bool:
     return setting == "on" or (setting == "auto" and (num_workers == 1 or GRAPHS_OF_SEVERAL_WORKERS))
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """The names in a text that separates them by commas."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
 class Placement(ConfigModel):
     """Where the recipe is trained and its results are written. No setting here changes the weights."""
 
@@ -73,6 +78,9 @@ class Placement(ConfigModel):
     """Tracking server; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder; 'off': none."""
     registered_name: str = ""
     """Name for the best weights in MLflow's model registry, with the alias 'best'."""
+    trackers: str = ""
+    """Other trackers of the run, separated by commas: wandb, or one that a package offers by an entry point of
+    ray_yolo.records."""
     callbacks: str = ""
     """User functions that the driver calls: package.module[:object] or file.py[:object] with any of
     on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
@@ -151,6 +159,16 @@ class Placement(ConfigModel):
         if value and not is_plain:
             raise ValueError("a name is up to 63 letters, digits, '.', '_' or '-', starting with a letter or "
                              "digit; folders go into --project")
+        return value
+
+    @field_validator("trackers")
+    @classmethod
+    def _names_of_trackers(cls, value: str) -> str:
+        names = split_names(value)
+        if value and not all(re.fullmatch(r"[A-Za-z0-9._-]{1,63}", name) for name in names):
+            raise ValueError("write names separated by commas, such as wandb")
+        if len(set(names)) < len(names):
+            raise ValueError("names a tracker twice")
         return value
 
     @property

@@ -36,7 +36,7 @@ from ray_yolo.config.effects import (
 )
 from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.model_facts import MODELS, assumed_scale, file_of_scales, off_grid, plugin_of
-from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.config.placement import Placement, RunConfig, split_names
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
@@ -67,6 +67,7 @@ from ray_yolo.runs.run_record import RunRecord, TransferRecord
 from ray_yolo.runtime.resources import workers_here, workers_on
 from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.trackers import load_tracker
 
 LABEL_SETTINGS = ("labels_with_confidence", "keep_difficult", "keep_repeats", "classes", "fraction")
 """Settings that decide which images and labels are read."""
@@ -82,6 +83,8 @@ def check_early(config: RunConfig) -> Hooks:
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
+    for name in split_names(config.placement.trackers):
+        load_tracker(name)
     hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.errors import RayYoloError
@@ -24,6 +24,25 @@ Tell = Callable[[str], None]
 """Receives lines for the end of a command."""
 
 _LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Record(Protocol):
+    """One record of a run."""
+
+    name: str
+    uses_time: bool
+    """Whether an update may take CPU seconds, which training pays for."""
+
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Make the record agree with the log.
+
+        Args:
+            ended: whether the log is complete, and files that training writes are final.
+
+        Raises:
+            RayYoloError: if the user must change something first; not tried again before new events.
+            Exception: for any other reason; tried again.
+        """
 
 
 class RecordError(Exception):

@@ -28,6 +28,7 @@ from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import yaml
 
+from ray_yolo.config.placement import split_names
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.events import (
     CheckpointEvent,
@@ -47,10 +48,11 @@ from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
 from ray_yolo.runs.folders import is_held, lock_file
 from ray_yolo.runs.run_record import RECORD_FILE
 from ray_yolo.runs.working_copy import address_of
-from ray_yolo.sinks.base import History, RecordError, Tell, Warn, ignore
+from ray_yolo.sinks.base import History, Record, RecordError, Tell, Warn, ignore
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, is_copy, read_run_file
 from ray_yolo.sinks.results_csv import ResultsCsv
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
+from ray_yolo.sinks.trackers import TrackerRecord
 
 T = TypeVar("T")
 
@@ -69,25 +71,6 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2.0, 60.0
 _CPU_SHARE = 0.04  # of one core while training runs, but a record is made at least once a minute
 
 
-class Record(Protocol):
-    """One record of a run."""
-
-    name: str
-    uses_time: bool
-    """Whether an update may take CPU seconds, which training pays for."""
-
-    def update(self, events: Sequence[Event], ended: bool) -> None:
-        """Make the record agree with the log.
-
-        Args:
-            ended: whether the log is complete, and files that training writes are final.
-
-        Raises:
-            RayYoloError: if the user must change something first; not tried again before new events.
-            Exception: for any other reason; tried again.
-        """
-
-
 @dataclass(frozen=True)
 class RecordSettings:
     """Which records a run has."""
@@ -96,6 +79,7 @@ class RecordSettings:
     plots: bool = True
     registered_name: str = ""
     address: str = ""  # of a run in a bucket
+    trackers: tuple[str, ...] = ()  # by the names of their entry points
     data_folders: tuple[Path, ...] = ()  # where a relative path of the data set may start
 
 
@@ -113,6 +97,7 @@ def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
         uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(),
         registered_name="" if uri is None and is_copy(folder) else placement.get("registered_name") or "",
         address=address_of(folder),
+        trackers=() if is_copy(folder) else split_names(placement.get("trackers") or ""),
         data_folders=(start, *folder.resolve().parents))
 
 
@@ -134,6 +119,7 @@ def build_records(folder: Path, settings: RecordSettings, warn: Warn, tell: Tell
         from ray_yolo.sinks.mlflow_run import MlflowRecord
 
         records.append(MlflowRecord(folder, settings.uri, warn))
+    records += [TrackerRecord(name, folder) for name in settings.trackers]
     if settings.registered_name:
         from ray_yolo.sinks.registry import Registry
 

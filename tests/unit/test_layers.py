@@ -26,7 +26,8 @@ FLOORS = (  # lowest first; modules of the package that are not named here are o
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "runner", "task", "trainable", "ray_adapter"))
 DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sinks/", "tune/mlflow.py"),
-         "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
+         "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",),
+         "wandb": ("sinks/wandb_run.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
 ROOMS = {"labels": ("data",)}  # used by the names in their `__init__`; by the rooms that are built on them, freely
 KERNELS = {"ops/colour_kernel.py": ("triton",)}

@@ -40,7 +40,7 @@ TRAIN_FLAGS = frozenset([
     "--priority", "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
     "--keep-checkpoints", "--nosave", "--noplots", "--timeout-seconds",
     "--stall-seconds", "--cuda-graphs", "--colour-kernel", "--stop-after", "--register", "--registered-name",
-    "--callbacks", "--bucket", "--evolve",
+    "--trackers", "--callbacks", "--bucket", "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
     "--dry-run", "--device",
