@@ -165,7 +165,7 @@ def is_copy(run_dir: Path) -> bool:
     """Whether the folder is a copy of the one whose MLflow run it names. The folder of a run in a bucket is a copy on
     each machine, and is none here."""
     known = (read_run_file(run_dir) or {}).get("folder")  # earlier versions have not noted it
-    return known not in (None, folder_identity(run_dir)) and not address_of(run_dir)
+    return known is not None and known != folder_identity(run_dir) and not address_of(run_dir)
 
 
 def sync_command(run_dir: Path, uri: str) -> str:

@@ -65,7 +65,7 @@ def load_tracker(name: str) -> Callable[[Path], Tracker]:
                          f"point of {GROUP}")
     packages = [entry.dist.name if entry.dist else entry.value for entry in named]
     if len(named) > 1:
-        raise InputError(f"trackers: {name!r} is offered by {' and by '.join(packages)}; uninstall one of them")
+        raise InputError(f"trackers: {name!r} is offered by {' and by '.join(sorted(packages))}; uninstall one of them")
     [entry], [package] = named, packages
     try:
         build = entry.load()

@@ -206,7 +206,7 @@ FILES = [
     ("predict --weights BEST --source IMAGES --classes 9", "classes: 9 is none of the classes", "0 dark, 1 bright"),
     ("serve --weights page.pt", "page.pt: is a page of HTML or XML", "download it again"),
     ("serve --weights BEST --classes 9", "classes: 9 is none of the classes", "0 dark, 1 bright"),
-    ("train --data DATA --classes bright", "--classes: got 'bright': 'bright' is no number", "of the data set's"),
+    ("train --data DATA --classes bright", "--classes: got 'bright': 'bright' is no number", "the number of its place"),
     ("verify nowhere", "nowhere: no such file or folder", "give the folder of a run"),
     ("verify empty", "empty", "give the folder of a run"),
     ("verify w/run nowhere", "nowhere: is not a run folder", "give the folders of two runs"),

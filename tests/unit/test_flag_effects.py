@@ -55,6 +55,7 @@ ELSEWHERE = {
     "--cuda-graphs": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
     "--priority": "runtime/workers/test_pool.py::"
                   "test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle",
+    "--trackers": "sinks/test_trackers.py::test_example_of_the_page_holds_each_number_once",
     "--resume": "test_flag_effects.py::test_resume_goes_on_where_the_run_was_stopped",
     "--exist-ok": "test_flag_effects.py::test_a_finished_name_is_started_over_only_with_exist_ok",
     "--strict": "test_flag_effects.py::test_a_label_that_has_to_be_left_out_is_refused_only_with_strict",

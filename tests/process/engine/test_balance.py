@@ -89,6 +89,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
 
 def test_shards_follow_a_speed_that_changes_in_the_middle_and_the_bits_stay_equal(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, 32, epochs=12)  # 24 steps of four microbatches
+    (tmp_path / "alone").mkdir()
     [alone] = run_workers(1, train, replace(spec, run_dir=tmp_path / "alone"), True)
     first, second = run_workers(2, train, spec, True)
     assert torch.equal(first["weights"], alone["weights"])
