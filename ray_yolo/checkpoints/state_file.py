@@ -36,10 +36,19 @@ CONVERT_HINT = ("convert it in the environment that made it: python -c \"import 
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a state durably without a copy in memory. Returns its size and SHA-256 for the manifest."""
+    """Write a state durably without a copy in memory. Returns its size and SHA-256 for the manifest.
+
+    Raises:
+        OSError: if storage fails.
+    """
     with path.open("wb") as file:
         hashed = HashingWriter(file, "sha256")
-        torch.save(dict(state), cast(BinaryIO, hashed))
+        try:
+            torch.save(dict(state), cast(BinaryIO, hashed))
+        except RuntimeError as error:  # torch ends its archive also after a failed write, and fails once more
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
         file.flush()
         os.fsync(file.fileno())
     return {"size": hashed.size, "sha256": hashed.hexdigest("sha256")}
