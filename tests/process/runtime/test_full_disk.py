@@ -52,13 +52,24 @@ def training(tmp_path: Path, disk: Path) -> Iterator[tuple[subprocess.Popen[byte
     process.communicate()
 
 
+def read_until_reported(process: subprocess.Popen[bytes]) -> str:
+    """What a training writes to stderr, up to the warning that its log cannot be written."""
+    assert process.stderr
+    lines = []
+    for line in process.stderr:
+        lines.append(line.decode())
+        if "events.jsonl cannot be written" in lines[-1]:
+            break
+    return "".join(lines)
+
+
 def test_an_interruption_reports_the_save_a_full_disk_refuses(
         training: tuple[subprocess.Popen[bytes], Path], disk: Path) -> None:
     process, run = training
     fill(disk)
-    time.sleep(2)
+    errors = read_until_reported(process)
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=100)[1].decode()
+    errors += process.communicate(timeout=100)[1].decode()
     assert process.returncode == 130, errors
     assert f"{run / EVENTS_FILE} cannot be written (" in errors  # no space, or a part of a line was accepted
     assert "WARNING: the checkpoint at step" in errors
@@ -68,16 +79,11 @@ def test_an_interruption_reports_the_save_a_full_disk_refuses(
 def test_a_disk_full_for_seconds_is_reported(training: tuple[subprocess.Popen[bytes], Path], disk: Path) -> None:
     process, run = training
     ballast = fill(disk)
-    assert process.stderr
-    reported = []
-    for line in process.stderr:
-        reported.append(line)
-        if b"events.jsonl cannot be written" in line:
-            break
+    reported = read_until_reported(process)
     ballast.unlink()
     time.sleep(2)
     process.send_signal(signal.SIGINT)
-    errors = (b"".join(reported) + process.communicate(timeout=100)[1]).decode()
+    errors = reported + process.communicate(timeout=100)[1].decode()
     assert process.returncode == 130, errors
     assert f"WARNING: {run / EVENTS_FILE} cannot be written (" in errors
     assert any("cannot be written" in message for message in run_log.messages(run))

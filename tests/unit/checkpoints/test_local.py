@@ -243,15 +243,15 @@ def test_any_flipped_bit_of_the_newest_manifest_leaves_the_previous_checkpoint(t
     save(run, 25, "last", "best")
     manifest = (save(run, 50, "last") / "MANIFEST.json").read_bytes()
     for at in range(len(manifest)):
-        for bit in (0, 2, 4, 6):
-            flipped = bytearray(manifest)
-            flipped[at] ^= 1 << bit
-            shutil.copytree(run, copy)
-            (copy / "checkpoints" / "step-50" / "MANIFEST.json").write_bytes(flipped)
-            step, problems = checkpoint.recover(copy, "digest")
-            assert (step, len(problems)) == (25, 1), (at, bit, flipped)
-            assert shown(copy) == {"last": 25, "best": 25}, (at, bit)
-            shutil.rmtree(copy)
+        bit = 2 * (at % 4)  # one bit of each byte: all of them take minutes
+        flipped = bytearray(manifest)
+        flipped[at] ^= 1 << bit
+        shutil.copytree(run, copy)
+        (copy / "checkpoints" / "step-50" / "MANIFEST.json").write_bytes(flipped)
+        step, problems = checkpoint.recover(copy, "digest")
+        assert (step, len(problems)) == (25, 1), (at, bit, flipped)
+        assert shown(copy) == {"last": 25, "best": 25}, (at, bit)
+        shutil.rmtree(copy)
 
 
 def test_a_manifest_without_checksum_is_of_an_earlier_version(tmp_path: Path) -> None:
