@@ -13,6 +13,7 @@ import pytest
 from ray_yolo.core.structures import Finding
 from ray_yolo.labels.coco import CocoFile
 from ray_yolo.labels.rows import ImageLabels, LabelRules, Labels, UnreadableLabelsError
+from ray_yolo.labels.rules import Code
 from ray_yolo.labels.voc import parse_voc
 from ray_yolo.labels.yolo_txt import parse_labels
 from tests.support.fuzz import NUMBERS, damage, pick, replace_one, tally
@@ -57,7 +58,7 @@ def check_result(read: ImageLabels, findings: Sequence[Finding] = ()) -> None:
     """`check_labels`; a dropped row is raised as `UnreadableLabelsError`, for `tally`."""
     check_labels(read.labels)
     if dropped := [finding for finding in (*findings, *read.findings) if finding.dropped]:
-        raise UnreadableLabelsError(dropped[0].where, dropped[0].what)
+        raise UnreadableLabelsError(Code[dropped[0].code], dropped[0].where, *dropped[0].values)
 
 
 def rows(rng: np.random.Generator, count: int) -> Iterator[bytes]:
