@@ -134,8 +134,10 @@ def train_command(recipe: Recipe) -> list[str]:
 
 
 def recipe_arguments(recipe: Recipe) -> list[str]:
-    """Command-line arguments for this recipe: one for every field that is not at the default of its model's family, and
-    with weights for the optimiser in any case, because its defaults differ then."""
+    """Command-line arguments for this recipe: one for every field that is not at the default of its model's family.
+
+    With weights the model and the optimiser are written in any case: their defaults follow from the weights then.
+    """
     default = Recipe(model=recipe.model)
     words: list[str] = []
     unread = unread_by_loss(recipe.model)  # the command would refuse these
@@ -149,7 +151,7 @@ def recipe_arguments(recipe: Recipe) -> list[str]:
             continue
         value = recipe_value(recipe, path)
         usual = Recipe().model if path == "model" else recipe_value(default, path)
-        depends_on_weights = bool(recipe.weights) and path in OPTIMIZER_SETTINGS
+        depends_on_weights = bool(recipe.weights) and (path == "model" or path in OPTIMIZER_SETTINGS)
         if value == usual and not depends_on_weights:
             continue
         flag = f"--{path.replace('_', '-')}"

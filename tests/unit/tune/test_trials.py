@@ -47,7 +47,7 @@ def test_arguments_give_the_recipe_back():
         Recipe(freeze=(3, 7)), Recipe(freeze=(5,)), Recipe(exact=True, threads=2, strict=True),
         Recipe.model_validate({"schedule": {"cos_lr": True}, "optimizer": {"name": "AdamW", "lr0": 1e-6}}),
         Recipe.model_validate({"changes": "2: lr0=1e-5 schedule.cos_lr=true"}),
-        Recipe(weights="a b's.pt", noval=True, seed=7),
+        Recipe(weights="a b's.pt", noval=True, seed=7), Recipe(weights="yolov5n"),
         Recipe(model="yolov8n"), Recipe.model_validate({"model": "yolov8n", "augment": {"close_mosaic": 0}}),
         Recipe.model_validate({"model": "yolo11n", "loss": {"box": 0.05}}),
     ]:
