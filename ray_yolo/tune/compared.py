@@ -9,9 +9,9 @@ import numpy as np
 
 from ray_yolo.core.events import METRICS
 from ray_yolo.core.formatting import align_columns, format_cell, format_count
-from ray_yolo.tune.claim import PairsClaim, difference_error
+from ray_yolo.tune.claim import SIDES, PairsClaim, Side, difference_error
 from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent
-from ray_yolo.tune.pairs import SIDES, PairResults, Side, pair_of
+from ray_yolo.tune.pairs import PairResults, pair_of
 
 _REASON_LENGTH = 160
 

@@ -7,7 +7,8 @@ contains no wall-clock time, attempt or lost worker, so two executions of a stud
 | version | ray_yolo | continued | read by `status`, `verify` and `list` |
 |---|---|---|---|
 | 6 | 0.3.0 | yes | yes |
-| 5 of a sweep, 1 of a comparison | 0.2.0 | yes: the decisions are the same | yes |
+| 5 of a sweep | 0.2.0 | yes: the decisions are the same | yes |
+| 1 of a comparison | 0.2.0 | yes: its claims are made again, by the law of today | yes |
 | earlier, or population based training | up to 0.2.0 | no | no: the error names the version |
 """
 
@@ -24,7 +25,7 @@ import ray_yolo
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.run_record import LEDGER_FILE
-from ray_yolo.tune.claim import PairsClaim
+from ray_yolo.tune.claim import SIDES, PairsClaim
 from ray_yolo.tune.identity import has_same_inputs
 from ray_yolo.tune.ledger_events import (
     EVENTS,
@@ -35,7 +36,7 @@ from ray_yolo.tune.ledger_events import (
     ProposedEvent,
     ScheduledEvent,
 )
-from ray_yolo.tune.pairs import SIDES, claim_from, pair_of, training_number
+from ray_yolo.tune.pairs import claim_from, pair_of, training_number
 from ray_yolo.tune.schedule import Outcome, address
 from ray_yolo.tune.study import VERSION, ComparisonEvent, StudyEvent, SweepEvent
 from ray_yolo.tune.trials import Trial, trial_folder
@@ -171,12 +172,13 @@ def _translated(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Version 1 wrote results as `trained`, in the order in which trainings ended, and a claim as `claim`, twice if the
     command was killed right after it. Today a result counts when all before it have, and none counts after the claim.
+    The law of claims is another one, so the claims are made again from the results.
     A result that follows a missing one is left out: its training is read from its run folder again, and the line that
     today's version has written then counts.
     """
     first, *others = lines
     results: dict[int, dict[str, Any]] = {}
-    claims: dict[int, dict[str, Any]] = {}  # by the number of their pairs
+    claimed: dict[int, dict[str, Any]] = {}  # the lines of claims, by the number of their pairs
     for line in others:
         if line["type"] == "trained":
             number = training_number(line["pair"], line["side"])
@@ -184,12 +186,17 @@ def _translated(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             kind = {"type": "failed", "diverged": True} if line["fitness"] is None else {"type": "counted"}
             results.setdefault(number, {**line, **kind, "trial": number, "epochs": epochs})
         elif line["type"] in ("claim", "claimed"):
-            claims.setdefault(line["claim"]["pairs"], {**line, "type": "claimed"})
+            claimed.setdefault(line["claim"]["pairs"], {**line, "type": "claimed"})
         elif line["type"] in ("counted", "failed"):
             results[line["trial"]] = line
         else:
             raise KeyError(line["type"])
-    verdict = claim_from({pair_of(number): Outcome(fitness=line.get("fitness")) for number, line in results.items()})
+    outcomes = {pair_of(number): Outcome(fitness=line.get("fitness")) for number, line in results.items()}
+    claims: dict[int, dict[str, Any]] = {}
+    for pairs, line in claimed.items():
+        claim = claim_from(outcomes, pairs)  # it may be decided by fewer pairs
+        claims.setdefault(claim.pairs, {**line, "claim": claim.model_dump()})
+    verdict = claim_from(outcomes)
     most = 2 * verdict.pairs if verdict.better else len(results)
     translated = [first]
     for number in range(most + 1):

@@ -10,8 +10,8 @@ import numpy as np
 
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, save
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
-from ray_yolo.tune.claim import judge_pairs
-from ray_yolo.tune.pairs import SIDES, PairResults, Side, training_folder
+from ray_yolo.tune.claim import SIDES, Side, judge_pairs
+from ray_yolo.tune.pairs import PairResults, training_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,17 +10,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
 
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.ops.seeding import Stream, generator
-from ray_yolo.tune.claim import PairsClaim, judge_pairs
+from ray_yolo.tune.claim import SIDES, PairsClaim, Side, judge_pairs
 from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, LedgerEvent
 from ray_yolo.tune.schedule import Outcome, Replayable, Task
 from ray_yolo.tune.sides import Recipes, all_settings
-
-Side = Literal["A", "B"]
-SIDES: tuple[Side, Side] = ("A", "B")
 
 PairResults = Mapping[tuple[int, Side], Outcome]
 """The outcome of each training, by pair and side. One without a fitness has diverged."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.ops.statistics import student, student_quantile, student_tail
-from ray_yolo.tune.claim import difference_error, judge, judge_pairs
+from ray_yolo.tune.claim import difference_error, judge, judge_pairs, share_not_excluded
 
 
 def trials(gain, noise, runs, count=2000):
@@ -124,7 +124,7 @@ def test_looking_at_ordinary_intervals_after_each_pair_would_claim_too_often():
     for _ in range(200):
         a, b = 0.4 + 0.03 * rng.standard_normal((2, 6))
         wrong += any(abs(np.mean(b[:n]) - np.mean(a[:n])) > student(2 * n - 2) * difference_error(a[:n], b[:n])
-                     for n in range(3, 7))
+                     for n in range(4, 7))
     assert wrong > 20
 
 
@@ -135,20 +135,101 @@ def test_a_true_difference_is_claimed_with_an_interval_that_holds_it():
     assert sum(abs(end.difference - 0.06) <= end.margin for end in ends) >= 95
 
 
-def test_the_margin_of_three_pairs_is_worked_by_hand():
-    """Variances 0.0004 each, so an error of sqrt(0.0008 / 3), freedom 4, share 5 % x 2 / (3 x 2) = 1 / 60."""
-    claim = judge_pairs([0.50, 0.52, 0.54], [0.60, 0.62, 0.64])
-    assert claim.error == pytest.approx(math.sqrt(0.0008 / 3), rel=1e-5)
-    assert claim.margin == pytest.approx(3.96079 * math.sqrt(0.0008 / 3), rel=1e-4)  # t of 4 degrees at 1 - 1/120
-    assert (claim.better, claim.difference) == ("B", pytest.approx(0.1))
-    assert str(claim) == "B is better by 0.1000 +- 0.065, 3 pairs"
-    assert str(judge_pairs([0.60, 0.62, 0.64], [0.50, 0.52, 0.54])) == "A is better by 0.1000 +- 0.065, 3 pairs"
+def test_the_margin_of_four_pairs_is_worked_by_hand():
+    """Variances 0.002 / 3 each and no variance of the differences, so an error of sqrt(0.001 / 3), freedom 6, share
+    5 % x 3 / (4 x 3) = 1 / 80."""
+    low, high = [0.50, 0.52, 0.54, 0.56], [0.60, 0.62, 0.64, 0.66]
+    claim = judge_pairs(low, high)
+    assert claim.error == pytest.approx(math.sqrt(0.001 / 3), rel=1e-5)
+    assert claim.margin == pytest.approx(3.52122 * math.sqrt(0.001 / 3), rel=1e-4)  # t of 6 degrees at 1 - 1/160
+    assert (claim.better, claim.difference, claim.wins) == ("B", pytest.approx(0.1), (0, 4))
+    assert str(claim) == ("B is better by 0.1000 +- 0.064, 4 pairs, of which it won 4; 0 of 4 trainings of B collapsed, up "
+                          "to 53 % is not excluded")
+    assert str(judge_pairs(high, low)).startswith("A is better by 0.1000 +- 0.064, 4 pairs, of which it won 4; ")
+
+
+def test_the_error_is_that_of_the_pairs_if_they_are_unlike():
+    """A seed that is good for A is bad for B: variance of the differences 4 x 0.002 / 3."""
+    claim = judge_pairs([0.50, 0.52, 0.54, 0.56], [0.86, 0.84, 0.82, 0.80])
+    assert claim.margin == pytest.approx(3.52122 * math.sqrt(0.002 / 3), rel=1e-4)
+
+
+@pytest.mark.parametrize(("wins", "pairs", "enough"), [
+    (4, 4, True), (3, 4, False), (5, 5, True), (4, 5, False), (8, 8, True), (7, 8, False), (8, 9, True), (9, 10, True),
+    (8, 10, False)])
+def test_a_claim_needs_wins_that_a_coin_seldom_has(wins, pairs, enough):
+    """By hand: (1 + 10) / 1024 for nine of ten is at most 1/40, (1 + 10 + 45) / 1024 for eight is more. The interval
+    alone would claim in each case."""
+    a = [0.5 + 0.001 * number for number in range(pairs)]
+    b = [value + 0.1 for value in a[:wins]] + [value - 0.0001 for value in a[wins:]]
+    claim = judge_pairs(a, b)
+    assert claim.wins == (pairs - wins, wins)
+    assert claim.model_copy(update={"margin": 0.0}).better == ("B" if enough else "")
+
+
+def test_the_share_of_failures_that_is_not_excluded():
+    """By Clopper and Pearson's tables: without a failure 1 - 0.05^(1/n)."""
+    for seen, trainings, share in ((0, 5, 0.4507), (0, 10, 0.2589), (1, 10, 0.3942), (5, 5, 1.0)):
+        assert share_not_excluded(seen, trainings) == pytest.approx(share, abs=1e-4)
+
+
+def skewed(sigma, width):
+    """A lognormal side beside a normal one, shifted so that each wins half of all pairs."""
+    def draw(rng, shape):
+        both = np.random.default_rng(0).normal(size=(2, 200_000))
+        typical = np.median(np.exp(sigma * both[0]) - width * both[1])
+        return width * rng.normal(size=shape), np.exp(sigma * rng.normal(size=shape)) - typical
+    return draw
+
+
+def collapsing(share):
+    """B collapses in a share of its trainings, and is else equal to A. So it wins less than half of all pairs."""
+    def draw(rng, shape):
+        return 10 + rng.normal(size=shape), np.where(rng.random(shape) < share, 0.0, 10 + rng.normal(size=shape))
+    return draw
+
+
+def alike(correlation):
+    def draw(rng, shape):
+        a, own = rng.normal(size=shape), rng.normal(size=shape)
+        return a, correlation * a + math.sqrt(1 - correlation**2) * own
+    return draw
+
+
+NOISES = {
+    "normal": lambda rng, shape: (rng.normal(size=shape), rng.normal(size=shape)),
+    "normal, ratio 5": lambda rng, shape: (rng.normal(size=shape), 0.2 * rng.normal(size=shape)),
+    "skewed": skewed(0.5, 0.3), "very skewed": skewed(1.0, 0.05),
+    "heavy": lambda rng, shape: (rng.standard_t(2, shape), rng.standard_t(2, shape)),
+    "tied": lambda rng, shape: (np.round(rng.normal(size=shape)), np.round(rng.normal(size=shape))),
+    "collapsing in 5 %": collapsing(0.05), "collapsing in 20 %": collapsing(0.2),
+    "unlike pairs": alike(-0.5), "alike pairs": alike(0.6)}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_wrong_claims_under_any_noise(noise):
+    """A claim for a side that wins at most half of all pairs: at most 22 of 300, as often as 5 % may show by chance."""
+    a, b = NOISES[noise](np.random.default_rng(9), (300, 12))
+    wrong = {"B"} if noise.startswith("collapsing") else {"A", "B"}
+    ends = [next((claim.better for n in range(4, 13) if (claim := judge_pairs(x[:n], y[:n])).better), "")
+            for x, y in zip(a, b, strict=True)]
+    assert sum(end in wrong for end in ends) <= 22
+
+
+def test_power_at_three_deviations():
+    """Within five pairs in at least 70 %, within ten in at least 95 %."""
+    rng = np.random.default_rng(3)
+    looks = []
+    for a, b in zip(rng.normal(size=(300, 10)), 3 + rng.normal(size=(300, 10)), strict=True):
+        looks.append(next((n for n in range(4, 11) if judge_pairs(a[:n], b[:n]).better == "B"), 99))
+    assert sum(look <= 5 for look in looks) >= 210
+    assert sum(look <= 10 for look in looks) >= 285
 
 
 def test_a_comparison_that_shows_nothing_says_why():
-    shown = str(judge_pairs([0.5, 0.6, 0.7], [0.5, 0.6, 0.71]))
-    assert shown.startswith("no difference is shown: B less A is 0.0033 +- ")
-    assert str(judge_pairs([0.5], [0.9])) == "no difference is shown: 1 pair, and a claim needs 3 or more"
+    shown = str(judge_pairs([0.5, 0.6, 0.7, 0.6], [0.5, 0.6, 0.71, 0.6]))
+    assert shown.startswith("no difference is shown: B less A is 0.0025 +- ")
+    assert str(judge_pairs([0.5], [0.9])) == "no difference is shown: 1 pair, and a claim needs 4 or more"
     assert "no seed has changed" in str(judge_pairs([0.5] * 4, [0.6] * 4))
     assert str(judge_pairs([0.0] * 3, [0.5, 0.51, 0.52], failed=(3, 0))).endswith(
         "3 trainings of A diverged, counted with a fitness of 0")

@@ -93,9 +93,9 @@ def test_the_ledger_depends_neither_on_slots_nor_on_ends_nor_on_kills() -> None:
 
 
 def test_the_claim_of_a_prefix_stands_whatever_follows() -> None:
-    results = trained({"A": [0.4, 0.41, 0.42, 0.9], "B": [0.5, 0.51, 0.52, 0.1]})
-    assert claim_from(results).pairs == 3
-    assert claim_from(results) == claim_from({key: line for key, line in results.items() if key[0] <= 3})
+    results = trained({"A": [0.4, 0.41, 0.42, 0.41, 0.9], "B": [0.5, 0.51, 0.52, 0.51, 0.1]})
+    assert claim_from(results).pairs == 4
+    assert claim_from(results) == claim_from({key: line for key, line in results.items() if key[0] <= 4})
 
 
 def test_without_a_difference_it_ends_after_the_pairs_and_goes_on_with_more() -> None:

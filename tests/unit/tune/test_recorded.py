@@ -17,7 +17,7 @@ from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.ledger import Ledger, begun_of, read_ledger, verify
 from ray_yolo.tune.ledger_events import ClaimedEvent, ClosedEvent, CountedEvent, FailedEvent, LedgerEvent
 from ray_yolo.tune.mlflow import StudyMlflow
-from ray_yolo.tune.pairs import PairSchedule, pair_of, results_of
+from ray_yolo.tune.pairs import PairSchedule, claim_from, pair_of, results_of
 from ray_yolo.tune.schedule import Outcome, Task
 
 LEDGERS = Path(__file__).parents[2] / "golden" / "ledgers"
@@ -55,16 +55,26 @@ def test_a_new_schedule_writes_the_recorded_lines(name: str) -> None:
     assert written[:len(recorded)] == recorded
 
 
-COMPARISONS = {"better": 11, "level": 14, "diverged": 11, "holes": 1, "twice": 7, "trained_pairs": 7, "trained_pool": 7}
+COMPARISONS = {"better": 9, "level": 14, "diverged": 11, "holes": 1, "twice": 7, "trained_pairs": 7, "trained_pool": 7}
 """The lines of today after the first one. `better` has a pair more than its claim, `level` goes on after its first
 claim, `holes` was killed while a training of the first pair was missing, and `twice` between the claim and its end."""
 
 
 def recorded_claims(name: str) -> list[PairsClaim]:
-    """The different claims of a recorded comparison, as its file has them."""
+    """The different claims of a recorded comparison, made again from its results by the law of today."""
     lines = read_lines(LEDGERS / f"{name}.jsonl")
-    claims = [PairsClaim.model_validate(line["claim"]) for line in lines if line["type"] == "claim"]
+    results = {(line["pair"], line["side"]): Outcome(fitness=line["fitness"])
+               for line in lines if line["type"] == "trained"}
+    claims = [claim_from(results, line["claim"]["pairs"]) for line in lines if line["type"] == "claim"]
     return [claim for number, claim in enumerate(claims) if claim not in claims[:number]]
+
+
+def test_recorded_comparisons_decided_again() -> None:
+    """0.2.0 claimed `better` after five pairs and `twice` after three; four that one side wins are the fewest now."""
+    decided = {name: [(claim.better, claim.pairs) for claim in recorded_claims(name)] for name in COMPARISONS}
+    assert decided == {
+        "better": [("B", 4)], "level": [("", 4), ("", 6)], "diverged": [("", 5)], "holes": [], "twice": [("", 3)],
+        "trained_pairs": [("", 3)], "trained_pool": [("", 3)]}
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
@@ -107,7 +117,7 @@ def has_fewer_pairs(schedule: PairSchedule, pairs: int) -> bool:
     return schedule.num_pairs < pairs
 
 
-@pytest.mark.parametrize("name", ["holes", "level", "twice"])
+@pytest.mark.parametrize("name", ["holes", "level", "twice", "better"])
 def test_a_recorded_comparison_continues_in_its_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes((LEDGERS / f"{name}.jsonl").read_bytes())
@@ -115,13 +125,14 @@ def test_a_recorded_comparison_continues_in_its_file(name: str, tmp_path: Path) 
     schedule = ledger.begun.schedule(write=ledger.append)
     schedule.restore(ledger.lines)
     before = path.read_bytes()
-    more = {"holes": 6, "level": 7, "twice": 9}[name]
+    more = {"holes": 6, "level": 7, "twice": 9, "better": 9}[name]
     while not isinstance(reply := schedule.next(lambda: schedule.num_pairs < more), ClaimedEvent):
         assert isinstance(reply, Task)
         schedule.finish(reply, Outcome(fitness=0.4 + 0.01 * (reply.trial % 3)))
     ledger.close()
     assert path.read_bytes().startswith(before)
-    assert (path.read_bytes() == before) == (name == "twice")  # it is decided, so its claim is not written again
+    if name == "better":  # decided by the results that are there
+        assert reply.claim.pairs == 4
     lines = read_ledger(path)
     assert verify(lines) == []
     assert lines[-1] == reply
