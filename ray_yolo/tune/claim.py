@@ -127,8 +127,8 @@ class PairsClaim(BaseModel, frozen=True):
                     f"won {self.wins[number]}; {collapsed} of {self.pairs} trainings of {self.better} collapsed, up to "
                     f"{unseen:.0f} % is not excluded")
         elif self.margin is not None:
-            text = (f"no difference is shown: B less A is {self.difference:.4f} +- {self.margin:.2g}, {pairs}, of which "
-                    f"A won {self.wins[0]} and B {self.wins[1]}; more pairs may show a smaller one")
+            text = (f"no difference is shown: B less A is {self.difference:.4f} +- {self.margin:.2g}, {pairs}, of "
+                    f"which A won {self.wins[0]} and B {self.wins[1]}; more pairs may show a smaller one")
         elif self.pairs < FEWEST_PAIRS:
             text = f"no difference is shown: {pairs}, and a claim needs {FEWEST_PAIRS} or more"
         else:
@@ -152,13 +152,14 @@ def judge_pairs(a: Sequence[float], b: Sequence[float], failed: tuple[int, int] 
 
     - it has won so many of the n pairs that a coin would win as many with a probability of at most 1 / (4 n).
 
-    A comparison looks after each pair and stops at the first claim. A claim is wrong if its side wins at most half of
-    all pairs, so it is one about the typical pair: a few pairs cannot show how often a side collapses, which the claim
-    says beside it. The interval alone would be right for normal noise (the shares of all looks add up to 5 %), and the
-    wins alone for any noise, but at 300 looks too often or in five pairs never. Together they are wrong in at most 5 %
-    of simulated comparisons with up to 300 looks, whether noise is normal, skewed, heavy, tied, dependent or collapsing
-    (`run.py comparisons` in tests/benchmarks). No noise is assumed beforehand. The common seed of a pair makes its two
-    trainings alike or unlike; the larger of both errors counts.
+    A comparison looks after each pair and stops at the first claim. The claim is about the typical pair: it is wrong if
+    its side wins at most half of all pairs. A few pairs cannot show how often a side collapses, so the claim says beside
+    it which share is not excluded.
+
+    The interval bounds the error for normal noise, because the shares of all looks add up to 5 %. The wins bound it for
+    skewed noise, where the means differ and the typical pair does not. The common seed may make the trainings of a pair
+    alike or unlike; the larger of both errors counts. Simulated with up to 300 looks, at most 5 % of comparisons claim
+    wrongly, under normal, skewed, heavy, tied, dependent and collapsing noise (`run.py comparisons`).
     """
     pairs = len(a)
     first, second = np.asarray(a, float), np.asarray(b, float)

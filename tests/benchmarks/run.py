@@ -9,7 +9,7 @@ from pathlib import Path
 NAMES = {"step": "step", "memory": "step", "data": "data", "epochs": "epochs", "val": "val", "map": "map", "nms": "nms",
          "workers": "workers", "ray": "workers", "start": "start", "first_hour": "first_hour",
          "stall": "stall", "scan": "scan", "demo": "demo", "exchange": "exchange", "search": "search",
-         "seeds": "seeds", "fidelity": "fidelity", "small_labels": "small_labels",
+         "seeds": "seeds", "comparisons": "comparisons", "fidelity": "fidelity", "small_labels": "small_labels",
          "same_as_peer": "same_as_peer", "quick": "quick", "chaos": "chaos", "sweep": "sweep",
          "coordinator": "coordinator", "density": "density", "ends": "ends", "fine_tune": "fine_tune",
          "balance": "balance", "partners": "partners", "machines": "machines", "launches": "launches"}

@@ -42,7 +42,7 @@ def make_comparison(folder: Path, *, workers: int = 0, placement: dict[str, Any]
     """A comparison of the tiny model at two learning rates."""
     base = make_config(folder, 0, **{**RECIPE, **(recipe or {})})
     return CompareConfig.model_validate({
-        "comparison": {"a": "base", "b": "lr0=0.002", "pairs": 3, "workers_per_training": workers, **comparison},
+        "comparison": {"a": "base", "b": "lr0=0.002", "pairs": 4, "workers_per_training": workers, **comparison},
         "recipe": base.recipe.model_dump(),
         "placement": {**base.placement.model_dump(), "project": "runs/compare", **(placement or {})}})
 
@@ -99,8 +99,8 @@ def test_a_better_side_is_claimed_and_all_files_say_so(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     trainings = StandIn(monkeypatch)
     result = run(make_comparison(tmp_path, pairs=9))
-    assert (result.claim.better, result.claim.pairs) == ("B", 3)
-    assert trainings.trained == ["pair1-a", "pair1-b", "pair2-a", "pair2-b", "pair3-a", "pair3-b"]
+    assert (result.claim.better, result.claim.pairs) == ("B", 4)
+    assert trainings.trained == [f"pair{pair}-{side}" for pair in (1, 2, 3, 4) for side in "ab"]
     page = (result.folder / "report.html").read_text()
     assert str(result.claim) in page
     assert page.count("<img ") == 2
@@ -109,7 +109,7 @@ def test_a_better_side_is_claimed_and_all_files_say_so(
     assert cli.list_runs([str(tmp_path / "runs/compare")]) == 0
     said = capsys.readouterr().out
     assert f"{result.claim}\noptimizer.lr0: 0.01 in A, 0.002 in B\n" in said
-    assert "comparison, finished  3 pairs  B is better" in said
+    assert "comparison, finished  4 pairs  B is better" in said
 
 
 def test_the_result_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -146,16 +146,16 @@ def test_a_finished_comparison_goes_on_where_more_pairs_are_asked_for(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = StandIn(monkeypatch, gain=0.0)
     named = {"placement": {"name": "mine"}}
-    assert run(make_comparison(tmp_path, **named)).claim.pairs == 3
+    assert run(make_comparison(tmp_path, **named)).claim.pairs == 4
     with pytest.raises(InputError, match="mine is finished"):
         run(make_comparison(tmp_path, **named))
-    result = run(make_comparison(tmp_path, **named, pairs=4))
-    assert (result.claim.pairs, trainings.trained[6:]) == (4, ["pair4-a", "pair4-b"])
+    result = run(make_comparison(tmp_path, **named, pairs=5))
+    assert (result.claim.pairs, trainings.trained[8:]) == (5, ["pair5-a", "pair5-b"])
     lines = read_lines(result.folder / "ledger.jsonl")
     claims = [line["claim"]["pairs"] for line in lines if line["type"] == "claimed"]
-    assert claims == [3, 4]
+    assert claims == [4, 5]
     with pytest.raises(InputError, match="mine is a run of another recipe or data set"):
-        run(make_comparison(tmp_path, **named, pairs=5, b="lr0=0.003"))
+        run(make_comparison(tmp_path, **named, pairs=6, b="lr0=0.003"))
 
 
 def test_without_time_no_pair_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_sides_on_other_data_are_compared_on_one_validation_set_only(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = StandIn(monkeypatch)
     make_dataset(tmp_path / "grown", num_images=41)
-    assert run(make_comparison(tmp_path, b=str(tmp_path / "grown"))).claim.pairs == 3
+    assert run(make_comparison(tmp_path, b=str(tmp_path / "grown"))).claim.pairs == 4
     (tmp_path / "grown/labels/val/000.txt").write_text("0 0.5 0.5 0.25 0.25\n")
     trainings.trained.clear()
     with pytest.raises(DatasetError, match=r"the validation sets of A \(.*data.yaml: 11 images, \d+ labels\) and B"):
@@ -280,7 +280,7 @@ def start(folder: Path, config: CompareConfig, environment: dict[str, str]) -> s
         "placement": {"storage_path": str(folder), "noplots": True, "mlflow_uri": config.placement.mlflow_uri,
                       "cpus_per_worker": 1}}))
     argv = [sys.executable, "-m", "ray_yolo.compare", "base", "lr0=0.002", "--config", str(folder / "config.yaml"),
-            "--pairs", "3", "--workers-per-training", str(config.comparison.workers_per_training)]
+            "--pairs", "4", "--workers-per-training", str(config.comparison.workers_per_training)]
     return subprocess.Popen(argv, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 

@@ -143,8 +143,8 @@ def test_the_margin_of_four_pairs_is_worked_by_hand():
     assert claim.error == pytest.approx(math.sqrt(0.001 / 3), rel=1e-5)
     assert claim.margin == pytest.approx(3.52122 * math.sqrt(0.001 / 3), rel=1e-4)  # t of 6 degrees at 1 - 1/160
     assert (claim.better, claim.difference, claim.wins) == ("B", pytest.approx(0.1), (0, 4))
-    assert str(claim) == ("B is better by 0.1000 +- 0.064, 4 pairs, of which it won 4; 0 of 4 trainings of B collapsed, up "
-                          "to 53 % is not excluded")
+    assert str(claim) == ("B is better by 0.1000 +- 0.064, 4 pairs, of which it won 4; 0 of 4 trainings of B collapsed, "
+                          "up to 53 % is not excluded")
     assert str(judge_pairs(high, low)).startswith("A is better by 0.1000 +- 0.064, 4 pairs, of which it won 4; ")
 
 

@@ -208,7 +208,7 @@ def test_the_mlflow_run_of_a_comparison_follows_from_its_ledger(project: Path) -
     assert plan.params["A.optimizer.lr0"] != plan.params["B.optimizer.lr0"]
     assert [(point.key, point.epoch) for point in plan.points] == [
         *((f"{side}/fitness", pair) for pair in (1, 2, 3) for side in "AB"),
-        ("claim/difference", 3), ("claim/margin", 3)]
+        ("claim/difference", 3)]
     assert plan.tags["ray_yolo.claim"] == str(claim)
     assert "| fitness |" in plan.tags["mlflow.note.content"]
     assert StudyMlflow(folder, "sqlite://", None).last_status() == "KILLED"
