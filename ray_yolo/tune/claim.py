@@ -153,8 +153,8 @@ def judge_pairs(a: Sequence[float], b: Sequence[float], failed: tuple[int, int] 
     - it has won so many of the n pairs that a coin would win as many with a probability of at most 1 / (4 n).
 
     A comparison looks after each pair and stops at the first claim. The claim is about the typical pair: it is wrong if
-    its side wins at most half of all pairs. A few pairs cannot show how often a side collapses, so the claim says beside
-    it which share is not excluded.
+    its side wins at most half of all pairs. A few pairs cannot show how often a side collapses. Therefore the claim
+    says which share is not excluded.
 
     The interval bounds the error for normal noise, because the shares of all looks add up to 5 %. The wins bound it for
     skewed noise, where the means differ and the typical pair does not. The common seed may make the trainings of a pair

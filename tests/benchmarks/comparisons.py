@@ -7,6 +7,7 @@ claim. The law is that of `tune.claim.judge_pairs`, vectorised; a check compares
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -54,7 +55,8 @@ def first_claims(a: np.ndarray, b: np.ndarray) -> Sides:
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(np.maximum(first + second, between) / n)
         freedom = (n - 1) * (first + second) ** 2 / (first**2 + second**2)
-    claims = (first + second > 0) & (np.abs(difference) > error * quantiles(freedom, n))
+    limits = np.where(n < FEWEST_PAIRS, math.inf, error * quantiles(freedom, n))
+    claims = (first + second > 0) & (np.abs(difference) > limits)
     wins = np.where(difference > 0, np.cumsum(b > a, axis=1), np.cumsum(a > b, axis=1))
     claims &= wins >= [fewest_wins(pairs) for pairs in n.tolist()]
     looks = claims.argmax(axis=1)
@@ -70,17 +72,23 @@ def variance(values: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def quantiles(freedom: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Student's quantiles of each look, interpolated over the freedom."""
-    found = np.full_like(freedom, math.inf)
+    """Student's quantiles of each look that may claim, interpolated over the freedom; 0 elsewhere."""
+    found = np.zeros_like(freedom)
     for look, pairs in enumerate(n.tolist()):
         if pairs >= FEWEST_PAIRS:
-            share = PAIRS_ERROR * (FEWEST_PAIRS - 1) / (pairs * (pairs - 1))
-            grid = np.linspace(pairs - 1, 2 * (pairs - 1), 20)
-            values = [student_quantile(share / 2, float(each)) for each in grid]
-            found[:, look] = np.interp(np.nan_to_num(freedom[:, look]), grid, values)
-    return found
+            found[:, look] = np.interp(freedom[:, look], *quantile_grid(pairs))
+    return np.nan_to_num(found)  # without any variance there is no freedom, and no claim
 
 
+@functools.cache
+def quantile_grid(pairs: int) -> Sides:
+    """Degrees of freedom that Welch's formula may have after so many pairs, and the quantiles of this look."""
+    share = PAIRS_ERROR * (FEWEST_PAIRS - 1) / (pairs * (pairs - 1))
+    freedom = np.linspace(pairs - 1, 2 * (pairs - 1), 20)
+    return freedom, np.array([student_quantile(share / 2, float(each)) for each in freedom])
+
+
+@functools.cache
 def fewest_wins(pairs: int) -> int:
     """The fewest wins that a claim needs; more than there are pairs if none suffice."""
     total = 0
