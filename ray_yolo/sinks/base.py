@@ -9,21 +9,20 @@ makes (`records`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from ray_yolo.core.deadline import seconds_left
-from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import EpochEvent, Event, StepEvent
-from ray_yolo.core.redact import reason_of, redact
+from ray_yolo.core.redact import reason_of
 from ray_yolo.runs.event_log import follow
+from ray_yolo.sinks.retry import Retry, Warn
 
-Warn = Callable[[str], None]
 Tell = Callable[[str], None]
 """Receives lines for the end of a command."""
-
-_LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Record(Protocol):
@@ -43,10 +42,6 @@ class Record(Protocol):
             RayYoloError: if the user must change something first; not tried again before new events.
             Exception: for any other reason; tried again.
         """
-
-
-class RecordError(Exception):
-    """A record could not be made, and it is tried again. The text is for the user."""
 
 
 def ignore(text: str) -> None:
@@ -99,15 +94,12 @@ class Sink:
 
 
 class SinkThread:
-    """Feeds one sink from a log, in a daemon thread.
-
-    If an update fails, one warning is logged and the update is retried, soon at first, then once a minute. An error of
-    this package (`RayYoloError`) states what the user must change, so it is not retried.
-    """
+    """Feeds one sink from a log, in a daemon thread. `Retry` has the rule for failures; where only the user can change
+    something, the thread ends."""
 
     def __init__(self, sink: Sink, log: Path, warn: Warn) -> None:
-        self._sink, self._events, self._warn = sink, follow(log), warn
-        self._warned = False
+        self._sink, self._events = sink, follow(log)
+        self._retry = Retry(sink.name, warn, first_pause=2 * sink.interval_seconds)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True)
         self._thread.start()
@@ -118,34 +110,23 @@ class SinkThread:
         self._stopping.set()
         self._thread.join(seconds_left(sink.limit_seconds))
         if self._thread.is_alive():
-            self._warn_once(f"{sink.name}: not complete after {sink.limit_seconds:g} s")
+            self._retry.warn_once(f"not complete after {sink.limit_seconds:g} s")
         try:
             sink.finish()
         except Exception as error:  # of any kind: training is over, and the other sinks must still finish
-            self._warn_once(f"{sink.name}: {reason_of(error)}")
+            self._retry.warn_once(reason_of(error))
 
     def _run(self) -> None:
-        sink, pause = self._sink, self._sink.interval_seconds
-        while True:
+        pause, last = self._sink.interval_seconds, False
+        while not (last or self._retry.needs_user):
             last = self._stopping.wait(pause)  # known before the log is read, so the log is complete then
-            try:
-                for event in next(self._events):
-                    sink.event(event)
-                sink.update(last)
-                pause = sink.interval_seconds
-            except RayYoloError as error:
-                self._warn_once(f"{sink.name}: {redact(str(error))}. Training continues without.")
-                return
-            except Exception as error:  # of any library: the thread must survive
-                self._warn_once(f"{sink.name}: {reason_of(error)}. Training continues; this is tried again.")
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            if last:
-                return
+            self._retry.attempt(partial(self._feed, last), is_last=last)
+            pause = max(self._sink.interval_seconds, self._retry.due - time.monotonic())
 
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(text)
+    def _feed(self, last: bool) -> None:
+        for event in next(self._events):
+            self._sink.event(event)
+        self._sink.update(last)
 
 
 class Sinks:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.redact import printable, redact
-from ray_yolo.sinks.base import RecordError
+from ray_yolo.sinks.retry import RecordError
 
 _LONGEST = 300  # characters of a sentence
 

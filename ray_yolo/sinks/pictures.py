@@ -27,7 +27,7 @@ from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import epoch_rows, surviving
 from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
-from ray_yolo.sinks.base import RecordError
+from ray_yolo.sinks.retry import RecordError
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each

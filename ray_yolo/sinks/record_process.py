@@ -16,9 +16,10 @@ from pathlib import Path
 from ray_yolo.core.deadline import seconds_left
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.system import set_priority
-from ray_yolo.sinks.base import Sink, Warn
+from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.earlier_runs import incomplete_runs
 from ray_yolo.sinks.records import END, INCOMPLETE, URI_VARIABLE, note_incomplete
+from ray_yolo.sinks.retry import Warn
 
 PROMPT_SECONDS, JOB_SECONDS = 3.5, 60.0
 """How long a command waits at its end, where the process survives it: for a user at a prompt, and in a job."""

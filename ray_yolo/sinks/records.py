@@ -15,7 +15,6 @@ run. It says how much of the log they hold once they are complete; the process t
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import sys
@@ -23,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
@@ -42,15 +42,16 @@ from ray_yolo.core.events import (
     WarningEvent,
 )
 from ray_yolo.core.files import clear_temporary
-from ray_yolo.core.redact import reason_of, redact
+from ray_yolo.core.redact import redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
 from ray_yolo.runs.folders import is_held, lock_file
 from ray_yolo.runs.run_record import RECORD_FILE
 from ray_yolo.runs.working_copy import address_of
-from ray_yolo.sinks.base import History, Record, RecordError, Tell, Warn, ignore
+from ray_yolo.sinks.base import History, Record, Tell, ignore
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, is_copy, read_run_file
 from ray_yolo.sinks.results_csv import ResultsCsv
+from ray_yolo.sinks.retry import LONGEST_PAUSE_SECONDS, Retry, Warn
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
 from ray_yolo.sinks.trackers import TrackerRecord
 
@@ -67,7 +68,6 @@ INCOMPLETE = 3
 _TICK_SECONDS = 1.0
 _RETRY_SECONDS = 600.0  # after the end, for records that cannot be made; then sync or the project's next training
 _LOCK_SECONDS = 120.0  # for another process to complete the records of a run
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 2.0, 60.0
 _CPU_SHARE = 0.04  # of one core while training runs, but a record is made at least once a minute
 
 
@@ -136,12 +136,10 @@ class _RecordState:
     """A record and how far it is."""
 
     record: Record
+    retry: Retry
     holds: bool = False
-    is_final: bool = False  # it holds for the log that has ended
-    error: Exception | None = None  # of the last update
-    pause: float = _FIRST_PAUSE_SECONDS  # after the next failure
-    due: float = 0.0  # by `time.monotonic`
-    has_warned: bool = False
+    is_final: bool = False  # it holds for the log that has ended, or has failed for it
+    rests_until: float = 0.0  # by `time.monotonic`: training gets the processor's time first
 
 
 @dataclass
@@ -160,7 +158,8 @@ class RunRecords:
     states: list[_RecordState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.states = [_RecordState(record) for record in self.records]
+        self.states = [_RecordState(each, Retry(each.name, self.warn, is_gone=lambda: self.is_gone))
+                       for each in self.records]
         self._new_events = follow(self.folder / EVENTS_FILE)
         self._history = History(RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
         self.num_bytes = 0
@@ -179,12 +178,12 @@ class RunRecords:
     @property
     def failing(self) -> list[str]:
         """The pending records whose last update failed."""
-        return [state.record.name for state in self.states if not state.holds and state.error]
+        return [state.record.name for state in self.states if not state.holds and state.retry.error]
 
     @property
     def needs_user(self) -> bool:
         """Whether none of the pending records is tried again: their failures last until the user has done something."""
-        return all(math.isinf(state.due) for state in self.states if not state.holds)
+        return all(state.retry.needs_user for state in self.states if not state.holds)
 
     def update(self, ended: bool) -> None:
         """Make each record that is due."""
@@ -193,9 +192,8 @@ class RunRecords:
             lacks_end = ended and not state.is_final
             if is_stale or lacks_end:
                 state.holds = False
-            if lacks_end and state.error is None:
-                state.due = 0.0  # training has ended, and need not be spared; the pause after a failure stays
-            if state.holds or time.monotonic() < state.due:
+            rests = time.monotonic() < state.rests_until and not lacks_end  # at the end training need not be spared
+            if state.holds or rests or not state.retry.is_due:
                 continue
             self._make(state, ended)
             if state.holds:
@@ -215,45 +213,17 @@ class RunRecords:
             is_stale |= self._history.add(event)
         if is_stale:
             for state in self.states:
-                if math.isinf(state.due):
-                    state.due = 0.0
+                state.retry.note_news()
         return is_stale
 
     def _make(self, state: _RecordState, ended: bool) -> None:
         start = time.process_time()
-        try:
-            state.record.update(self.events, ended)
-        except Exception as error:  # of any library: the other records must still be made
-            if not self.is_gone:
-                self._note_failure(state, error, ended)
-            return
-        state.holds = True
+        work = partial(state.record.update, self.events, ended)
+        state.holds = state.retry.attempt(work, ended=ended, is_last=not self.retries)
         state.is_final = ended
-        state.error = None
-        state.pause = _FIRST_PAUSE_SECONDS
-        rest = 0.0
-        if state.record.uses_time and not ended:
+        if state.holds and state.record.uses_time and not ended:
             rest = (time.process_time() - start) / _CPU_SHARE
-        state.due = time.monotonic() + min(rest, _LONGEST_PAUSE_SECONDS)
-
-    def _note_failure(self, state: _RecordState, error: Exception, ended: bool) -> None:
-        needs_user = isinstance(error, RayYoloError)
-        state.error, state.is_final = error, ended
-        state.due = math.inf if needs_user else time.monotonic() + state.pause
-        state.pause = min(2 * state.pause, _LONGEST_PAUSE_SECONDS)
-        if not state.has_warned:
-            state.has_warned = True
-            is_text = isinstance(error, (RayYoloError, RecordError))
-            text = redact(str(error)) if is_text else reason_of(error)
-            self.warn(f"{state.record.name}: {text}{self._outlook(needs_user, ended)}")
-
-    def _outlook(self, needs_user: bool, ended: bool) -> str:
-        """What happens after a failure, as the end of a warning."""
-        if needs_user:
-            return "" if ended else ". Training continues without."
-        if not self.retries:
-            return ""
-        return ". This is tried again." if ended else ". Training continues; this is tried again."
+            state.rests_until = time.monotonic() + min(rest, LONGEST_PAUSE_SECONDS)
 
     @property
     def is_gone(self) -> bool:
@@ -340,8 +310,8 @@ def synchronise(folder: Path, uri: str | None) -> int:
     if records is None:
         return INCOMPLETE
     for state in records.states:
-        if isinstance(state.error, RayYoloError):
-            raise state.error
+        if isinstance(state.retry.error, RayYoloError):
+            raise state.retry.error
     about = read_run_file(folder)
     if uri and about and "MLflow" not in records.pending:
         print(f"run {about['run_id']} at {redact(uri)}")

@@ -25,8 +25,8 @@ from ray_yolo.core.events import EndEvent, EpochEvent, Event, RunEvent, StartEve
 from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import best_row, durable, epoch_rows, last_of
 from ray_yolo.runs.run_record import LEDGER_FILE
-from ray_yolo.sinks.base import RecordError
 from ray_yolo.sinks.metric_names import best_metrics, metrics, terms_of
+from ray_yolo.sinks.retry import RecordError
 
 FOLDER = "wandb"
 FILES = ("hyp.yaml", "opt.yaml", "results.csv", "report.html", "*.png", "*.jpg")

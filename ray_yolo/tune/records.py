@@ -12,25 +12,24 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import yaml
 from pydantic import BaseModel
 
 from ray_yolo.core.events import EndEvent, StartEvent
 from ray_yolo.core.files import atomic_write
-from ray_yolo.core.redact import reason_of, redact
+from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain
 from ray_yolo.runs.folders import lock_file
 from ray_yolo.runs.run_record import LEDGER_FILE, SweepRecord, read_record
 from ray_yolo.runs.working_copy import address_of
-from ray_yolo.sinks.base import RecordError, Tell, Warn, ignore
+from ray_yolo.sinks.base import Record, Tell, ignore
 from ray_yolo.sinks.mlflow_client import OPTIONS_FILE, read_run_file
 from ray_yolo.sinks.records import (
     INCOMPLETE,
     LOCK_FILE,
     ProcessContext,
-    Record,
     RunRecords,
     build_records,
     is_complete,
@@ -41,6 +40,7 @@ from ray_yolo.sinks.records import (
     wait_for_lock,
     work_until_complete,
 )
+from ray_yolo.sinks.retry import Retry, Warn
 from ray_yolo.tune.ledger import begun_of, is_comparison, read_ledger
 from ray_yolo.tune.mlflow import Status, StudyMlflow
 from ray_yolo.tune.search import TuneConfig
@@ -97,15 +97,18 @@ class StudyRecords:
             from ray_yolo.sinks.upload import FileUpload  # here: it imports torch
 
             self._own.append(FileUpload(folder, address))
-        self._errors: dict[str, Exception] = {}  # of the study's own records, by name
-        self._ledger_size = -1
-        self._status: Status | None = None  # that MLflow shows
+        names = [*(["MLflow"] if self._parent else ()), *(record.name for record in self._own)]
+        self._retries = {name: Retry(name, warn, is_gone=lambda: self.is_gone) for name in names}
+        self._ledger_size = 0
+        self._shown: tuple[int, Status] | None = None
+        """Bytes of the ledger and the status that MLflow shows."""
 
     @property
     def pending(self) -> list[str]:
         """The names of the records that do not hold, in any trial or of the sweep."""
         names = [name for trial in self._open.values() for name in trial.records.pending]
-        return sorted({*names, *self._errors, *self._elsewhere})
+        own = [name for name, retry in self._retries.items() if retry.error]
+        return sorted({*names, *own, *self._elsewhere})
 
     @property
     def failing(self) -> list[str]:
@@ -117,8 +120,9 @@ class StudyRecords:
 
     @property
     def needs_user(self) -> bool:
-        """Whether none of the pending records is tried again; those of the sweep itself always are."""
-        is_tried_again = self._errors or self._elsewhere
+        """Whether none of the pending records is tried again."""
+        is_tried_again = self._elsewhere or any(
+            retry.error and not retry.needs_user for retry in self._retries.values())
         return not is_tried_again and all(trial.records.needs_user for trial in self._open.values())
 
     @property
@@ -140,7 +144,9 @@ class StudyRecords:
         if ended and self._parent and set(self.pending) <= set(self.failing):  # their runs have their own ends now
             self._update_study(self._parent.last_status())
         for record in self._own:
-            self._attempt(record.name, lambda record=record: record.update((), ended))
+            retry = self._retries[record.name]
+            if retry.is_due:
+                retry.attempt(partial(record.update, (), ended), ended=ended)
 
     def _forget_removed_trials(self) -> None:
         """Forget the trials whose folders someone has removed: nothing about them is pending any more."""
@@ -184,22 +190,15 @@ class StudyRecords:
     def _update_study(self, status: Status) -> None:
         ledger = self._folder / LEDGER_FILE
         size = ledger.stat().st_size if ledger.exists() else 0
-        if self._parent is None or not size or (size, status) == (self._ledger_size, self._status):
+        if size != self._ledger_size:
+            self._ledger_size = size
+            for retry in self._retries.values():
+                retry.note_news()
+        if self._parent is None or not size or (size, status) == self._shown:
             return
-        if self._attempt("MLflow", partial(self._parent.show, status)):
-            self._ledger_size, self._status = size, status
-
-    def _attempt(self, name: str, work: Any) -> bool:
-        try:
-            work()
-        except Exception as error:  # of any library: the other records must still be made
-            if not self.is_gone and name not in self._errors:
-                text = redact(str(error)) if isinstance(error, RecordError) else reason_of(error)
-                self._warn(f"{name}: {text}. This is tried again.")
-            self._errors[name] = error
-            return False
-        self._errors.pop(name, None)
-        return True
+        retry = self._retries["MLflow"]
+        if retry.is_due and retry.attempt(partial(self._parent.show, status), ended=status != "RUNNING"):
+            self._shown = size, status
 
 
 def _has_ended(records: RunRecords) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.sinks import records
-from ray_yolo.sinks.base import Warn
+from ray_yolo.sinks.retry import Warn
 
 
 class RecordsHere:

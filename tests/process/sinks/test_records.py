@@ -35,6 +35,7 @@ from ray_yolo.sinks.records import (
     work_until_complete,
 )
 from ray_yolo.sinks.registry import Registered, Registry
+from ray_yolo.sinks.retry import Retry
 from ray_yolo.storage.store import open_store
 from tests.support import run_log
 from tests.support.servers import BrokenServer
@@ -81,14 +82,12 @@ class TestRunRecords:
         assert record.calls[2:] == [(3, True)]
         assert records.is_final
 
-    def test_a_failure_is_one_warning_and_tried_again_until_it_holds(
-            self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records_module, "_FIRST_PAUSE_SECONDS", 0.0)
+    def test_a_failure_is_one_warning_and_tried_again_until_it_holds(self, tmp_path: Path) -> None:
         warnings: list[str] = []
         record = Noted(errors=[ConnectionError("https://ann:s3cr3t@host is away\nmore"), OSError("full")])
         begin(tmp_path / "exp")
         records = RunRecords(tmp_path / "exp", [record], warnings.append)
-        records.states[0].pause = 0.0
+        records.states[0].retry = Retry("work", warnings.append, first_pause=0.0)
         states = []
         for _ in range(4):
             records.update(ended=False)
@@ -112,11 +111,11 @@ class TestRunRecords:
         assert warnings == ["work: move it away. Training continues without."]
 
     def test_a_record_is_made_again_after_one_before_it_whose_files_it_may_hold(
-            self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+            self, tmp_path: Path) -> None:
         first, second = Noted("first", [OSError("full")]), Noted("second")
         begin(tmp_path / "exp")
         records = RunRecords(tmp_path / "exp", [first, second], lambda _: None)
-        records.states[0].pause = 0.0
+        records.states[0].retry = Retry("work", lambda _: None, first_pause=0.0)
         records.update(ended=True)
         assert (records.pending, len(second.calls)) == (["first"], 1)
         records.update(ended=True)
@@ -165,7 +164,7 @@ class TestProcess:
         run = begin(tmp_path / "exp")
         record = Noted(errors=[OSError("full")])
         records, driver = RunRecords(run, [record], lambda _: None), Ended(2)
-        records.states[0].pause = 0.0
+        records.states[0].retry = Retry("work", lambda _: None, first_pause=0.0)
         assert work_until_complete(records, driver)
         assert [ended for _, ended in record.calls] == [False, False, True]
         assert driver.reports[-1] == []

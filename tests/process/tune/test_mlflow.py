@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.sinks.base import RecordError
 from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.sinks.registry import Registered
+from ray_yolo.sinks.retry import RecordError
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.mlflow import Status, StudyMlflow, SweepRun, table

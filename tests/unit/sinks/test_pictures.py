@@ -17,9 +17,9 @@ from ray_yolo.data.index import read_splits
 from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.run_record import RunRecord, write_record
 from ray_yolo.sinks import pictures as pictures_module
-from ray_yolo.sinks.base import RecordError
 from ray_yolo.sinks.pictures import LAST_PICTURE, Pictures, recorded_spec
 from ray_yolo.sinks.results_csv import format_results
+from ray_yolo.sinks.retry import RecordError
 from tests.support import run_log
 from tests.support.jobs import TINY, make_config
 
