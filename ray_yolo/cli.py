@@ -356,8 +356,8 @@ def checks(argv: Sequence[str] | None = None) -> int:
     if options.runs and not options.against:
         parser.error("--runs: needs --data and --against, the versions that they were trained on")
     if options.against:
-        from ray_yolo.runtime.dataset_changes import compare_datasets
-        from ray_yolo.runtime.dataset_check import PROJECT
+        from ray_yolo.instruments.dataset_changes import compare_datasets
+        from ray_yolo.instruments.dataset_check import PROJECT
 
         raise_from_now_on()
         placement = Placement(storage_path=options.storage_path, project=PROJECT)
@@ -366,7 +366,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.data:
         return _check_data(options.data, options.storage_path)
-    from ray_yolo.runtime.bug_report import describe as describe_all
+    from ray_yolo.instruments.bug_report import describe as describe_all
 
     raise_from_now_on()
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
@@ -375,7 +375,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_data(data: str, storage_path: str) -> int:
-    from ray_yolo.runtime.dataset_check import PROJECT, check_dataset
+    from ray_yolo.instruments.dataset_check import PROJECT, check_dataset
 
     raise_from_now_on()
     lines, problems = check_dataset(data, Placement(storage_path=storage_path, project=PROJECT))
@@ -480,7 +480,7 @@ def replay(argv: Sequence[str] | None = None) -> int:
     run = parsed.config.run
     if not is_address(run):
         _require_log(Path(run))
-    from ray_yolo.runtime import replay as replay_module
+    from ray_yolo.instruments import replay as replay_module
 
     return _act(parsed, replay_module.replay, lambda config: replay_module.check(config).config)
 
