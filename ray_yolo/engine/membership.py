@@ -23,7 +23,6 @@ from ray_yolo.engine.collectives import Collectives
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
 LEAST_LIMIT = 30.0  # seconds without progress that are always allowed, however fast the steps are
-TOGETHER_SECONDS = 5.0  # workers lost within it are one loss: those of one node end one after the other
 _SLOW: tuple[Phase, ...] = ("starting", "validating")  # phases that may take ten times as long
 
 
@@ -133,6 +132,10 @@ class Rendezvous:
     def all_draining(self) -> bool:
         """Whether all workers have to leave, so that unsaved progress will be lost."""
         return False
+
+    def may_regroup(self) -> bool:
+        """Whether the workers may form another generation after a peer has departed, or could not be reached."""
+        return not self.lasting
 
     def elect_saver(self) -> bool:
         """Whether this worker saves the last completed step after the loss of a peer."""

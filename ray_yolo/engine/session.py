@@ -55,7 +55,7 @@ from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
-from ray_yolo.engine.membership import TOGETHER_SECONDS, Generation, Rendezvous
+from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
@@ -118,8 +118,6 @@ class Session:
         self._has_state = False  # that training can continue from
         self._is_new = True  # it has never had one
         self._regroup = False  # the generation ends after this step
-        self._losses = 0  # of peers since the last step
-        self._lost_at = -math.inf  # time of the newest loss that was counted
         self._resumed = -1  # step of the checkpoint that training continued from
         self._stop_requested: Callable[[], bool] = lambda: False
         self._agreed = -1  # newest step after which all workers have compared their weights
@@ -163,10 +161,7 @@ class Session:
                         train(self.components, self.state, self.after_step, self.after_epoch, poll_controls,
                               self._until)
             except PeerLostError:
-                if time.monotonic() - self._lost_at > TOGETHER_SECONDS:
-                    self._losses += 1
-                    self._lost_at = time.monotonic()
-                if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._losses:
+                if not self._rendezvous.may_regroup():
                     raise
                 self._abandon_step()
             else:
@@ -292,7 +287,6 @@ class Session:
         if complaint:
             self._warn(complaint)
         self.context.activity.finished(progress.step, seconds)
-        self._losses = 0
         save_steps = self.placement.save_steps
         inside_epoch = step.images.stop < len(self.spec.train)
         self.stopped, self._regroup, save = result.flags

@@ -79,6 +79,7 @@ def check_early(config: RunConfig) -> Hooks:
     """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks.
     Returns the functions of the callbacks.
     """
+    _check_strategy(config.placement)
     _check_shared_gpus(config.placement)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
@@ -90,6 +91,16 @@ def check_early(config: RunConfig) -> Hooks:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
         check_model(config.recipe)
     return hooks
+
+
+def _check_strategy(placement: Placement) -> None:
+    """Refuse a strict placement of a range: Ray binds the workers that it places together, and those above the minimum
+    come and move one by one."""
+    if isinstance(placement.num_workers, tuple) and placement.placement_strategy.startswith("STRICT_"):
+        low, high = placement.num_workers
+        raise ConfigError(f"placement_strategy: {placement.placement_strategy} for {low}-{high} workers: workers of a "
+                          "range join, leave and move one by one, and Ray can bind only workers that it places "
+                          f"together; use --num-workers {high}, or --placement-strategy PACK or SPREAD")
 
 
 def _check_shared_gpus(placement: Placement) -> None:

@@ -168,17 +168,6 @@ def has_lost_all_nodes(group: PlacementGroup) -> bool:
     return table["state"] == "RESCHEDULING" and not any(table["bundles_to_node_id"].values())
 
 
-def can_replace_in_place() -> bool:
-    """Whether this Ray Train can replace a lost worker while the others continue."""
-    return hasattr(internal("ray.train.torch.config", "_TorchBackend"), "has_replica_groups")
-
-
-def nodes_of(group: str) -> set[str]:
-    """The ids of the nodes of a placement group, by its id."""
-    table = placement_group_table(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
-    return set(table.get("bundles_to_node_id", {}).values())
-
-
 @cache
 def in_place_backend(prepare: Callable[[], None]) -> Any:
     """A Ray Train backend whose workers form their process groups themselves, so that Ray may replace one alone.

@@ -95,8 +95,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
-    callback = torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, print))
-    return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder, callback, trains=True)
+    coordinator: Any = None  # nothing fails
+    callback = torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, print), 1, coordinator)
+    return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder, callback)
 
 
 @pytest.mark.parametrize("words", ASKED)

@@ -58,6 +58,10 @@ class JobClient:
         """A worker has left. Does not wait for a reply: the worker may be ending because nothing replies."""
         self.queue.coordinator.remote(self.job, self.wanted, "leave", uid)
 
+    def may_regroup(self, limit: int) -> bool:
+        """Whether another generation may form, after at most `limit` in a row that have failed by themselves."""
+        return cast(bool, self._call("may_regroup", limit))
+
     def elect_saver(self, generation: int) -> bool:
         """Whether the caller is the first of its generation to call this."""
         return cast(bool, self._call("elect_saver", generation))

@@ -215,6 +215,9 @@ class Coordinator:
         self._generation: tuple[int, tuple[str, int]] | None = None  # its number and the address of its first worker
         self._left_at, self._left = -math.inf, dict[int, str]()  # the last departure, and the members that have left
         self._broken = False  # the generation's collectives cannot finish
+        self._formed_at: Progress | None = None  # the progress with which the generation began
+        self._departures = 0  # members that have departed from the generation
+        self._failed_alone = 0  # generations in a row that ended without a step, although no member had departed
         self._hung, self._hung_at, self._stack_dump_requests = "", 0.0, 0
         self._reported_stall: tuple[str, int] | None = None  # the worker, and the step before the stall
         self._reported_absence = 0  # number of the generation whose workers were all lost
@@ -316,6 +319,7 @@ class Coordinator:
         worker = self._drop(uid)
         if worker and MEMBER in worker.state:
             self._left_at, self._left[worker.registration.worker] = self._clock(), worker.name
+            self._departures += 1
         state = worker.state if worker else self._departed.get(uid, NOTHING)
         self._departed[uid] = LEFT | (state & DRAINING)
         if len(self._departed) > _REMEMBERED:
@@ -417,6 +421,13 @@ class Coordinator:
         return (f"all workers are lost, and none has started for {ABSENCE_SECONDS:.0f} s: Ray waits until the cluster "
                 "has room for them (see `ray status`); to continue on fewer, stop this command, and run it again with "
                 "--resume and a smaller --num-workers")
+
+    def may_regroup(self, limit: int) -> bool:
+        """Whether another generation may form, after at most `limit` (-1: any number) in a row that have failed by
+        themselves: no step was finished, and no member had departed. Such workers cannot reach each other. If a member
+        departs, the failure policy of the driver counts it.
+        """
+        return limit < 0 or self._failed_alone <= limit
 
     def elect_saver(self, generation: int) -> bool:
         """Whether the caller is the first of its generation to call this; it saves the last finished step.
@@ -522,6 +533,9 @@ class Coordinator:
         furthest = max(known) if known else None
         source = None if furthest is None else reached.index(furthest)  # the others copy its weights
         is_anyone_behind = any(progress != furthest for progress in reached)
+        has_failed_alone = self._number > 0 and not self._departures and furthest == self._formed_at
+        self._failed_alone = self._failed_alone + 1 if has_failed_alone else 0
+        self._formed_at, self._departures = furthest, 0
 
         nodes = tuple(registration.node for registration in registrations)
         if len(set(nodes)) == 1:

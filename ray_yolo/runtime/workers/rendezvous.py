@@ -52,18 +52,20 @@ class RendezvousClient(Rendezvous):
         notify: receives this worker's stacks, if others wait for it.
         must_leave: whether this worker has to leave after the current step.
         alone: this worker may start before its peers, and before it has loaded what only groups need.
+        max_failures: groups in a row that may fail although no worker has departed; -1: any number.
     """
 
     lasting = False
 
     def __init__(self, coordinator: JobClient, worker: int, activity: Activity, device: torch.device,
-                 timeout_seconds: float, notify: Callable[[str], None], must_leave: Callable[[], bool], *, alone: bool
-                 ) -> None:
+                 timeout_seconds: float, notify: Callable[[str], None], must_leave: Callable[[], bool], *, alone: bool,
+                 max_failures: int = -1) -> None:
         self._coordinator, self._worker, self._activity, self._timeout = coordinator, worker, activity, timeout_seconds
         self._uid, self._left = uuid.uuid4().hex, threading.Event()
         self._must_regroup = self._all_draining = False
         self._is_recalled = False  # the queue has another job for this worker, or its node is draining
         self._notify, self._must_leave, self._device, self._alone = notify, must_leave, device, alone
+        self._max_failures = max_failures
         self._groups = 0  # formed so far
         self._generation = 0  # number of the newest one
         self._current: tuple[Registration, Quorum] | None = None  # the generation, and the request for it
@@ -112,6 +114,10 @@ class RendezvousClient(Rendezvous):
     def all_draining(self) -> bool:
         """By the last heartbeat's reply."""
         return self._all_draining
+
+    def may_regroup(self) -> bool:
+        """By the coordinator, which counts the groups that have failed by themselves."""
+        return self._coordinator.may_regroup(self._max_failures)
 
     def elect_saver(self) -> bool:
         """Whether this worker saves the last finished step: the coordinator elects one worker of each generation."""

@@ -58,11 +58,11 @@ def await_departure(coordinator: JobClient) -> None:
 
 
 @contextlib.contextmanager
-def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str], None]) -> Iterator[None]:
+def watchdog(coordinator: JobClient, run_dir: Path, notify: Callable[[str], None]) -> Iterator[None]:
     """Context in which the driver reports stalls, kills hung workers, and writes the status of workers to a file."""
     over = threading.Event()
 
-    def watch(coordinator: JobClient) -> None:
+    def watch() -> None:
         to_kill: set[Process] = set()  # the coordinator names each once
         while not over.wait(_WATCH_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
@@ -81,8 +81,7 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
         with contextlib.suppress(OSError):
             (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 
-    if coordinator:
-        threading.Thread(target=watch, args=(coordinator,), name="ray_yolo watchdog", daemon=True).start()
+    threading.Thread(target=watch, name="ray_yolo watchdog", daemon=True).start()
     try:
         yield
     finally:

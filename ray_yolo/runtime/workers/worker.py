@@ -28,7 +28,7 @@ from ray_yolo.core.redact import without_secrets
 from ray_yolo.core.system import Process, own_process, undo_niceness
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import TrainSpec, WorkerContext
-from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
+from ray_yolo.engine.collectives import ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
 from ray_yolo.runs.recorder import RecorderClient
@@ -124,12 +124,12 @@ def received_sigterm() -> bool:
     return not _sigterms.empty()
 
 
-def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | None) -> Summary | None:
+def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary; None if this worker had to leave before the end.
 
     Args:
         worker: its number among the job's workers.
-        coordinator: of the job; None: Ray has formed the process group.
+        coordinator: of the job.
     """
     recorder: RecorderClient = payload["recorder"]
     recorder.wait(_RECORDER_SECONDS)
@@ -147,11 +147,11 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
                "RAY_worker_niceness=0")
     members = None
     try:
-        context = _assigned_context(payload["on_pool"], worker, coordinator is not None)
-        if coordinator:
-            members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
-                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), received_sigterm,
-                                       alone=worker == 0 and placement.min_workers == 1)
+        context = _assigned_context(payload["on_pool"])
+        members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
+                                   lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), received_sigterm,
+                                   alone=worker == 0 and placement.min_workers == 1,
+                                   max_failures=placement.max_failures)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
             if payload["stored"]:
@@ -168,10 +168,7 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
             driver: Process = payload["driver"]
 
             def stop_requested() -> bool:
-                if driver.has_ended:  # Ray takes a driver for alive that was killed but not reaped
-                    return True
-                # without a coordinator all stop, and restart from the step that they have saved
-                return poll_request() or (coordinator is None and received_sigterm())
+                return driver.has_ended or poll_request()  # Ray takes a driver for alive that was not reaped
 
             summary = run_session(spec, context, placement, emit, members, stop_requested)
             recorder.flush()  # before this worker leaves: the driver then kills those that have left
@@ -185,13 +182,12 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
         recorder.flush()  # events are sent without waiting, and the process may end now
 
 
-def _assigned_context(on_pool: bool, worker: int, has_coordinator: bool) -> WorkerContext:
-    """The context with the device that Ray has assigned. With a coordinator, workers form their process groups."""
+def _assigned_context(on_pool: bool) -> WorkerContext:
+    """The context with the device that Ray has assigned. Workers form their process groups themselves."""
     if on_pool:  # a worker of a pool sees no other GPU
         gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         device = torch.device("cuda", 0) if gpus else torch.device("cpu")
         return WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device))
-    from ray.train import get_context
     from ray.train import torch as ray_torch
 
     def prepare_model(model: nn.Module) -> nn.Module:
@@ -199,7 +195,6 @@ def _assigned_context(on_pool: bool, worker: int, has_coordinator: bool) -> Work
         return ray_torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
                                        parallel_strategy_kwargs=ddp_options())
 
-    collectives = Collectives() if has_coordinator else Collectives(worker, get_context().get_world_size())
     # The loop copies batches itself; copies of Ray before 2.60 could be overwritten on the GPU
     prepare_loader = partial(ray_torch.prepare_data_loader, move_to_device=False)
-    return WorkerContext(collectives, ray_torch.get_device(), prepare_model, prepare_loader)
+    return WorkerContext(device=ray_torch.get_device(), prepare_model=prepare_model, prepare_loader=prepare_loader)

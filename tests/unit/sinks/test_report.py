@@ -291,8 +291,6 @@ def test_a_dry_run_describes_the_workers() -> None:
          "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
         ({"num_workers": (2, 4), "placement_strategy": "SPREAD"}, 0.0,
          "Ray: 2 to 4 workers of an elastic pool, placed by SPREAD; each has its share of a node's CPUs, 0 GPU"),
-        ({"num_workers": (2, 4), "placement_strategy": "STRICT_SPREAD"}, 0.0,
-         "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its share of a node's CPUs, 0 GPU"),
         ({"num_workers": 1, "cpus_per_worker": 2.0}, None,
          "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
     ):

@@ -336,6 +336,24 @@ def test_one_of_a_generation_rescues_its_last_step() -> None:
     assert not desk.coordinator.elect_saver(1)
 
 
+@pytest.mark.parametrize(("happens", "allowed"), [
+    ("nothing", [True, False, False]), ("a step", [True, True, True]), ("a departure", [True, True, True])])
+def test_groups_that_fail_by_themselves_are_counted(happens: str, allowed: list[bool]) -> None:
+    """Workers that cannot reach each other fail without a departure, and would form groups for ever."""
+    desk = started("abcdef")
+    answers = []
+    for number in range(3):
+        names = "abcdef"
+        if happens == "a departure":
+            names = "abcdef"[number + 1:]
+            desk.coordinator.mark_lost([number])
+        desk.register(names, number if happens == "a step" else None)
+        assert desk.members(names)[-1] == len(names) - 1
+        answers.append(desk.coordinator.may_regroup(1))
+        assert desk.coordinator.may_regroup(-1)
+    assert answers == allowed
+
+
 def test_a_restarted_coordinator_elects_one_of_a_generation_that_it_does_not_know_yet() -> None:
     coordinator = Coordinator(2, restarted=True)
     assert [coordinator.elect_saver(7) for _ in range(2)] == [True, False]

@@ -277,14 +277,11 @@ def test_a_worker_that_its_queue_recalls_tells_its_coordinator_until_it_has_left
 
 
 @pytest.mark.parametrize("driver", [own_process(), own_process()._replace(pid=2**22 + 1)])
-@pytest.mark.parametrize("sigterm", [False, True])
-@pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
-def test_without_a_coordinator_sigterm_to_one_worker_stops_all_after_a_step(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any, driver: Process) -> None:
-    """They restart from the step that they have saved. With a coordinator this worker leaves alone."""
-    received, stops = SimpleQueue[int](), list[bool]()
-    if sigterm:
-        received.put(signal.SIGTERM)
+def test_workers_stop_when_their_driver_has_ended_and_not_by_a_sigterm(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: Process) -> None:
+    """A worker that gets SIGTERM leaves alone."""
+    received, stops, coordinator = SimpleQueue[int](), list[bool](), SimpleNamespace()
+    received.put(signal.SIGTERM)
 
     def run_session(*arguments: Any) -> None:
         stops.append(arguments[-1]())
@@ -304,7 +301,7 @@ def test_without_a_coordinator_sigterm_to_one_worker_stops_all_after_a_step(
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     worker.train_job(payload, 1, coordinator)
-    assert stops == [(sigterm and coordinator is None) or driver != own_process()]
+    assert stops == [driver != own_process()]
     assert [event.market_type for event in events if isinstance(event, WorkerEvent)] == ["spot"]
 
 
