@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from ray_yolo.checkpoints.writer import WRITE_SECONDS
 from ray_yolo.core.events import Summary
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.collectives import Collectives
 
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
@@ -115,6 +115,9 @@ class Rendezvous:
     lasting = True
     """Whether there is only one generation, which does not survive the loss of a worker."""
 
+    orders = Orders()
+    """What this worker was told last. The session reads it once in each step."""
+
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
@@ -125,13 +128,9 @@ class Rendezvous:
         """
         return Generation(self._collectives, None, False, tuple(range(self._collectives.num_workers)))
 
-    def must_regroup(self) -> bool:
-        """Whether the generation should end because a worker waits to join or has to leave."""
-        return False
-
-    def all_draining(self) -> bool:
-        """Whether all workers have to leave, so that unsaved progress will be lost."""
-        return False
+    def stop(self) -> None:
+        """Order this worker to stop. A signal handler may call this."""
+        self.orders = self.orders._replace(stop=True)
 
     def may_regroup(self) -> bool:
         """Whether the workers may form another generation after a peer has departed, or could not be reached."""

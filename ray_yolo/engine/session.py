@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.core.files import replacing
 from ray_yolo.core.formatting import format_count
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.balance import Balance
 from ray_yolo.engine.build import (
@@ -54,7 +54,7 @@ from ray_yolo.engine.build import (
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
-from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
+from ray_yolo.engine.loop import REMEDY, StepResult, train
 from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
@@ -71,15 +71,14 @@ def run_session(
     placement: Placement,
     emit: Emit,
     rendezvous: Rendezvous | None = None,
-    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Summary | None:
     """Train `spec` on this worker until the last checkpoint is on storage. Collective.
 
     Args:
         emit: appends an event to the run's log without waiting.
-        rendezvous: forms the group of workers, again after each loss; None: the group of `context` is permanent.
-        stop_requested: called in each step. If it returns True on any worker, all stop after the same step. The step
-            is saved, and the summary's `stopped` is True.
+        rendezvous: forms the group of workers, again after each loss; None: the group of `context` is permanent. It
+            has this worker's orders: if any worker is told to stop, all stop after the same step, the step is saved,
+            and the summary's `stopped` is True.
 
     Returns:
         The training's outcome, equal on all workers; None if this worker has left and the training continues.
@@ -91,7 +90,7 @@ def run_session(
     """
     session = Session(spec, context, placement, emit, rendezvous or Rendezvous(context.collectives))
     try:
-        session.train(stop_requested)
+        session.train()
     finally:
         session.close()
     return session.summary
@@ -119,7 +118,6 @@ class Session:
         self._is_new = True  # it has never had one
         self._regroup = False  # the generation ends after this step
         self._resumed = -1  # step of the checkpoint that training continued from
-        self._stop_requested: Callable[[], bool] = lambda: False
         self._agreed = -1  # newest step after which all workers have compared their weights
         self._save_requested = -math.inf  # time of the last request to save in this generation
         self._saved = time.monotonic()  # start of the last save
@@ -140,17 +138,12 @@ class Session:
         """Whether nothing is left to train, or training was stopped or paused."""
         return self.done or self.stopped or self.stopped_early or self.state.progress.epoch >= self._until
 
-    def train(self, stop_requested: Callable[[], bool]) -> None:
+    def train(self) -> None:
         """Train to the end, in as many generations of workers as needed. Collective.
 
         Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
         checkpoint is on storage, the others form another generation in `join`, and its first worker saves.
         """
-        self._stop_requested = stop_requested
-
-        def poll_controls() -> ControlFlags:
-            return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._must_save())
-
         while not self.done:
             try:
                 with collective_errors():
@@ -158,7 +151,7 @@ class Session:
                     while not (self.is_over or self._regroup):
                         if self.spec.recipe.changes:  # the settings of this epoch
                             self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
-                        train(self.components, self.state, self.after_step, self.after_epoch, poll_controls,
+                        train(self.components, self.state, self.after_step, self.after_epoch, self._poll_orders,
                               self._until)
             except PeerLostError:
                 if not self._rendezvous.may_regroup():
@@ -180,7 +173,7 @@ class Session:
             return
         before = self.state
         self._save_requested = -math.inf  # the step that was to be saved may have been abandoned
-        self.stopped = self._regroup = False  # a new worker may have missed a stop request: all poll for it again
+        self.stopped = self._regroup = False  # orders hold until they are carried out: all read them again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn, is_new=self._is_new)
             self._agreed = self.saver.step = self._resumed = self.state.progress.step
@@ -289,9 +282,9 @@ class Session:
         self.context.activity.finished(progress.step, seconds)
         save_steps = self.placement.save_steps
         inside_epoch = step.images.stop < len(self.spec.train)
-        self.stopped, self._regroup, save = result.flags
+        self.stopped, self._regroup = result.orders.stop, result.orders.regroup
         due = not self.placement.nosave and (
-            self.stopped or (inside_epoch and (save or (save_steps and progress.step % save_steps == 0))))
+            self.stopped or (inside_epoch and (result.orders.save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
         if due:
@@ -356,7 +349,7 @@ class Session:
         validation may take longer than the command waits for it."""
         for batch in batches:
             has_unsaved = self.is_writer and self.state.progress.step > self.saver.step
-            if has_unsaved and not self.placement.nosave and self._stop_requested():
+            if has_unsaved and not self.placement.nosave and self._rendezvous.orders.stop:
                 self._save()
             self.context.activity.enter("validating")  # each batch is progress
             yield batch
@@ -428,17 +421,18 @@ class Session:
         is_over = 0 < recipe.patience < epoch - state.best_epoch and state.best_epoch >= 0
         self.stopped_early = is_over and epoch < recipe.epochs
 
-    def _must_save(self) -> bool:
-        """Whether the recording worker requests a save. It does if the last save is too old, or if all workers drain
-        (at once, and again after every `LEAVING_SECONDS`)."""
-        now = time.monotonic()
-        leaving = self._rendezvous.all_draining() and now - self._save_requested >= LEAVING_SECONDS
+    def _poll_orders(self) -> Orders:
+        """What this worker was told. The recording worker orders a save if the last one is too old. If it was told to
+        save because all workers leave, it saves at once and again after every `LEAVING_SECONDS`.
+        """
+        orders, now = self._rendezvous.orders, time.monotonic()
+        leaving = orders.save and now - self._save_requested >= LEAVING_SECONDS
         since = now - max(self._saved, self._save_requested)
         late = since >= save_interval(self.placement.save_seconds, self.saver)
-        requested = self.is_writer and (leaving or late)
-        if requested:  # noted here, because on a GPU the next step polls before this save starts
+        save = self.is_writer and (leaving or late)
+        if save:  # noted here, because on a GPU the next step polls before this save starts
             self._save_requested = now
-        return requested
+        return orders._replace(save=save)
 
     def _save_agreed(self) -> None:
         """Save on the recording worker, after all workers have compared their weights."""

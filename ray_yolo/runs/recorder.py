@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-STOP_REQUEST = ".stop"
-"""File in a run folder. Creating it makes the training stop after a step, and save a checkpoint."""
-
 _START_SECONDS = 120.0  # for the actor's process, on a busy machine
 _MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
 
@@ -35,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The actor: writes the event logs of one run after another, and reads the stop request next to each log."""
+    """The actor: writes the event logs of one run after another."""
 
     def __init__(self) -> None:
         undo_niceness()  # workers wait for it when they start and end
@@ -44,7 +41,6 @@ class Recorder:
     def open(self, path: str) -> Process:
         """Open a log. Returns this process."""
         self._logs[path] = EventLog(path)
-        Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # of an earlier driver
         return own_process()
 
     def emit(self, path: str, event: Event) -> None:
@@ -63,10 +59,6 @@ class Recorder:
     def ready(self) -> bool:
         """True, once all events that the calling process sent before are written (or wait for the disk)."""
         return True
-
-    def stop_requested(self, path: str) -> bool:
-        """Whether the training with this log must stop after a step."""
-        return Path(path).with_name(STOP_REQUEST).exists()
 
 
 if TYPE_CHECKING:
@@ -119,6 +111,7 @@ class RecorderClient:
         self.actor, self._path, self._ends, self._warned = actor, path, ends, False
         self.writer: Process | None = None  # the actor's process, once it has opened the log
         self._rows: deque[Event] = deque(maxlen=_MAX_PENDING_CALLS)  # which the actor may not have written
+        self._sign_of_life: ObjectRef[bool] | None = None  # the reply that is awaited; see `is_gone`
 
     def emit(self, event: Event) -> None:
         """Send one event."""
@@ -131,9 +124,22 @@ class RecorderClient:
                 _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
             self._warned = True
 
-    def stop_requested(self) -> ObjectRef[bool]:
-        """A reference to the writer's reply: whether the training must stop after a step."""
-        return self.actor.stop_requested.remote(self._path)
+    def is_gone(self) -> bool:
+        """Whether the writer has ended for good, by its reply to the last call. Does not wait for a reply."""
+        import ray
+
+        if self._sign_of_life is None:
+            self._sign_of_life = self.actor.ready.remote()
+        if not ray.wait([self._sign_of_life], timeout=0)[0]:
+            return False
+        reply, self._sign_of_life = self._sign_of_life, None
+        try:
+            ray.get(reply)
+        except ray.exceptions.ActorDiedError:
+            return True
+        except ray.exceptions.RayError:  # it is being restarted
+            pass
+        return False
 
     def wait(self, wait_seconds: float) -> None:
         """Wait until the writer replies. Without a writer there is no driver either, and training is pointless.

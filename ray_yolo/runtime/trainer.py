@@ -26,10 +26,10 @@ from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, node_room
-from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.build import ALONE, TrainSpec, WorkerContext
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.loading import loader_memory
-from ray_yolo.engine.membership import Activity, warns_without_progress
+from ray_yolo.engine.membership import Activity, Rendezvous, warns_without_progress
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
@@ -159,9 +159,8 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
             if lost := run.lost_checkpoints():
                 run_logger.warn(lost)
             if local:
-                with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
-                    summary = cast(Summary, run_session(
-                        spec, context, placement, run_logger.emit, stop_requested=stop_requested))
+                with _local_worker(placement, gpus, run_logger, run) as (context, rendezvous):
+                    summary = cast(Summary, run_session(spec, context, placement, run_logger.emit, rendezvous))
             else:
                 from ray_yolo.runtime.workers.run import train_on_ray
 
@@ -286,19 +285,20 @@ def _runs_a_script() -> bool:
 
 @contextmanager
 def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run: Run
-                  ) -> Iterator[tuple[WorkerContext, Callable[[], bool]]]:
-    """Context of a session in this process: yields its worker's context, and whether a stop was requested."""
+                  ) -> Iterator[tuple[WorkerContext, Rendezvous]]:
+    """Context of a session in this process: yields its worker's context, and its only group, which a signal stops."""
     keep_freed_memory()
-    device = torch.device("cuda" if gpus else "cpu")
-    activity = Activity()
-    with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn) as stop_requested,
+    device, rendezvous, activity = torch.device("cuda" if gpus else "cpu"), Rendezvous(ALONE), Activity()
+    if run.remote:
+        run.remote.on_loss = rendezvous.stop
+    with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn, rendezvous.stop),
           forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
             activity=activity, device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             cuda_graphs=placement.cuda_graphs, colour_kernel=placement.colour_kernel,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
-            stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
-        if stop_requested():
+            stored=run.remote.checkpoints if run.remote else None), rendezvous
+        if rendezvous.orders.stop:
             run_logger.recorder.flush()
             extend_if_saved([run.folder])
 

@@ -135,11 +135,11 @@ def decide_lost(coordinator: JobClient, failures: Mapping[int, Exception], polic
         policy.decide({worker: failures[worker] for worker in failed}, others_continue=continues)
 
 
-def run_gracefully(work: Callable[[], T], run_dir: Path, notify: Callable[[str], None]) -> T:
+def run_gracefully(work: Callable[[], T], stop: Callable[[], bool], run_dir: Path, notify: Callable[[str], None]) -> T:
     """Return or raise the outcome of `work`; on a signal its workers save the current step first (`request_stop`)."""
     def before_end(result: Future[T]) -> None:
         try:
-            request_stop([run_dir], notify, result.done)
+            request_stop(stop, [run_dir], notify, result.done)
         finally:
             if not result.done():
                 cluster.stop_workers(run_dir)  # otherwise they would continue without a recorder

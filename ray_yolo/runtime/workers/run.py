@@ -42,7 +42,10 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         ResourcesError: if no worker can be placed.
     """
     on_pool = share is not None or placement.is_elastic
-    coordinator = JobClient(share.queue if share else start_queue(), uuid.uuid4().hex, placement.min_workers)
+    queue, job = (share.queue, share.job) if share else (start_queue(), uuid.uuid4().hex)
+    coordinator = JobClient(queue, job, placement.min_workers)
+    if run.remote:
+        run.remote.on_loss = coordinator.stop
     payload = {"spec": worker.to_payload(spec), "placement": placement, "driver": own_process(),
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
                "stored": run.remote.payload if run.remote else None}
@@ -58,7 +61,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),
                          name="ray_yolo wait", daemon=True).start()
         if on_pool:
-            return run_gracefully(train_on_own_pool, spec.run_dir, policy.notify)
+            return run_gracefully(train_on_own_pool, coordinator.stop, spec.run_dir, policy.notify)
         with uninterrupted():
             from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools do not need it
 

@@ -104,7 +104,8 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
     while True:
         try:
             trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback)
-            return run_gracefully(partial(_fit, trainer, coordinator, policy, patience), folder, policy.notify)
+            return run_gracefully(partial(_fit, trainer, coordinator, policy, patience), coordinator.stop, folder,
+                                  policy.notify)
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             decision = getattr(error, "controller_failure", None)
             if isinstance(decision, RayYoloError):

@@ -19,6 +19,7 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.client import JobClient, QueueHandle, answer
 from ray_yolo.runtime.workers.job_queue import JobQueueActor
 
+_MAX_CALLS = 10_000  # of the queue at once: the heartbeat of each worker waits there for orders
 _WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 _DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
@@ -28,7 +29,7 @@ def start_queue() -> QueueHandle:
     """Start a job queue on this node, without reserving a CPU."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(JobQueueActor).options(
-        num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=_MAX_CALLS, scheduling_strategy=here)
     return cast(QueueHandle, actor.remote())
 
 

@@ -35,8 +35,7 @@ from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import hold_folder
-from ray_yolo.runtime.graceful_stop import poll_stop_request
-from ray_yolo.runtime.workers.client import JobClient, PoolJobClient, answer
+from ray_yolo.runtime.workers.client import JobClient, answer
 from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
@@ -81,16 +80,16 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
     queue, uid = config["queue"], uuid.uuid4().hex
     worker = PoolWorker(number, ray.get_runtime_context().get_node_id(), own_process())
     while not received_sigterm():
-        reply: JobAssignment | str | float = answer(queue.acquire.remote(uid, worker))
-        if isinstance(reply, str):
-            return reply == "over"
-        if isinstance(reply, float):
-            time.sleep(reply)
+        orders, task, ask_again = answer(queue.next_task.remote(uid, worker))
+        if orders.stop or orders.leave:
+            return bool(orders.stop)
+        if task is None:
+            time.sleep(ask_again)
             continue
-        result = _train_assignment(uid, worker, reply)
+        result = _train_assignment(uid, worker, task)
         gc.collect()  # loaders, their processes and DDP are in reference cycles
         torch.cuda.empty_cache()  # the next job may measure what is free; without a GPU this does nothing
-        answer(queue.ended.remote(uid, worker, reply[:2], result))
+        answer(queue.ended.remote(uid, worker, task[:2], result))
         if isinstance(result, Exception) and not isinstance(result, (RayYoloError, ray.exceptions.RayError)):
             return False
     return False
@@ -100,8 +99,7 @@ def _train_assignment(uid: str, worker: PoolWorker, assignment: JobAssignment) -
     """Train a job to its end, or until this worker has to leave it. Returns how it ended for this worker."""
     try:
         payload = answer(assignment.config[0])
-        coordinator = PoolJobClient(payload["coordinator"], uid, worker, assignment)
-        return train_job(payload, assignment.number, coordinator)
+        return train_job(payload, assignment.number, payload["coordinator"].of_worker(uid, worker, assignment))
     except Exception as error:
         release_frames(error)
         return error
@@ -150,6 +148,7 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> S
         context = _assigned_context(payload["on_pool"])
         members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
                                    lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), received_sigterm,
+                                   partial(_is_orphan, payload["driver"], recorder),
                                    alone=worker == 0 and placement.min_workers == 1,
                                    max_failures=placement.max_failures)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
@@ -164,13 +163,7 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> S
                 cache=placement.image_cache, cuda_graphs=placement.cuda_graphs, activity=activity,
                 colour_kernel=placement.colour_kernel, stored=stored)
             torch.set_num_threads(context.threads)
-            poll_request = poll_stop_request(recorder, worker, placement.max_workers)
-            driver: Process = payload["driver"]
-
-            def stop_requested() -> bool:
-                return driver.has_ended or poll_request()  # Ray takes a driver for alive that was not reaped
-
-            summary = run_session(spec, context, placement, emit, members, stop_requested)
+            summary = run_session(spec, context, placement, emit, members)
             recorder.flush()  # before this worker leaves: the driver then kills those that have left
             return summary
     except Exception as error:
@@ -180,6 +173,13 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> S
         if members:
             members.close()
         recorder.flush()  # events are sent without waiting, and the process may end now
+
+
+def _is_orphan(driver: Process, recorder: RecorderClient) -> bool:
+    """Whether the training's driver has ended. On another node this shows by its recorder, which ends with it."""
+    if driver.is_here:
+        return driver.has_ended  # Ray takes a driver for alive that was killed and not reaped
+    return recorder.is_gone()
 
 
 def _assigned_context(on_pool: bool) -> WorkerContext:

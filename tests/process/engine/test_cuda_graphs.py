@@ -70,7 +70,7 @@ def train(components: TrainComponents) -> list[Tensor]:
     for epoch in range(components.plan.recipe.epochs):
         components.sampler.start(epoch, 0, None)
         for launched in loop.launch_steps(components, Progress(epoch, 0, progress.step), iter(components.loader),
-                                             loop.ControlFlags):
+                                             loop.Orders):
             result = loop.finish_step(components, launched)
             progress = Progress(epoch, launched.summed.step.images.stop, progress.step + 1)
             numbers.append(result.losses)

@@ -39,7 +39,7 @@ from ray_yolo.core.events import (
     WarningEvent,
     parse_event,
 )
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine import build as build_module
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine import loop, session
@@ -56,7 +56,7 @@ from ray_yolo.models.detector import Detector
 from ray_yolo.ops.recolour import recoloured_input
 from tests.support import run_log
 from tests.support.jobs import TINY, make_spec
-from tests.support.workers import run_workers, wrap_model
+from tests.support.workers import Ordered, run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 STEPS = 8  # two in each epoch
@@ -84,13 +84,13 @@ def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_a
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
 
-    def stop_requested() -> bool:
+    def stop_at_step() -> Orders:
         asked = collectives.worker == asked_worker % collectives.num_workers and context.activity.phase != "validating"
-        return asked and len(calls.append(None) or calls) == stop_at
+        return Orders(stop=asked and len(calls.append(None) or calls) == stop_at)
 
     calls: list[None] = []
     with contextlib.suppress(Killed):
-        run_session(spec, context, placement, emit, stop_requested=stop_requested)
+        run_session(spec, context, placement, emit, Ordered(collectives, stop_at_step))
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events]}
 
 
@@ -142,7 +142,8 @@ def test_a_stop_in_a_validation_saves_the_last_step_at_once(
     monkeypatch.setattr(session, "evaluate", killed_in_the_second)
     context = WorkerContext(collectives=Collectives())
     with pytest.raises(Killed):
-        run_session(spec, context, BY_EPOCH, lambda event: None, stop_requested=lambda: len(validations) == 2)
+        run_session(spec, context, BY_EPOCH, lambda event: None,
+                    Ordered(Collectives(), lambda: Orders(stop=len(validations) == 2)))
     monkeypatch.undo()
     progress = Progress(*json.loads(last_state(spec)["meta"])["progress"])
     assert (progress.epoch, progress.step) == (1, 4)  # the second epoch is not closed
@@ -265,22 +266,22 @@ class Scripted(Rendezvous):
         self.joined = self.both
         return Generation(self.both, 1, True)
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
-        return self.asked == 2 and self.joins == 1 and self.both.worker == 1
+        return Orders(regroup=self.asked == 2 and self.joins == 1 and self.both.worker == 1)
 
 
 def train_with_a_newcomer(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
     rendezvous, events, reported = Scripted(collectives), [], []
 
-    def note_step() -> bool:
-        if context.activity.phase != "validating":
+    def note_step(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepEvent):
             reported.append(context.activity.step)
-        return False
 
     context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
-    run_session(spec, context, Placement(save_steps=1), events.append, rendezvous,
-                note_step)
+    run_session(spec, context, Placement(save_steps=1), note_step, rendezvous)
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events],
             "joins": rendezvous.joins, "reported": reported}
 
@@ -312,9 +313,10 @@ class Parting(Rendezvous):
         self.joined = Collectives()
         return Generation(self.joined, 0, False) if self.both.worker else None
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
-        return self.asked == 2 and self.both.worker == 0
+        return Orders(regroup=self.asked == 2 and self.both.worker == 0)
 
 
 def train_with_a_leaver(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
@@ -381,8 +383,9 @@ class Abandoned(Rendezvous):
         super().__init__(collectives)
         self.steps = steps
 
-    def all_draining(self) -> bool:
-        return self.steps() >= 2
+    @property
+    def orders(self) -> Orders:
+        return Orders(save=self.steps() >= 2)
 
 
 def train_abandoned(collectives: Collectives, spec: TrainSpec, nosave: bool, seconds: float) -> dict[str, Any]:
@@ -469,11 +472,12 @@ class Aborted(Rendezvous):
         self.joined = Collectives()
         return Generation(self.joined, 0, False)
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
         if self.both.worker and self.asked == self.at:
             raise Killed
-        return False
+        return Orders()
 
     def elect_saver(self) -> bool:
         self.rescued += 1
@@ -538,11 +542,12 @@ class Garbled(Rendezvous):
             raise Killed
         return Generation(Collectives(self._collectives.worker, self._collectives.num_workers), None, False)
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
         if self.asked == 3 and not self.last:
             raise Killed
-        return False
+        return Orders()
 
     def elect_saver(self) -> bool:
         return True
@@ -609,8 +614,9 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
     """Also in a validation, which is then repeated."""
     spec, events = make_spec(tmp_path, **EXACT), []
     rendezvous = Losing(spec, monkeypatch, 1, where)
-    poll_controls = iter([False, False, True])  # leaves the loop after its third step
-    monkeypatch.setattr(rendezvous, "must_regroup", lambda: where == "train" and next(poll_controls, False))
+    regroups = iter([False, False, True])  # leaves the loop after its third step
+    monkeypatch.setattr(Losing, "orders", property(
+        lambda self: Orders(regroup=where == "train" and next(regroups, False))))
     run_session(spec, WorkerContext(), BY_EPOCH, events.append, rendezvous)
     assert_same(last_state(spec), uninterrupted["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
@@ -634,16 +640,16 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     """One weight of worker `broken` changes its sign after the second step. Returns what ended this worker."""
     components: list[Any] = []
 
-    def flip() -> bool:
+    def flip() -> Orders:
         if collectives.worker == broken and len(components.append(None) or components) == 3:
             weight = next(made.components.model.parameters())
             weight.data[0, 0, 0, 0] *= -1
-        return False
+        return Orders()
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
-    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Rendezvous(collectives))
+    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Ordered(collectives, flip))
     try:
-        made.train(flip)
+        made.train()
     except (WrongWeightsError, PeerLostError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -740,15 +746,16 @@ def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placem
     """One weight of worker 1 changes its sign after the third step, which is detected after the fourth."""
     rendezvous, events, components = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[Any]()
 
-    def flip() -> bool:
+    def flip() -> Orders:
         if collectives.worker == 1 and len(components.append(None) or components) == 4:
             next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
-        return False
+        return Orders()
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     made = session.Session(spec, context, placement, events.append, rendezvous)
-    with contextlib.suppress(WrongWeightsError):
-        made.train(flip)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(WrongWeightsError):
+        patch.setattr(Outvoted, "orders", property(lambda self: flip()))
+        made.train()
     made.close()
     return {
         "step": made.summary and made.summary.step,
@@ -835,7 +842,7 @@ def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placemen
 
         patch.setattr(made, "after_step", slow_after_step)
         patch.setattr(made, "_save_agreed", note)
-        made.train(lambda: False)
+        made.train()
     return {"saved": [event.step for event in run_log.only(CheckpointEvent, events)], "agreed": agreed}
 
 

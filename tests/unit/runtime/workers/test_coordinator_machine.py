@@ -6,14 +6,14 @@ protocol of `RendezvousClient` on a simulated clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
@@ -34,8 +34,7 @@ class Worker:
     step: int | None = None  # that its state has reached; None: it has no state
     quorum: Quorum | None = None  # of the group that it trains in; None: it has registered
     frozen_until: float = 0.0
-    must_regroup: bool = False
-    all_draining: bool = False
+    orders: Orders = field(default_factory=Orders)
     blocked_since: float | None = None  # since when it waits for a peer that does not come
 
     @property
@@ -125,7 +124,7 @@ class Training(RuleBasedStateMachine):
                 self.lose(worker, is_reported=True)
 
     def register(self, worker: Worker) -> None:
-        worker.quorum, worker.must_regroup, worker.blocked_since = None, False, None
+        worker.quorum, worker.orders, worker.blocked_since = None, Orders(), None
         self.coordinator.register(worker.uid, self.registration(worker))
 
     def registration(self, worker: Worker) -> Registration:
@@ -142,13 +141,12 @@ class Training(RuleBasedStateMachine):
         return Heartbeat("exchanging", worker.step or 0, self.now - worker.blocked_since, LIMIT, LIMIT)
 
     def send_heartbeat(self, worker: Worker) -> None:
-        reply = self.coordinator.heartbeat(worker.uid, self.heartbeat(worker))
+        current = worker.quorum and (self.registration(worker), worker.quorum)
+        orders = self.coordinator.heartbeat(worker.uid, self.heartbeat(worker), current)
         if worker.quorum is None:
             return
-        is_over = reply.unknown and not self.coordinator.introduce(worker.uid, self.registration(worker), worker.quorum)
-        worker.must_regroup = is_over or reply.must_regroup
-        worker.all_draining = reply.all_draining
-        if (is_over or reply.peer_lost) and worker.blocked_since is not None:  # it aborts the exchange
+        worker.orders = orders
+        if orders.abort and worker.blocked_since is not None:  # it aborts the exchange
             self.register(worker)
 
     def ask_for_quorum(self, worker: Worker) -> None:
@@ -161,8 +159,8 @@ class Training(RuleBasedStateMachine):
             worker.quorum = reply
             group = [peer.quorum for peer in self.workers
                      if peer.quorum and (peer.quorum.number, peer.quorum.address) == (reply.number, reply.address)]
-            assert {quorum.num_workers for quorum in group} == {reply.num_workers}
-            assert len({quorum.worker for quorum in group}) == len(group) <= reply.num_workers
+            assert {quorum.size for quorum in group} == {reply.size}
+            assert len({quorum.rank for quorum in group}) == len(group) <= reply.size
 
     def train(self, awake: list[Worker]) -> None:
         """A group finishes a step if all its members take part in it; else those that do are blocked."""
@@ -173,7 +171,7 @@ class Training(RuleBasedStateMachine):
         for (number, _), members in groups.items():
             quorum = members[0].quorum
             assert quorum
-            if len(members) < quorum.num_workers:
+            if len(members) < quorum.size:
                 for worker in members:
                     worker.blocked_since = self.now if worker.blocked_since is None else worker.blocked_since
                 continue
@@ -191,11 +189,11 @@ class Training(RuleBasedStateMachine):
         if source is None:
             assert not known
         else:
-            (of_source,) = [worker.step for worker in members if worker.quorum and worker.quorum.worker == source]
+            (of_source,) = [worker.step for worker in members if worker.quorum and worker.quorum.rank == source]
             assert of_source == max(known), "a finished step is lost"
         step = max(known, default=0) + 1
-        regroups = any(worker.must_regroup for worker in members)
-        all_leave = any(worker.all_draining for worker in members)  # with a checkpoint, from which others start
+        regroups = any(worker.orders.regroup for worker in members)
+        all_leave = any(worker.orders.save for worker in members)  # with a checkpoint, from which others start
         for worker in members:
             worker.step, worker.blocked_since = step, None
             assert worker.quorum

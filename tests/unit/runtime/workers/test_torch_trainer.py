@@ -53,6 +53,9 @@ class Coordinator:
     def outcome(self) -> Summary | None:
         return self.ended
 
+    def stop(self) -> bool:
+        return False
+
     def drain_nodes(self, nodes: set[str]) -> dict[int, str]:
         return {}
 
@@ -99,7 +102,7 @@ def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
     for name, instead in (("run_gracefully", run_gracefully), ("stop_workers", stopped.append),
                           ("build_trainer", lambda *_, **__: None)):
         monkeypatch.setattr(torch_trainer, name, instead)
-    payload = {"coordinator": None, "stored": None}
+    payload = {"coordinator": Coordinator(monkeypatch), "stored": None}
     placement = Placement(num_workers=2)
     assert torch_trainer.run_torch_trainer(print, payload, placement, 0.0, policy_of(tmp_path)) == "done"
 
@@ -177,7 +180,7 @@ def test_workers_of_a_run_in_a_bucket_have_time_to_remove_their_copies(
     monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: None)
     monkeypatch.setattr(torch_trainer, "_fit", lambda *given: given[-1])
     monkeypatch.setattr(torch_trainer, "run_gracefully", lambda work, *_: work())
-    payload = {"coordinator": None, "stored": stored}
+    payload = {"coordinator": Coordinator(monkeypatch), "stored": stored}
     patience = torch_trainer.run_torch_trainer(
         lambda _: None, payload, Placement(num_workers=2), 0.0, policy_of(tmp_path))
     assert patience == seconds
