@@ -201,7 +201,7 @@ class Progress(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """All that a worker can be told: the reply to its heartbeat. In a training without Ray, a signal sets them.
+    """The reply to a worker's heartbeat: all that it can be ordered to do. Without Ray, a signal sets them.
 
     Orders describe a state, not an event: a worker that misses a reply has the same orders by the next one.
     """

@@ -43,7 +43,7 @@ class StepResult(NamedTuple):
     skipped: bool  # something was not finite: neither weights nor statistics have changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
-    orders: Orders  # stop, regroup and save, if any worker was told so
+    orders: Orders  # of all workers: stop, regroup, save
     balance: Balance | None = None  # if it changes from a later step on
 
 
@@ -55,7 +55,7 @@ class Summed(NamedTuple):
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # the argument of `Statistics.apply`
     complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
-    orders: Tensor  # (3,) bool: whether any worker was told to stop, to regroup, to save
+    orders: Tensor  # (3,) bool: whether any worker was ordered to stop, to regroup, to save
     reports: Tensor  # (workers, 2): each worker's `SpeedReport`
     wait_seconds: float
     images: int  # forwarded by this worker
@@ -79,7 +79,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
           poll_orders: PollOrders = Orders, until: int | None = None) -> None:
     """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's orders end it.
 
-    Updates `state`. Collective: if any worker is told to stop or to regroup, all return after the same step.
+    Updates `state`. Collective: if any worker is ordered to stop or to regroup, all return after the same step.
     `after_epoch` closes the epoch in `state`; a training interrupted before that resumes with `after_epoch`.
 
     Args:
@@ -267,14 +267,14 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
     collectives, device = components.context.collectives, components.context.device
     width = len(components.loss.names)  # terms of a microbatch
     own = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    told = orders.stop, orders.regroup, orders.save
-    numbers = [own.new_full((), float(value)) for value in (*told, *report)]
+    common = orders.stop, orders.regroup, orders.save  # the orders that all workers carry out together
+    numbers = [own.new_full((), float(value)) for value in (*common, *report)]
     header = torch.stack([*numbers, collectives.was_cut(device)])
     padding = own.new_zeros(max(counts) * width - len(own))  # a gather needs equal lengths
 
     gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)  # (workers, length)
     headers, bodies = gathered[:, : len(header)], gathered[:, len(header):]
-    order_columns, reports, cut = headers.split([len(told), len(report), 1], dim=1)
+    order_columns, reports, cut = headers.split([len(common), len(report), 1], dim=1)
     complete = of_this_step & ~cut.any()
     if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)

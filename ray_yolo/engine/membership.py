@@ -116,7 +116,7 @@ class Rendezvous:
     """Whether there is only one generation, which does not survive the loss of a worker."""
 
     orders = Orders()
-    """What this worker was told last. The session reads it once in each step."""
+    """The newest orders of this worker. The session reads them once in each step."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives

@@ -77,7 +77,7 @@ def run_session(
     Args:
         emit: appends an event to the run's log without waiting.
         rendezvous: forms the group of workers, again after each loss; None: the group of `context` is permanent. It
-            has this worker's orders: if any worker is told to stop, all stop after the same step, the step is saved,
+            has this worker's orders: if any worker is ordered to stop, all stop after the same step, the step is saved,
             and the summary's `stopped` is True.
 
     Returns:
@@ -422,8 +422,8 @@ class Session:
         self.stopped_early = is_over and epoch < recipe.epochs
 
     def _poll_orders(self) -> Orders:
-        """What this worker was told. The recording worker orders a save if the last one is too old. If it was told to
-        save because all workers leave, it saves at once and again after every `LEAVING_SECONDS`.
+        """This worker's orders. The recording worker adds a save if the last one is too old. If it is ordered to save
+        because all workers leave, it saves at once and again after every `LEAVING_SECONDS`.
         """
         orders, now = self._rendezvous.orders, time.monotonic()
         leaving = orders.save and now - self._save_requested >= LEAVING_SECONDS

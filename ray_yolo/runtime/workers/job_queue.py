@@ -316,7 +316,7 @@ class JobQueue:
         if leaves:
             self._coordinator(job, wanted).let_leave(member)
         orders: Orders = self._coordinator(job, wanted).orders(member, is_in_group=current is not None)
-        is_cancelled = job in self._folders and job not in self._jobs  # nobody waits for its end
+        is_cancelled = job in self._folders and job not in self._jobs  # no driver waits for its end
         return orders._replace(leave=orders.leave or leaves, stop=orders.stop or is_cancelled)
 
     def _announce(self) -> None:

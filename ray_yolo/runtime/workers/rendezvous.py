@@ -49,7 +49,7 @@ class RendezvousClient(Rendezvous):
         timeout_seconds: after which a collective operation has failed.
         notify: receives this worker's stacks, if others wait for it.
         must_leave: whether this worker has to leave after the current step.
-        is_orphan: whether the driver has ended, so that nobody waits for the training.
+        is_orphan: whether the training's driver has ended.
         alone: this worker may start before its peers, and before it has loaded what only groups need.
         max_failures: groups in a row that may fail although no worker has departed; -1: any number.
     """
@@ -162,7 +162,7 @@ class RendezvousClient(Rendezvous):
                 abort_process_group()
 
     def _must_stop(self) -> bool:
-        """Whether nobody waits for the training any more, and this worker does not know it yet."""
+        """Whether the driver has ended, and this worker has not stopped yet."""
         return not self.orders.stop and self._is_orphan()
 
     def _can_join(self) -> bool:

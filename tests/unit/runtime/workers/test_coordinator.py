@@ -728,7 +728,7 @@ def test_a_stop_after_the_end_waits_for_no_worker() -> None:
     assert not desk.coordinator.stop()
 
 
-def test_the_last_leaving_worker_is_told_to_save() -> None:
+def test_the_last_leaving_worker_has_to_save() -> None:
     desk = started("ab")
     desk.coordinator.let_leave("a")
     assert [desk.coordinator.orders(name)[:4] for name in "ab"] == [

@@ -55,7 +55,7 @@ class Job:
     polled: bool = True  # its trial is alive
     failures: int = 0  # that its trial has heard of
     expected: int = 0  # failures that have happened to it and must be reported
-    stopped: bool = False  # a worker has saved its last step, because it was told so
+    stopped: bool = False  # a worker has saved its last step, because of a stop
 
 
 class Pool(RuleBasedStateMachine):
@@ -202,7 +202,7 @@ class Pool(RuleBasedStateMachine):
         if self.leaves_pool(worker):
             assert orders.leave
         job = self.jobs.get(assignment.job)
-        assert orders.stop is (self.is_stopped or job is None), "nobody waits for a cancelled job"
+        assert orders.stop is (self.is_stopped or job is None), "a cancelled job has no driver that waits"
         if orders.leave or job is None:
             self.end(worker, None)
             return
