@@ -178,7 +178,7 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
     collectives, recipe, device = components.context.collectives, plan.recipe, components.context.device
     speeds = components.balancer.seconds(step)
     counts = plan.shard_sizes(step, collectives.num_workers, speeds)
-    shard = plan.shard(step, collectives.worker, collectives.num_workers, speeds)
+    shard = plan.shard(step, collectives.rank, collectives.num_workers, speeds)
     size = image_size(recipe.seed, number, recipe.imgsz, components.model.grid) if recipe.multi_scale else None
     rows, wait_seconds, work = [], 0.0, None
     components.model.train()

@@ -101,9 +101,9 @@ class Generation(NamedTuple):
     """A group of workers that train together until a worker is lost, waits to join, or has to leave."""
 
     collectives: Collectives
-    source: int | None  # the worker with the most advanced state; None: no worker has a state
+    source: int | None  # the rank with the most advanced state; None: no worker has a state
     behind: bool  # some worker has another state than the source
-    members: tuple[int, ...] = ()  # the numbers of the workers; only the first worker of the group knows them
+    members: tuple[int, ...] = ()  # the numbers of the workers; only rank 0 knows them
 
 
 class Rendezvous:

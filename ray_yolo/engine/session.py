@@ -131,7 +131,7 @@ class Session:
     @property
     def is_writer(self) -> bool:
         """Whether this worker writes the checkpoints, and the events that are equal on all workers."""
-        return self.context.collectives.worker == 0
+        return self.context.collectives.rank == 0
 
     @property
     def is_over(self) -> bool:
@@ -306,7 +306,7 @@ class Session:
         self._agreed = state.progress.step
         evaluation = self.validate() if epoch + 1 == recipe.epochs or not recipe.noval else None
         self._await_saver()  # the log has an epoch's checkpoint before the next epoch
-        self._emit(self.timer.shard_event(state.progress, self.context.collectives.worker))
+        self._emit(self.timer.shard_event(state.progress, self.context.collectives.rank))
         if self.is_writer and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
@@ -385,7 +385,7 @@ class Session:
         with contextlib.suppress(PeerLostError), collective_errors():
             # a barrier: a worker that left earlier would appear lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
-        if collectives.worker == 0:  # faulty workers have contributed to checkpoints since the last comparison
+        if collectives.rank == 0:  # faulty workers have contributed to checkpoints since the last comparison
             self._warn(f"the workers' weights differ after step {newest}: training goes back to the newest checkpoint "
                        "on which they agreed")
             self._remove_uncompared()

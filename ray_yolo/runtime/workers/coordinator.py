@@ -320,6 +320,8 @@ class Coordinator:
     def stop(self) -> bool:
         """Order the training to stop after the current step. Returns whether workers have steps to save."""
         self._stops = True
+        if self._clock() < self._quiet_until:  # members have not introduced themselves yet
+            return True
         return not self._ended and any(
             member.registration.progress is not None
             or (member.place == "training" and member.heartbeat.phase not in _NOTHING_TO_SAVE)

@@ -29,7 +29,7 @@ __all__ = ["here", "store"]  # fixtures
 def train(collectives: Collectives, spec: TrainSpec, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
     """Train as a worker of a machine of its own until a step. Returns the digests of the saved states by step."""
     events: list[Event] = []
-    spec = replace(spec, run_dir=machines / str(collectives.worker))
+    spec = replace(spec, run_dir=machines / str(collectives.rank))
     spec.run_dir.mkdir(parents=True)
     calls = iter(range(1, 100))
     run_session(spec, WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),

@@ -71,7 +71,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
     forward = loop.forward
 
     def slow_forward(*args: Any) -> Any:
-        if collectives.num_workers > 1 and collectives.worker == (1 if activity.step < CHANGE else 0):
+        if collectives.num_workers > 1 and collectives.rank == (1 if activity.step < CHANGE else 0):
             time.sleep(SLOW_SECONDS)
         return forward(*args)
 

@@ -164,7 +164,7 @@ def worker_bits(collectives: Collectives, folder: Path) -> tuple[list[Tensor], i
     recorder = FunctionRecorder()
     with pytest.MonkeyPatch.context() as patch:
         decide_as_on_a_gpu(patch, recorder)
-        bits = train(components_of(folder / str(collectives.worker), context))
+        bits = train(components_of(folder / str(collectives.rank), context))
     return bits, recorder.repeats
 
 

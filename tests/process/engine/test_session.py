@@ -85,7 +85,7 @@ def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_a
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
 
     def stop_at_step() -> Orders:
-        asked = collectives.worker == asked_worker % collectives.num_workers and context.activity.phase != "validating"
+        asked = collectives.rank == asked_worker % collectives.num_workers and context.activity.phase != "validating"
         return Orders(stop=asked and len(calls.append(None) or calls) == stop_at)
 
     calls: list[None] = []
@@ -259,17 +259,17 @@ class Scripted(Rendezvous):
         self.joins += 1
         if progress and progress.step == STEPS:
             return ENDED
-        if self.both.worker == 1 and self.joins == 1:
+        if self.both.rank == 1 and self.joins == 1:
             assert progress is None
             return Generation(self.joined, None, False)
-        assert (progress and progress.step) == (2 if self.both.worker else None)
+        assert (progress and progress.step) == (2 if self.both.rank else None)
         self.joined = self.both
         return Generation(self.both, 1, True)
 
     @property
     def orders(self) -> Orders:
         self.asked += 1
-        return Orders(regroup=self.asked == 2 and self.joins == 1 and self.both.worker == 1)
+        return Orders(regroup=self.asked == 2 and self.joins == 1 and self.both.rank == 1)
 
 
 def train_with_a_newcomer(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
@@ -311,12 +311,12 @@ class Parting(Rendezvous):
             return Generation(self.both, None, False)
         assert (progress and progress.step) == 2
         self.joined = Collectives()
-        return Generation(self.joined, 0, False) if self.both.worker else None
+        return Generation(self.joined, 0, False) if self.both.rank else None
 
     @property
     def orders(self) -> Orders:
         self.asked += 1
-        return Orders(regroup=self.asked == 2 and self.both.worker == 0)
+        return Orders(regroup=self.asked == 2 and self.both.rank == 0)
 
 
 def train_with_a_leaver(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
@@ -475,13 +475,13 @@ class Aborted(Rendezvous):
     @property
     def orders(self) -> Orders:
         self.asked += 1
-        if self.both.worker and self.asked == self.at:
+        if self.both.rank and self.asked == self.at:
             raise Killed
         return Orders()
 
     def elect_saver(self) -> bool:
         self.rescued += 1
-        return self.both.worker == 0
+        return self.both.rank == 0
 
 
 def train_beside_an_abort(collectives: Collectives, spec: TrainSpec, at: int, silent: bool) -> dict[str, Any]:
@@ -518,7 +518,7 @@ class Garbled(Rendezvous):
     def __init__(self, collectives: Collectives, patch: pytest.MonkeyPatch, left: str) -> None:
         super().__init__(collectives)
         self.asked, self.joins, self.left, self.stale = 0, 0, left, torch.zeros(())
-        self.last = collectives.worker + 1 == collectives.num_workers
+        self.last = collectives.rank + 1 == collectives.num_workers
         self._gather = dist.all_gather_into_tensor
         patch.setattr(dist, "all_gather_into_tensor", self.gather)
 
@@ -540,7 +540,7 @@ class Garbled(Rendezvous):
         self.joins += 1
         if self.joins == 2:
             raise Killed
-        return Generation(Collectives(self._collectives.worker, self._collectives.num_workers), None, False)
+        return Generation(Collectives(self._collectives.rank, self._collectives.num_workers), None, False)
 
     @property
     def orders(self) -> Orders:
@@ -641,7 +641,7 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     components: list[Any] = []
 
     def flip() -> Orders:
-        if collectives.worker == broken and len(components.append(None) or components) == 3:
+        if collectives.rank == broken and len(components.append(None) or components) == 3:
             weight = next(made.components.model.parameters())
             weight.data[0, 0, 0, 0] *= -1
         return Orders()
@@ -687,7 +687,7 @@ def train_to_a_last_save(collectives: Collectives, spec: TrainSpec, fate: str) -
     rendezvous, events, write = Together(collectives, spec.run_dir.parent), list[Event](), checkpoint.save_checkpoint
 
     def save(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
-        if step == STEPS and collectives.worker == 0:
+        if step == STEPS and collectives.rank == 0:
             time.sleep(1.0)
             if fate == "killed":
                 raise Killed
@@ -736,7 +736,7 @@ class Outvoted(Together):
         if progress and progress.step == STEPS:
             return super().join(progress)
         dist.destroy_process_group()
-        place, number = self.ended.parent / "rendezvous", self.both.worker // 2
+        place, number = self.ended.parent / "rendezvous", self.both.rank // 2
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
         self.joined = Collectives(number, 2)
         return Generation(self.joined, None, False)
@@ -747,7 +747,7 @@ def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placem
     rendezvous, events, components = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[Any]()
 
     def flip() -> Orders:
-        if collectives.worker == 1 and len(components.append(None) or components) == 4:
+        if collectives.rank == 1 and len(components.append(None) or components) == 4:
             next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
         return Orders()
 
@@ -796,14 +796,14 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     )
     made.join()
     made.state.progress = Progress(0, 32, 3)
-    if collectives.worker == 0:
+    if collectives.rank == 0:
         made.state.progress = Progress(0, 16, 2)
         made._save_agreed()
         made.state.progress = Progress(0, 32, 3)
         made._save()  # after a peer was lost: it was not compared
         made.saver.wait(needed=True)
-    made._agreed = 2 if collectives.worker else -1  # the recording worker has just joined
-    if collectives.worker == wrong:
+    made._agreed = 2 if collectives.rank else -1  # the recording worker has just joined
+    if collectives.rank == wrong:
         next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
     try:
         made.join()
@@ -1223,7 +1223,7 @@ def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "MEETING_SECONDS", 0.2)
         module._set_group_timeout(None, 1.0)
-        store: Any = SlowStore(2.0 + collectives.worker)
+        store: Any = SlowStore(2.0 + collectives.rank)
         activity = Activity()
         made = build(spec, WorkerContext(collectives=collectives, activity=activity, stored=store))
         over, longest = threading.Event(), [0.0]

@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_reported_and_not_used(
 
 def train_on_two(collectives: Collectives, spec: TrainSpec) -> int:
     """A training of `spec` on this worker; the first one writes the log."""
-    log = EventLog(spec.run_dir / EVENTS_FILE) if collectives.worker == 0 else None
+    log = EventLog(spec.run_dir / EVENTS_FILE) if collectives.rank == 0 else None
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     summary = run_session(spec, context, Placement(nosave=False), log.append if log else lambda event: None)
     assert summary is not None

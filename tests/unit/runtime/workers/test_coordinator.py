@@ -721,6 +721,14 @@ def test_a_stop_is_ordered_of_all_workers_until_they_have_left() -> None:
     assert not desk.coordinator.stop()
 
 
+def test_a_restarted_coordinator_has_steps_to_save_until_it_knows_its_workers() -> None:
+    desk = Desk()
+    desk.coordinator = Coordinator(3, lambda: desk.now, restarted=True)
+    assert desk.coordinator.stop()
+    desk.now += 4.0
+    assert not desk.coordinator.stop()
+
+
 def test_a_stop_after_the_end_waits_for_no_worker() -> None:
     desk = started()
     desk.pass_by(1, "abc")
