@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _START_SECONDS = 120.0  # for the actor's process, on a busy machine
+_ASK_SECONDS = 5.0  # between two questions of a worker whether the writer lives: all workers ask
 _MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
 
 _logger = logging.getLogger(__name__)
@@ -111,7 +114,10 @@ class RecorderClient:
         self.actor, self._path, self._ends, self._warned = actor, path, ends, False
         self.writer: Process | None = None  # the actor's process, once it has opened the log
         self._rows: deque[Event] = deque(maxlen=_MAX_PENDING_CALLS)  # which the actor may not have written
-        self._sign_of_life: ObjectRef[bool] | None = None  # the reply that is awaited; see `is_gone`
+        self._sign_of_life: ObjectRef[bool] | None = None
+        """The reply that `is_gone` awaits."""
+        self._asked = -math.inf
+        """When `is_gone` has asked for it."""
 
     def emit(self, event: Event) -> None:
         """Send one event."""
@@ -125,11 +131,13 @@ class RecorderClient:
             self._warned = True
 
     def is_gone(self) -> bool:
-        """Whether the writer has ended for good, by its reply to the last call. Does not wait for a reply."""
+        """Whether the writer has ended for good, by its reply to the last question. Does not wait for a reply."""
         import ray
 
+        if self._sign_of_life is None and time.monotonic() - self._asked > _ASK_SECONDS:
+            self._asked, self._sign_of_life = time.monotonic(), self.actor.ready.remote()
         if self._sign_of_life is None:
-            self._sign_of_life = self.actor.ready.remote()
+            return False
         if not ray.wait([self._sign_of_life], timeout=0)[0]:
             return False
         reply, self._sign_of_life = self._sign_of_life, None

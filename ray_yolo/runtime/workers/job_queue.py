@@ -156,23 +156,38 @@ class JobQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._clock = clock
         self._quiet_until = clock() + COORDINATOR_SILENCE_SECONDS if restarted else -math.inf
-        self._jobs: dict[str, _Job] = {}  # in the order of submission
-        self._folders: dict[str, str] = {}  # of these jobs and the newest ended ones
-        self._coordinators: dict[str, Coordinator] = {}  # the same
+        self._jobs: dict[str, _Job] = {}
+        """The jobs whose trials wait for their end, in the order of submission."""
+        self._folders: dict[str, str] = {}
+        """The run folder of each of these jobs, and of the newest cancelled ones."""
+        self._coordinators: dict[str, Coordinator] = {}
+        """The coordinator of each of these jobs, and of those that were never submitted, as of a fixed number."""
         self._workers: dict[str, _QueueWorker] = {}
-        self._idle: set[str] = set()  # those without a job
-        self._teams: dict[str, _Team] = {}  # the others, by job
-        self._ended: dict[int, tuple[_QueueWorker, float]] = {}  # by bundle; and when: the driver reports the reason
-        self._recalled: set[str] = set()  # those that have to leave their job, but not because of their node
-        self._draining: frozenset[str] = frozenset()  # nodes
-        self._given: frozenset[int] = frozenset()  # bundles that other programs of the cluster get
+        self._idle: set[str] = set()
+        """The workers without a job."""
+        self._teams: dict[str, _Team] = {}
+        """The other workers, by job."""
+        self._ended: dict[int, tuple[_QueueWorker, float]] = {}
+        """The workers whose processes have ended, by bundle, and when: the driver is about to report the reason."""
+        self._recalled: set[str] = set()
+        """The workers that leave their job, but not because of their node or bundle."""
+        self._draining: frozenset[str] = frozenset()
+        """The nodes whose workers leave."""
+        self._given: frozenset[int] = frozenset()
+        """The bundles that other programs of the cluster get."""
         self._progress, self._scanned = 0, -math.inf
-        self._has_changed = True  # since the next jobs were chosen
-        self._next_needed: str | None = None  # the job that the next idle worker gets
-        self._next_helped: str | None = None  # the job that it gets if it has been idle for long
-        self._stops = False  # all jobs were ordered to stop
-        self._ordered = asyncio.Event()  # set, and replaced, at each order that workers should get at once
+        self._has_changed = True
+        """Whether anything has changed since the next jobs were chosen."""
+        self._next_needed: str | None = None
+        """The job that the next idle worker gets."""
+        self._next_helped: str | None = None
+        """The job that an idle worker gets if it has been idle for long."""
+        self._stops = False
+        """Whether all jobs were ordered to stop."""
+        self._ordered = asyncio.Event()
+        """Set, and replaced, at each order that workers should get at once."""
         self._closed: RayYoloError | None = None
+        """Why there is no more work."""
 
     def submit(self, job: str, folder: str, wanted: int, most: int, config: Any, priority: float = 0.0) -> None:
         """Add a job.

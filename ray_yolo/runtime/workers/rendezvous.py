@@ -64,9 +64,12 @@ class RendezvousClient(Rendezvous):
         self._notify, self._device, self._alone = notify, device, alone
         self._must_leave, self._is_orphan = must_leave, is_orphan
         self._max_failures = max_failures
-        self._groups = 0  # formed so far
-        self._generation = 0  # number of the newest one
-        self._current: tuple[Registration, Quorum] | None = None  # the generation, and the request for it
+        self._groups = 0
+        """How many groups this worker has been in."""
+        self._generation = 0
+        """The number of the newest generation."""
+        self._current: tuple[Registration, Quorum] | None = None
+        """The generation in which this worker trains, and its request for it; None: it waits for one."""
         self._preload = threading.Thread(target=import_compiler, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._send_heartbeats, name="ray_yolo heartbeat", daemon=True).start()
 
@@ -136,7 +139,7 @@ class RendezvousClient(Rendezvous):
             group, heartbeat = self._groups, self._now()
 
             def has_news(leaves: bool = heartbeat.leaves) -> bool:
-                return self._left.is_set() or self._must_leave() != leaves or self._must_stop()
+                return self._left.is_set() or self._must_leave() != leaves
 
             try:
                 orders = self._coordinator.heartbeat(self._uid, heartbeat, self._current, known, has_news)
@@ -146,7 +149,7 @@ class RendezvousClient(Rendezvous):
             except ray.exceptions.RayError:  # it is being restarted
                 self._left.wait(_SLOWEST_SECONDS)
                 continue
-            if self._must_stop() or (orders and orders.stop):
+            if self._is_orphan() or (orders and orders.stop):
                 self.stop()
             if orders is None:
                 continue
@@ -160,10 +163,6 @@ class RendezvousClient(Rendezvous):
             # The host of a GPU may also wait in other phases, for kernels that wait for a peer
             if orders.abort and (self._activity.phase in PEERS_NEEDED or self._device.type == "cuda"):
                 abort_process_group()
-
-    def _must_stop(self) -> bool:
-        """Whether the driver has ended, and this worker has not stopped yet."""
-        return not self.orders.stop and self._is_orphan()
 
     def _can_join(self) -> bool:
         """Whether this worker has loaded what a group needs. A worker that started alone loads it while it trains."""
