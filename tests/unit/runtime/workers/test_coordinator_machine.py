@@ -52,7 +52,7 @@ class Training(RuleBasedStateMachine):
         self.born = 0
         self.draining: set[str] = set()
         self.furthest = 0  # step of a state that some worker still has
-        self.was_restarted = False
+        self.was_restarted = self.is_stopped = False
         self.trained_in = 0  # the newest group that has finished a step
         self.late: set[int] = set()  # older groups that have finished one after that
 
@@ -105,6 +105,12 @@ class Training(RuleBasedStateMachine):
         self.coordinator = Coordinator(1, lambda: self.now, restarted=True)
         self.was_restarted = True
 
+    @precondition(lambda self: self.born > len(NUMBERS) + 2)
+    @rule()
+    def stop(self) -> None:
+        """The driver is interrupted. It repeats the order until it has ended."""
+        self.is_stopped = True
+
     # The workers, one tick each
 
     def tick(self) -> None:
@@ -116,6 +122,8 @@ class Training(RuleBasedStateMachine):
         for worker in awake:
             if worker.quorum is None:
                 self.ask_for_quorum(worker)
+        if self.is_stopped and not self.coordinator.stop():
+            assert all(worker.step is None for worker in awake), "the driver would not wait for their step"
         self.train(awake)
         self.coordinator.describe_stall()  # the driver's watchdog asks for both
         hung = self.coordinator.find_hung_worker()
@@ -193,7 +201,8 @@ class Training(RuleBasedStateMachine):
             assert of_source == max(known), "a finished step is lost"
         step = max(known, default=0) + 1
         regroups = any(worker.orders.regroup for worker in members)
-        all_leave = any(worker.orders.save for worker in members)  # with a checkpoint, from which others start
+        # With a checkpoint, from which others start
+        all_leave = any(worker.orders.save or worker.orders.stop for worker in members)
         for worker in members:
             worker.step, worker.blocked_since = step, None
             assert worker.quorum
@@ -214,10 +223,15 @@ class Training(RuleBasedStateMachine):
         self.coordinator.leave(worker.uid)
 
     def teardown(self) -> None:
-        """When nothing happens any more, all workers train in one group; then a loss costs seconds."""
+        """When nothing happens any more, all workers train in one group; then a loss costs seconds. After a stop, all
+        have ended."""
         self.draining = set()
         for worker in self.workers:
             worker.frozen_until = 0.0
+        if self.is_stopped:
+            self.run(CALM)
+            assert not self.workers
+            return
         for _ in range(2):  # those that had to leave have left after the first time
             for number in NUMBERS:
                 self.start(number)
