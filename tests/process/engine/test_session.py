@@ -615,9 +615,13 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
     spec, events = make_spec(tmp_path, **EXACT), []
     rendezvous = Losing(spec, monkeypatch, 1, where)
     regroups = iter([False, False, True])  # leaves the loop after its third step
-    monkeypatch.setattr(Losing, "orders", property(
-        lambda self: Orders(regroup=where == "train" and next(regroups, False))))
-    run_session(spec, WorkerContext(), BY_EPOCH, events.append, rendezvous)
+    context = WorkerContext()
+
+    def orders(_: Losing) -> Orders:
+        return Orders(regroup=where == "train" and context.activity.phase != "validating" and next(regroups, False))
+
+    monkeypatch.setattr(Losing, "orders", property(orders))
+    run_session(spec, context, BY_EPOCH, events.append, rendezvous)
     assert_same(last_state(spec), uninterrupted["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
     assert rendezvous.rescued == 1
