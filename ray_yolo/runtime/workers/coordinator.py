@@ -200,10 +200,12 @@ class Coordinator:
         """The id of the newest worker of each number."""
         self._seen: View | None = None
         """The newest view; None: a worker has come, gone or changed its place since."""
+        self._witness = ""
+        """A member that trained when a worker last asked whether the next generation has formed."""
         self._quiet_until = clock() + SILENCE_SECONDS if restarted else -math.inf
         """Until then no generation forms, because members have to introduce themselves."""
         self._first_waiting_at = 0.0
-        """When the first of the waiting workers registered."""
+        """When the first worker registered. If no generation has formed for long after that, it forms of fewer."""
         self._number = self._saver_elected = 0
         """Numbers of the newest generation, and of the newest one that has elected a saver."""
         self._generation: tuple[int, tuple[str, int]] | None = None
@@ -233,19 +235,19 @@ class Coordinator:
         if uid in self._departed:
             return
         now = self._clock()
-        before = self._members.get(uid)
-        if all(member.place == "training" for member in self._members.values()):
-            self._first_waiting_at = now
-        member = Member(registration, registration.heartbeat, now, leaving=registration.heartbeat.leaves)
-        if before:
-            member.leaving |= before.leaving
-            member.quorum = before.quorum
-            if before.place != "newcomer":
-                member.place = "ready"
-                self._left_at, self._left[registration.worker] = now, before.name
         self._newest[registration.worker] = uid
-        self._members[uid] = member
-        self._seen = None
+        member = self._members.get(uid)
+        if member is None:
+            self._first_waiting_at = self._first_waiting_at if self._members else now
+            heartbeat = registration.heartbeat
+            self._members[uid] = Member(registration, heartbeat, now, leaving=heartbeat.leaves)
+            self._seen = None
+            return
+        if member.place != "newcomer":
+            member.place = "ready"
+            self._left_at, self._left[registration.worker] = now, member.name
+        member.registration, member.heartbeat, member.heard = registration, registration.heartbeat, now
+        member.leaving |= registration.heartbeat.leaves
 
     def quorum(self, uid: str) -> Quorum | Summary | Literal["left", "unknown"] | None:
         """The reply to a registered worker.
@@ -260,13 +262,12 @@ class Coordinator:
         """
         if self._ended:
             return self._ended
-        view = self._view()
-        if uid in self._members and self._is_ready(view):
+        if uid in self._members and not self._waits_surely() and self._is_ready(view := self._look()):
             self._form(view)
-            view = self._view()
         if (worker := self._members.get(uid)) is None:
             return "left" if uid in self._departed else "unknown"
         if worker.leaving and worker.place == "newcomer":
+            view = self._look()
             is_stayed_for = any(not member.leaving for member in view.waiting) and worker.registration.progress is None
             if view.group or is_stayed_for:  # others train, or will train, without it
                 self.leave(uid)
@@ -497,10 +498,26 @@ class Coordinator:
             self._broken = True
         self.leave(uid)
 
+    def _waits_surely(self) -> bool:
+        """Whether the next generation cannot form yet, by what is known without a pass over all workers: too few have
+        registered, or a member that was seen to train still does. All workers ask, again and again.
+        """
+        now = self._clock()
+        if now < self._quiet_until:
+            return True
+        if not self._number and len(self._members) < self._wanted:
+            return now - self._first_waiting_at <= SETTLE_SECONDS
+        witness = self._members.get(self._witness)
+        return (witness is not None and witness.place == "training" and not witness.registration.process.has_ended
+                and now - witness.heard <= SILENCE_SECONDS)
+
     def _is_ready(self, view: View) -> bool:
         """Whether the next generation can form. Leaving workers count only if no other worker waits."""
-        is_training = any(member.place == "training" for member in view.alive.values())
-        if view.now < self._quiet_until or not view.waiting or is_training:
+        training = [uid for uid, member in view.alive.items() if member.place == "training"]
+        if training:
+            self._witness = training[-1]  # workers register in about the order in which they did before
+            return False
+        if not view.waiting:
             return False
         staying = sum(not member.leaving for member in view.waiting)
         wanted = 1 if self._number else self._wanted  # a restart from a checkpoint waits for no further workers
