@@ -1,6 +1,6 @@
 """One worker's training from a start or restart to the end: restore, loop, validate, record, save.
 
-All workers run the same code on the same numbers. Only the recording worker (number 0) writes checkpoints.
+All workers run the same code on the same numbers. Only the recording worker (rank 0) writes checkpoints.
 """
 
 from __future__ import annotations
