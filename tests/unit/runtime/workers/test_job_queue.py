@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
 from ray_yolo.core.errors import ConfigError, ResourcesError
 from ray_yolo.core.events import Summary
+from ray_yolo.core.structures import Orders
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import (
@@ -392,3 +394,34 @@ def test_idle_workers_ask_less_often_where_there_are_many() -> None:
     assert waits[0] == waits[99] == 0.1  # seconds
     assert waits[999] == 1.0
     assert waits[-1] == 2.0  # far below the limit of silence
+
+
+@pytest.mark.parametrize("order", [
+    lambda queue: queue.stop(), lambda queue: queue.order("1", 2, "stop"), lambda queue: queue.give_bundles({0}),
+    lambda queue: queue.drain_nodes({"left"})])
+def test_a_heartbeat_waits_for_an_order_and_gets_it_at_once(order: Callable[[JobQueue], object]) -> None:
+    desk = working()
+    desk.queue = JobQueue()  # with a real clock
+    desk.submit("1")
+    desk.acquire("a")
+    heartbeat = Heartbeat("computing", 1, 0.0, 30.0)
+
+    async def order_while_it_waits() -> float:
+        report = desk.queue.report(Orders(), "1", 2, "a", heartbeat, None, ("a", desk.place("a"), 0))
+        waiting = asyncio.create_task(report)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        began = time.monotonic()
+        order(desk.queue)
+        orders = await waiting
+        assert orders.stop or orders.leave
+        return time.monotonic() - began
+
+    assert asyncio.run(order_while_it_waits()) < 0.5
+
+
+def test_a_heartbeat_without_an_order_is_answered_within_a_second() -> None:
+    began = time.monotonic()
+    heartbeat = Heartbeat("computing", 1, 0.0, 30.0)
+    assert asyncio.run(JobQueue().report(Orders(), "1", 1, "a", heartbeat, None, None)) == Orders()
+    assert 0.9 < time.monotonic() - began < SILENCE_SECONDS
