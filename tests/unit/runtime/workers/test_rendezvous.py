@@ -281,8 +281,8 @@ def test_a_worker_whose_queue_is_being_restarted_trains_on(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("driver", "writer_is_gone", "expected"), [
-    (own_process(), True, False), (own_process()._replace(pid=2**22 + 1), False, True),
-    (Process("node7", "pid:[1]", 42), False, False), (Process("node7", "pid:[1]", 42), True, True)])
+    (own_process(), True, False), (own_process()._replace(started=1), False, True),
+    (Process("node7", "pid:[1]", 42, 7), False, False), (Process("node7", "pid:[1]", 42, 7), True, True)])
 def test_a_driver_on_another_node_has_ended_if_its_recorder_has(
         driver: Process, writer_is_gone: bool, expected: bool) -> None:
     recorder: Any = SimpleNamespace(is_gone=lambda: writer_is_gone)
