@@ -524,7 +524,7 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
     monkeypatch.setattr("ray.train.torch.prepare_data_loader",
                         lambda loader, **options: prepared.append((loader, options)) or loader)
     monkeypatch.setattr("ray.train.torch.get_device", lambda: torch.device("cpu"))
-    host, loader = worker._assigned_context(False, 1, has_coordinator=False), DataLoader([0, 1])
+    host, loader = worker._assigned_context(on_pool=False), DataLoader([0, 1])
     assert host.prepare_loader(loader) is loader
     assert prepared == [(loader, {"move_to_device": False})]
 
