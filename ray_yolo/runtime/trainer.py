@@ -77,9 +77,9 @@ class TrainResult:
     best: Path  #: weights of the best epoch
     last: Path  #: weights of the last epoch
     epochs: int  #: trained in all
-    best_epoch: int  #: of these weights; counted from 0, as in results.csv
+    best_epoch: int  #: of weights/best.pt, counted from 1; 0 without a validation
     best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
-    metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
+    metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of weights/best.pt
     paused: bool = False  #: after `stop_after` epochs, with more to train
 
 
@@ -306,10 +306,9 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
 def _result(run: Run, summary: Summary) -> TrainResult:
     weights = run.folder / "weights"
     _, best = best_epochs(run.folder)
-    last, epoch, fitness = summary.last_epoch, summary.best_epoch, summary.best_fitness
+    metrics = (best.metrics if best else None) or {}
     return TrainResult(run_dir=run.folder, best=weights / "best.pt", last=weights / "last.pt",
-                       epochs=summary.epoch + 1, best_epoch=best.epoch if best else epoch,
-                       best_fitness=fitness if best is None or best.fitness is None else best.fitness,
-                       metrics={name: number for name, number in ((last and last.metrics) or {}).items()
-                                if number is not None},
+                       epochs=summary.epoch + 1, best_epoch=(best.epoch if best else summary.best_epoch) + 1,
+                       best_fitness=summary.best_fitness if best is None or best.fitness is None else best.fitness,
+                       metrics={name: number for name, number in metrics.items() if number is not None},
                        paused=summary.paused)

@@ -276,7 +276,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event], *, plots: bool
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
         lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
-                 f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
+                 f"             (epoch {best.epoch} in results.csv, which counts from 0 as YOLOv5 does)"]
     return "\n".join([*lines, *_result_lines(Path(run_dir), plots, uri)])
 
 

@@ -236,7 +236,7 @@ class TestClosingMessage:
             "                square          9          7     0.5000     0.2500     1.1250     0.0625"]
         assert "done: 3 epochs in 0:03:00" in output
         at = output.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
-        assert output[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
+        assert output[at + 1].strip() == "(epoch 1 in results.csv, which counts from 0 as YOLOv5 does)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
