@@ -234,7 +234,7 @@ def train(argv: Sequence[str] | None = None) -> int:
 
     raise_from_now_on()
     if not is_dry_run:
-        trainer.fit(config)
+        trainer.fit(config, origins=origins)
         return 0
     planned = trainer.dry_run(config)
     lines = [*_plan_of_workers(planned.config), *planned.notes]

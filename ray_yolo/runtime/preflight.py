@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.model_facts import MODELS, assumed_scale, file_of_scales, off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig, split_names
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
+from ray_yolo.config.settings import DEFAULT, config_fields
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.redact import redact
@@ -392,13 +394,16 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
 
 
 def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str],
-                 transfer: TransferRecord | None = None) -> RunRecord:
+                 transfer: TransferRecord | None = None, origins: Mapping[str, str] = MappingProxyType({})
+                 ) -> RunRecord:
     """The record of a new run: the requested settings, and the decisions about open ones.
 
     Args:
         transfer: the result of `compare_initial_weights`.
+        origins: of all settings by path, as of `resolve_config`.
     """
     asked = config.recipe
+    given = {path: origins[path] for path in config_fields(Recipe) if origins.get(path, DEFAULT) != DEFAULT}
     name, architecture = read_model(asked.model)
     resolved = resolve_recipe(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
@@ -410,7 +415,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
         command=redact(shlex.join(command)), provenance=provenance(name), transfer=transfer,
-        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers,
+        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers, origins=given,
         forked_from=lineage_of(resolved.weights))
 
 

@@ -86,7 +86,8 @@ class TrainResult:
 def fit(config: RunConfig, *, quiet: bool = False,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
         trained: Callable[[], None] = lambda: None, has_own_records: bool = True,
-        functions: Mapping[str, object] = MappingProxyType({})) -> TrainResult:
+        functions: Mapping[str, object] = MappingProxyType({}),
+        origins: Mapping[str, str] = MappingProxyType({})) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
@@ -96,6 +97,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
         trained: called when log and weights are complete, before the records that are derived from them.
         has_own_records: start a process that makes the run's records; False if the caller has one for several runs.
         functions: of the caller, by name, as in `sinks.callbacks`; they replace those of the `callbacks` setting.
+        origins: of the settings by path, as of `resolve_config`; recorded for the run's page.
 
     Raises:
         InputError: for all user errors, before any cluster work (exit 2).
@@ -120,7 +122,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
                 status.print(f"warning: {slower}")
             status.phase("building the model")
             is_new = run is None
-            run = run or begin_run(config.placement, first_record(config, train, gpus, command, transfer))
+            run = run or begin_run(config.placement, first_record(
+                config, train, gpus, command, transfer, origins))
             spec = spec_of_run(run, config.placement.max_workers, train, val)
             unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
                                   val, gpus) if is_new and has_own_records else []
