@@ -94,6 +94,8 @@ class RunEvent(Event):
 class SplitCounts(Frozen):
     """Contents of a data split."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     images: int
     boxes: int
     per_class: tuple[int, ...]
@@ -241,7 +243,7 @@ class ShardEvent(RowEvent):
 class ClassResult(Frozen):
     """Validation results of one class, or of all."""
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True, use_attribute_docstrings=True)
 
     name: str
     images: int | None = None
