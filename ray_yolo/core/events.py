@@ -89,6 +89,8 @@ class RunEvent(Event):
     """For the user at the start: what follows the placement, and what comes from the initial weights."""
     forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in older logs."""
+    weights_licence: str = ""
+    """That the file of the initial weights states."""
 
 
 class SplitCounts(Frozen):

@@ -74,6 +74,7 @@ class TrainSpec:
     run_dir: Path
     # For each class its number in the initial weights, None if it is new there; None: the same numbers
     weight_classes: tuple[int | None, ...] | None = None
+    weights_licence: str = ""  # that the file of the initial weights states
 
 
 @dataclass(frozen=True)

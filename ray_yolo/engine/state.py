@@ -216,6 +216,7 @@ def about(spec: TrainSpec) -> dict[str, Any]:
         "names": list(spec.names),
         "architecture": spec.architecture,
         "anchors": spec.anchors,
+        "weights_licence": spec.weights_licence,
         "threads": torch.get_num_threads(),
         "labels": spec.train.digest,
         "pixel_range": dict(spec.train.pixel_range),

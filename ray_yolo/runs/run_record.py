@@ -51,6 +51,8 @@ class TransferRecord(Frozen):
     a new class layer."""
     note: str = ""
     """On the classes; '' if both name the same."""
+    licence: str = ""
+    """That the file states; '' if it states none, and in records of older versions."""
 
     @property
     def is_sparse(self) -> bool:
@@ -84,6 +86,8 @@ class RunRecord(Frozen):
     origins: dict[str, str] = Field(default_factory=dict)
     """Where each given setting of the recipe comes from (`--epochs`, `hyp.yaml:3`), by its path. Empty for trainings of
     sweeps and comparisons, and in records of older versions."""
+    weights_licence: str = ""
+    """That the file of the initial weights states. The weights of this run carry it on."""
     forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in records of older versions."""
 

@@ -263,7 +263,7 @@ def _compare_with(recipe: Recipe, names: Sequence[str], weights: Weights) -> Tra
                 note = (f"classes of {recipe.data} start with new values: the class layers of {recipe.weights} do not "
                         "fit")
             return TransferRecord(matched=transfer.matched, total=transfer.total, left_out=transfer.left_out,
-                                  classes=common, note=note)
+                                  classes=common, note=note, licence=weights.licence)
     transfer = compare_weights(model, weights.tensors)
     rows, note = None, ""
     if transfer.has_classes and not recipe.single_cls:
@@ -271,7 +271,7 @@ def _compare_with(recipe: Recipe, names: Sequence[str], weights: Weights) -> Tra
                               weights_file=recipe.weights, allow_names=recipe.allow_names)
         rows, note = None if match.is_identity else match.rows, match.note
     return TransferRecord(matched=transfer.matched, total=transfer.total, left_out=transfer.left_out, classes=rows,
-                          note=note)
+                          note=note, licence=weights.licence)
 
 
 def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
@@ -416,7 +416,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
         command=redact(shlex.join(command)), provenance=provenance(name), transfer=transfer,
         num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers, origins=given,
-        forked_from=lineage_of(resolved.weights))
+        weights_licence=transfer.licence if transfer else "", forked_from=lineage_of(resolved.weights))
 
 
 def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
@@ -446,7 +446,8 @@ def spec_of(record: RunRecord, folder: Path, num_workers: int, train: Annotation
                            "with --name")
     return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=folder,
                architecture=record.architecture, anchors=record.anchors, train=train, val=val,
-               weight_classes=record.transfer.classes if record.transfer else None)
+               weight_classes=record.transfer.classes if record.transfer else None,
+               weights_licence=record.weights_licence)
 
 
 def provenance(model: str = "") -> dict[str, Any]:

@@ -59,6 +59,7 @@ from ray_yolo.sinks.report import (
     dry_placement_line,
     fine_tuning_line,
     idle_line,
+    licence_line,
     placement_line,
     tf32_line,
     transfer_line,
@@ -226,6 +227,7 @@ def dry_run(config: RunConfig) -> Planned:
     if transfer:
         notes += [transfer.note, transfer_line(transfer, recipe.weights)]
         notes += [f"new values: {name}" for name in transfer.left_out]
+        notes.append(licence_line(transfer.licence, recipe.weights))
     notes += unused_lines(given, planned, description, train, val, gpus)
     return Planned(planned, tuple(note for note in notes if note))
 

@@ -165,6 +165,7 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent], cost: Goodput, parent_run
         "mlflow.source.name": run.command,
         "mlflow.source.git.commit": run.provenance.get("git_commit"),
         PARENT_TAG: parent_run_id,
+        "ray_yolo.weights_licence": run.weights_licence,
         **_lineage_tags(run),
         **{f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()},
         **{f"ray_yolo.{name}": f"{value:.6g}" for name, value in vars(cost).items()},

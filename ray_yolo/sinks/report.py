@@ -408,6 +408,14 @@ def transfer_line(transfer: TransferRecord, weights: str) -> str:
     return line
 
 
+def licence_line(licence: str, weights: str) -> str:
+    """The licence that a file of initial weights states, in one line; '' if it states none."""
+    if not licence:
+        return ""
+    return (f"licence: {weights} states '{licence}'; its owner may hold that this covers what is trained from it "
+            "(docs/running.md, Initial weights)")
+
+
 def resources_line(event: ResourcesEvent) -> str:
     """The resources of each worker and the reasons, in one line."""
     cpus = format_count(event.cpus, "CPU")

@@ -165,6 +165,7 @@ def _origin(events: Sequence[Event], run: RunEvent | None, dataset: DatasetEvent
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for name, split in (dataset.splits if dataset else {}).items():
         yield f"labels of {name}", f"digest {split.digest}" if split.digest else ""
+    yield "licence of the initial weights", run.weights_licence
     if run.forked_from:
         yield "initial weights", lineage_line(run.forked_from)
     start = last_of(events, StartEvent)

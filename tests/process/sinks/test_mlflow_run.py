@@ -149,7 +149,7 @@ class TestSynchronise:
 
     def test_what_may_be_taken_back_is_not_posted(self, uri, client, run_dir):
         notify(run_dir, [*STORY[:5], run_log.epoch(1)])
-        assert {epoch for _, epoch in points(client, synchronise(run_dir, uri))} == {0}
+        assert {epoch for _, epoch in points(client, synchronise(run_dir, uri))} == {1}
 
     def test_an_interruption_leaves_no_trace_but_the_number_of_attempts(self, uri, client, run_dir):
         notify(run_dir, [*STORY[:7], run_log.epoch(2)])
