@@ -249,6 +249,13 @@ class TestClosingMessage:
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
             "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics?workflowType=machine_learning)"]
 
+    def test_it_names_pictures_and_page_from_the_first_epoch_on(self, tmp_path):
+        story = run_log.numbered([*BEGIN, run_log.end(1, "stopped")])
+        assert "plots " not in closing_message(tmp_path, story, plots=True)
+        later = closing_message(tmp_path, run_log.numbered([*self.STORY, run_log.end(30)]), plots=True)
+        assert f"\npage         {tmp_path}/report.html " in later
+        assert "report.html" not in closing_message(tmp_path, run_log.numbered(self.STORY))
+
     def test_without_tensorboard_it_names_what_to_install(self, tmp_path, monkeypatch):
         monkeypatch.setattr("ray_yolo.sinks.tensorboard.find_spec", lambda name: None)
         assert self.message(tmp_path, run_log.end(30))[-1] == "tensorboard  no files: pip install tensorboard"
@@ -264,8 +271,9 @@ class TestClosingMessage:
 
     def test_pictures_and_an_mlflow_run_that_are_still_made_are_named(self, tmp_path):
         """At a prompt, both may be complete some seconds later."""
-        output = closing_message(tmp_path, [], plots=True, uri="sqlite:////x.db").splitlines()
-        assert output[-4].startswith(f"plots        {tmp_path} (results.png")
+        story = run_log.numbered(self.STORY)
+        output = closing_message(tmp_path, story, plots=True, uri="sqlite:////x.db").splitlines()
+        assert output[-5].startswith(f"plots        {tmp_path} (results.png")
         assert output[-2:] == ["mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
                                "             (and open http://127.0.0.1:5000)"]
         output = closing_message(tmp_path, [], uri="https://ann:s3cr3t@host").splitlines()
