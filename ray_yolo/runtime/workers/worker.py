@@ -195,6 +195,7 @@ def _assigned_context(on_pool: bool) -> WorkerContext:
         return ray_torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
                                        parallel_strategy_kwargs=ddp_options())
 
-    # The loop copies batches itself; copies of Ray before 2.60 could be overwritten on the GPU
+    # Ray places no batch: the loop copies them on a stream of its own while the step before is computed. Ray keeps the
+    # sampler too, as it is a DistributedSampler: the plan says which images a worker takes, not rank and world size
     prepare_loader = partial(ray_torch.prepare_data_loader, move_to_device=False)
     return WorkerContext(device=ray_torch.get_device(), prepare_model=prepare_model, prepare_loader=prepare_loader)

@@ -265,6 +265,8 @@ REFUSED = {
     "--img 100": "--img: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
     "--img-size 640 320": "--img-size 640 320: training and validation use the same size; give one number",
     "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
+    "--optimizer auto": "--optimizer: optimizer.name: got 'auto': leave it out: without it, a short training from "
+                        "weights takes AdamW, and any other SGD (docs/running.md, Fine-tuning)",
     "--cache no": "--cache: got 'no'; expected one of auto, none, ram, disk",
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",
