@@ -45,6 +45,7 @@ TRAIN_FLAGS = frozenset([
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
     "--dry-run", "--device",
     "--version", "--help",
+    "--json",
 ])
 
 VAL_FLAGS = frozenset([
@@ -56,6 +57,7 @@ VAL_FLAGS = frozenset([
     "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
     "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
+    "--json",
 ])
 
 PREDICT_FLAGS = frozenset([
@@ -66,6 +68,7 @@ PREDICT_FLAGS = frozenset([
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
     "--visualize", "--update", "--dnn", "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
+    "--json",
 ])
 
 EXPORT_FLAGS = frozenset([
@@ -133,6 +136,7 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
         others = {path for path in command.flags.values() if path not in fields}
         named = {"--recipe"} if has_recipe(command.model) else set()
         named |= {"--from"} if command.inherit else set()
+        named |= {"--json"} if command.has_json else set()
         assert others == {*OPTIONS, *command.unsupported, *named}, command.prog
 
 
