@@ -83,7 +83,7 @@ def test_a_data_set_answers_with_its_splits(folder: Path) -> None:
 
 
 def test_a_comparison_answers_with_its_claim(folder: Path) -> None:
-    answer = ask(CompareDocument, folder, "compare", "base", "lr0=0.02", *TRAIN, "--pairs", "3",
+    answer = ask(CompareDocument, folder, "compare", "base", "lr0=0.02", *TRAIN, "--pairs", "4",
                  "--workers-per-training", "0")
-    assert (answer.pairs, answer.metrics[0].name) == (3, "fitness")
-    assert {row.pairs for row in answer.metrics} == {3}
+    assert (answer.pairs, answer.metrics[0].name) == (4, "fitness")
+    assert {row.pairs for row in answer.metrics} == {4}
