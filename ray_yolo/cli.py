@@ -243,7 +243,9 @@ def train(argv: Sequence[str] | None = None) -> int:
     raise_from_now_on()
     if not is_dry_run:
         with answering(is_json) as answer:
-            answer(of_training(trainer.fit(config, origins=origins)))
+            result = trainer.fit(config, origins=origins)
+            if is_json:
+                answer(of_training(result))
         return 0
     planned = trainer.dry_run(config)
     lines = [*_plan_of_workers(planned.config), *planned.notes]
@@ -299,7 +301,9 @@ def compare(argv: Sequence[str] | None = None) -> int:
     check_cache_folder()
     if not is_dry_run:
         with answering(is_json) as answer:
-            answer(of_comparison(comparer.compare(config, sides)))
+            result = comparer.compare(config, sides)
+            if is_json:
+                answer(of_comparison(result))
         return 0
     lines = comparer.dry_run(config, sides)
     print("\n".join([describe(config, origins), *(f"# {line}" for line in lines)]))
@@ -708,7 +712,7 @@ def _act(parsed: Parsed[Config], act: Callable[[Config], Result], check: Callabl
     if not dry_run:
         with answering(is_json) as answer:
             result = act(config)
-            if document:
+            if document and is_json:
                 answer(document(config, result))
         return 0
     print(describe(config, origins, check(config)))
