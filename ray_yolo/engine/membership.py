@@ -121,8 +121,9 @@ class Rendezvous:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """Join the next generation, with the `progress` of this worker's state (None: it has no state).
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary | None:
+        """Join the next generation, with the `progress` of this worker's state (None: it has no state), and whether
+        that is on storage.
 
         Returns the summary if training has ended meanwhile, or None if this worker leaves and training continues.
         """

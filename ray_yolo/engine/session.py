@@ -167,7 +167,8 @@ class Session:
         self.context.activity.enter("joining")
         if not self._rendezvous.lasting:
             release_process_group(self.components)
-        generation = self._rendezvous.join(self.state.progress if self._has_state else None)
+        is_saved = self.placement.nosave or self.saver.written == self.state.progress.step
+        generation = self._rendezvous.join(self.state.progress if self._has_state else None, is_saved=is_saved)
         if not isinstance(generation, Generation):
             self.summary, self.done = generation, True
             return
@@ -283,8 +284,9 @@ class Session:
         save_steps = self.placement.save_steps
         inside_epoch = step.images.stop < len(self.spec.train)
         self.stopped, self._regroup = result.orders.stop, result.orders.regroup
+        ends = self.stopped or (self._regroup and result.orders.save)  # no other worker may take over the state
         due = not self.placement.nosave and (
-            self.stopped or (inside_epoch and (result.orders.save or (save_steps and progress.step % save_steps == 0))))
+            ends or (inside_epoch and (result.orders.save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
         if due:
@@ -423,7 +425,8 @@ class Session:
 
     def _poll_orders(self) -> Orders:
         """This worker's orders. The recording worker adds a save if the last one is too old. If it is ordered to save
-        because all workers leave, it saves at once and again after every `LEAVING_SECONDS`.
+        because all workers leave, it saves at once and again after every `LEAVING_SECONDS`. If they leave after this
+        step, this step is saved, whichever worker learns of it first.
         """
         orders, now = self._rendezvous.orders, time.monotonic()
         leaving = orders.save and now - self._save_requested >= LEAVING_SECONDS
@@ -432,7 +435,7 @@ class Session:
         save = self.is_writer and (leaving or late)
         if save:  # noted here, because on a GPU the next step polls before this save starts
             self._save_requested = now
-        return orders._replace(save=save)
+        return orders._replace(save=save or (orders.save and orders.regroup))
 
     def _save_agreed(self) -> None:
         """Save on the recording worker, after all workers have compared their weights."""

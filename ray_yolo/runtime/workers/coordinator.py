@@ -57,6 +57,7 @@ class Registration(NamedTuple):
     heartbeat: Heartbeat
     node: str = ""  # Ray's id of it
     timeout_seconds: float = 600.0  # after which a collective has failed
+    is_saved: bool = False  # its state is on storage
 
 
 class Quorum(NamedTuple):
@@ -97,6 +98,10 @@ class Member:
     leaving: bool = False
     """Whether it will not be in the next generation, if others can continue without it."""
 
+    at_once: bool = False
+    """Whether it will not be in the next generation even if it is the last, once its state is on storage: another
+    program gets its place. It is then `leaving`, too."""
+
     quorum: Quorum | None = None
     """The newest generation that it was in."""
 
@@ -124,7 +129,8 @@ class View:
         staying = any(not member.leaving and not self.is_silent(member) for member in self.group)
         has_newcomer = any(member.place == "newcomer" for member in self.waiting)
         self.all_leave = not staying
-        self.must_regroup = has_newcomer or (staying and any(member.leaving for member in self.group))
+        leaver = any(member.at_once or (staying and member.leaving) for member in self.group)
+        self.must_regroup = has_newcomer or leaver
         self.furthest = max((member.heartbeat.step for member in self.group), default=0)
         self.num_alive = sum(not self.is_silent(member) for member in self.group)  # members of the generation, as below
         self.num_waiting = sum(map(self.may_wait, self.group))
@@ -268,8 +274,10 @@ class Coordinator:
             return "left" if uid in self._departed else "unknown"
         if worker.leaving and worker.place == "newcomer":
             view = self._look()
-            is_stayed_for = any(not member.leaving for member in view.waiting) and worker.registration.progress is None
-            if view.group or is_stayed_for:  # others train, or will train, without it
+            is_new = worker.registration.progress is None
+            is_stayed_for = is_new and any(not member.leaving for member in view.waiting)
+            # Others train, or will train, without it; or nothing is lost without it
+            if view.group or is_stayed_for or (is_new and worker.at_once):
                 self.leave(uid)
                 return "left"
         return worker.quorum if worker.place == "training" else None
@@ -328,11 +336,13 @@ class Coordinator:
             or (member.place == "training" and member.heartbeat.phase not in _NOTHING_TO_SAVE)
             for member in self._view().alive.values())
 
-    def let_leave(self, uid: str) -> None:
-        """Make a worker leave after the current step; the last one stays until another worker has its state."""
+    def let_leave(self, uid: str, *, at_once: bool = False) -> None:
+        """Make a worker leave after the current step. The last one stays until another worker has its state; if it
+        leaves `at_once`, until its state is on storage.
+        """
         member = self._members.get(uid)
-        if member and not member.leaving:
-            member.leaving, self._seen = True, None
+        if member and (at_once > member.at_once or not member.leaving):
+            member.leaving, member.at_once, self._seen = True, member.at_once or at_once, None
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Make all workers on some nodes leave. Returns the node of each, by its number."""
@@ -526,16 +536,14 @@ class Coordinator:
         return view.now - self._first_waiting_at > SETTLE_SECONDS
 
     def _form(self, view: View) -> None:
-        """Form a generation of the living workers that wait."""
-        chosen = {uid: member for uid, member in view.alive.items() if member.place != "training"}
-        staying = [member for member in chosen.values() if not member.leaving]
-        has_weights = any(member.registration.progress for member in chosen.values())
-        keeps_weights = any(member.registration.progress for member in staying)
-        if staying and (keeps_weights or not has_weights):  # those that leave need not join: no weights would be lost
-            for uid, member in list(chosen.items()):
-                if member.leaving:
-                    del chosen[uid]
-                    self.leave(uid)
+        """Form a generation of the living workers that wait; of none, if all of them leave at once and may."""
+        waiting = {uid: member for uid, member in view.alive.items() if member.place != "training"}
+        chosen = _remaining(waiting)
+        for uid in waiting.keys() - chosen.keys():
+            self.leave(uid)
+        if not chosen:
+            self._end_generation()
+            return
 
         ranked = _rank(chosen)
         registrations = [chosen[uid].registration for uid in ranked]
@@ -578,6 +586,20 @@ class Coordinator:
         whom = f"{peers}, which left," if peers else "one another"
         return (f"{len(view.inside)} of {len(view.group)} workers have waited for {whom} for {waited:.0f} s "
                 f"({heartbeat.phase}, after step {heartbeat.step}): they abort the exchange and form a new group")
+
+
+def _remaining(waiting: Mapping[str, Member]) -> Mapping[str, Member]:
+    """Those of some waiting workers that are in the next generation: as few of those that leave as the weights need.
+
+    They need one worker that has them, or, if all leave at once, storage.
+    """
+    known = [member.registration for member in waiting.values() if member.registration.progress]
+    for leaves in (attrgetter("leaving"), attrgetter("at_once")):
+        rest = {uid: member for uid, member in waiting.items() if not leaves(member)}
+        if rest and (not known or any(member.registration.progress for member in rest.values())):
+            return rest
+    furthest = max((each.progress or Progress(), each.is_saved) for each in known) if known else (None, True)
+    return {} if furthest[1] and all(member.at_once for member in waiting.values()) else waiting
 
 
 def _rank(workers: Mapping[str, Member]) -> list[str]:

@@ -327,9 +327,10 @@ class JobQueue:
     def _orders(self, uid: str, job: str, wanted: int, member: str, current: object) -> Orders:
         """The orders of a member of a job, which has the id `uid` in the queue if it is a worker of this pool."""
         worker = self._workers.get(uid)
-        leaves = worker is not None and worker.job == job and self._leaves(worker)
-        if leaves:
-            self._coordinator(job, wanted).let_leave(member)
+        leaves = False
+        if worker is not None and worker.job == job and self._leaves(worker):
+            leaves = True
+            self._coordinator(job, wanted).let_leave(member, at_once=worker.identity.number in self._given)
         orders: Orders = self._coordinator(job, wanted).orders(member, is_in_group=current is not None)
         is_cancelled = job in self._folders and job not in self._jobs  # no driver waits for its end
         return orders._replace(leave=orders.leave or leaves, stop=orders.stop or is_cancelled)

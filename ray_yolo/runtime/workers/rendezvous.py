@@ -73,7 +73,7 @@ class RendezvousClient(Rendezvous):
         self._preload = threading.Thread(target=import_compiler, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._send_heartbeats, name="ray_yolo heartbeat", daemon=True).start()
 
-    def join(self, progress: Progress | None) -> Generation | Summary | None:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary | None:
         """Wait for the next generation and form its process group. Collective.
 
         Raises:
@@ -88,7 +88,7 @@ class RendezvousClient(Rendezvous):
         store = serve_rendezvous_store(host)
         node = ray.get_runtime_context().get_node_id()
         request = Registration(self._worker, own_process(), (host, store.port), progress, self._now(), node,
-                               self._timeout)
+                               self._timeout, is_saved)
         self._coordinator.register(self._uid, request)
         began = time.monotonic()
         while True:

@@ -255,7 +255,7 @@ class Scripted(Rendezvous):
         self.both, self.joined = collectives, Collectives()
         self.asked = self.joins = 0
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary:
         self.joins += 1
         if progress and progress.step == STEPS:
             return ENDED
@@ -305,7 +305,7 @@ class Parting(Rendezvous):
         self.both, self.joined = collectives, collectives
         self.asked = self.joins = 0
 
-    def join(self, progress: Progress | None) -> Generation | None:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | None:
         self.joins += 1
         if self.joins == 1:
             return Generation(self.both, None, False)
@@ -337,6 +337,60 @@ def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_contin
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
 
 
+class Given(Rendezvous):
+    """Two workers train the first epoch. Then both leave at once for another program; worker 1 alone learns of it."""
+
+    lasting = False
+
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
+        self.both, self.joined = collectives, collectives
+        self.asked = 0
+        self.registered: list[tuple[int | None, bool]] = []
+
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | None:
+        self.registered.append((progress and progress.step, is_saved))
+        return Generation(self.both, None, False) if len(self.registered) == 1 else None
+
+    @property
+    def orders(self) -> Orders:
+        self.asked += 1
+        ends = self.asked == 2 and self.both.rank == 1
+        return Orders(save=ends, regroup=ends, leave=ends)
+
+
+def give_places(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
+    rendezvous = Given(collectives)
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    summary = run_session(spec, context, placement, lambda event: None, rendezvous)
+    return {"summary": summary, "registered": rendezvous.registered}
+
+
+def test_workers_whose_places_are_given_save_their_step(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever was saved before, and though the epoch is not validated yet. The next worker continues there."""
+    spec = make_spec(tmp_path, **EXACT)
+    first, second = run_workers(2, give_places, spec, BY_EPOCH)
+    assert first["summary"] is second["summary"] is None
+    assert first["registered"][1] == (2, True)
+    assert second["registered"][1] == (2, False)  # it has not written it
+    assert [path.name for path in (spec.run_dir / "checkpoints").iterdir()] == ["step-2"]
+    events: list[Event] = []
+    run_session(spec, WorkerContext(), BY_EPOCH, events.append)
+    assert steps({"events": [event.model_dump_json() for event in events]}) == [3, 4, 5, 6, 7, 8]
+    assert_same(last_state(spec), uninterrupted["state"])
+
+
+def test_a_training_that_saves_nothing_leaves_without(tmp_path: Path) -> None:
+    (found,) = run_workers(1, give_places_alone, make_spec(tmp_path, **EXACT), Placement(nosave=True))
+    assert found["registered"][1] == (1, True)
+
+
+def give_places_alone(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Given, "orders", property(lambda self: Orders(save=True, regroup=True, leave=True)))
+        return give_places(collectives, spec, placement)
+
+
 class Moving(Rendezvous):
     """In the second generation another worker records."""
 
@@ -346,7 +400,7 @@ class Moving(Rendezvous):
         super().__init__(Collectives())
         self.is_busy, self.found = is_busy, list[bool]()
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         self.found.append(self.is_busy())
         return Generation(Collectives(len(self.found) - 1), progress and 0, False)
 
@@ -465,7 +519,7 @@ class Aborted(Rendezvous):
             received.fill_(7.0)
         return SimpleNamespace(wait=lambda: None)
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         if progress is None:
             return Generation(self.both, None, False)
         assert progress.step == self.at - 1
@@ -536,7 +590,7 @@ class Garbled(Rendezvous):
                                             "the rows before": self.stale.view(torch.float32)}[self.left])
         return received[-len(own):].copy_(own)
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         self.joins += 1
         if self.joins == 2:
             raise Killed
@@ -600,7 +654,7 @@ class Losing(Rendezvous):
 
         patch.setattr(session, where, lose)
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         return Generation(Collectives(), None if progress is None else 0, False)
 
     def elect_saver(self) -> bool:
@@ -672,7 +726,7 @@ class Together(Rendezvous):
         self.both, self.joined = collectives, collectives
         self.ended, self.lost = folder / "ended", folder / "lost"
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary:
         if progress is None:
             return Generation(self.both, None, False)
         while not self.lost.exists():
@@ -733,7 +787,7 @@ class Outvoted(Together):
         super().__init__(collectives, folder)
         self.progress: list[Progress | None] = []
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary:
         self.progress.append(progress)
         if len(self.progress) == 1:
             return Generation(self.both, None, False)
@@ -786,7 +840,7 @@ def test_the_steps_to_which_a_wrong_worker_contributed_are_undone(
 class Parted(Rendezvous):
     """Joins workers that are at the same step."""
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         return Generation(self._collectives, None if progress is None else 0, False)
 
 

@@ -1,7 +1,7 @@
 """Whatever happens to the workers of a training: in the end one group trains, and no finished step is lost.
 
-`hypothesis` draws workers that come, die, freeze and drain, and coordinators that are restarted. The workers follow the
-protocol of `RendezvousClient` on a simulated clock.
+`hypothesis` draws workers that come, die, freeze, drain and give their places to other programs, and coordinators that
+are restarted. The workers follow the protocol of `RendezvousClient` on a simulated clock.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Worker:
     frozen_until: float = 0.0
     orders: Orders = field(default_factory=Orders)
     blocked_since: float | None = None  # since when it waits for a peer that does not come
+    is_saved: bool = False  # its state is on storage
 
     @property
     def node(self) -> str:
@@ -51,6 +52,8 @@ class Training(RuleBasedStateMachine):
         self.workers: list[Worker] = []
         self.born = 0
         self.draining: set[str] = set()
+        self.given: set[int] = set()  # bundles that other programs get
+        self.stored = 0  # newest step on storage
         self.furthest = 0  # step of a state that some worker still has
         self.was_restarted = self.is_stopped = False
         self.trained_in = 0  # the newest group that has finished a step
@@ -71,7 +74,7 @@ class Training(RuleBasedStateMachine):
             return
         self.born += 1
         worker = Worker(f"w{self.born}", number)
-        if worker.node in self.draining:
+        if worker.node in self.draining or number in self.given:
             return
         self.workers.append(worker)
         self.register(worker)
@@ -99,6 +102,16 @@ class Training(RuleBasedStateMachine):
         self.draining = nodes
         self.coordinator.drain_nodes(nodes)
 
+    @rule(numbers=st.sets(st.sampled_from(NUMBERS)))
+    def give(self, numbers: set[int]) -> None:
+        self.given = numbers
+        self.order_leaves()
+
+    def order_leaves(self) -> None:
+        for worker in self.workers:
+            if worker.number in self.given:
+                self.coordinator.let_leave(worker.uid, at_once=True)
+
     @rule()
     def restart(self) -> None:
         """The coordinator's process dies, and Ray starts it again without its memory."""
@@ -119,6 +132,7 @@ class Training(RuleBasedStateMachine):
         awake = [worker for worker in self.workers if worker.frozen_until <= self.now]
         for worker in awake:
             self.send_heartbeat(worker)
+        self.order_leaves()
         for worker in awake:
             if worker.quorum is None:
                 self.ask_for_quorum(worker)
@@ -139,7 +153,8 @@ class Training(RuleBasedStateMachine):
         progress = None if worker.step is None else Progress(step=worker.step)
         process = Process(worker.node, "elsewhere", worker.number, 0)
         return Registration(worker.number, process, (worker.uid, 1), progress,
-                            self.heartbeat(worker), worker.node, timeout_seconds=2 * LIMIT)
+                            self.heartbeat(worker), worker.node, timeout_seconds=2 * LIMIT,
+                            is_saved=worker.is_saved)
 
     def heartbeat(self, worker: Worker) -> Heartbeat:
         if worker.quorum is None:
@@ -163,6 +178,8 @@ class Training(RuleBasedStateMachine):
             self.register(worker)
         elif reply == "left":
             self.end(worker)
+            kept = max([self.stored, *(other.step or 0 for other in self.workers)])
+            assert kept >= (worker.step or 0), "a finished step is lost"
         elif isinstance(reply, Quorum):
             worker.quorum = reply
             group = [peer.quorum for peer in self.workers
@@ -199,16 +216,18 @@ class Training(RuleBasedStateMachine):
         else:
             (of_source,) = [worker.step for worker in members if worker.quorum and worker.quorum.rank == source]
             assert of_source == max(known), "a finished step is lost"
-        step = max(known, default=0) + 1
+        step = max(known, default=self.stored) + 1
         regroups = any(worker.orders.regroup for worker in members)
-        # With a checkpoint, from which others start
-        all_leave = any(worker.orders.save or worker.orders.stop for worker in members)
+        # With a checkpoint, from which others start. Those that leave without `regroup` train until their node goes
+        saves = any(worker.orders.save or worker.orders.stop for worker in members)
+        stops = any(worker.orders.stop for worker in members)
+        self.stored = step if saves else self.stored
         for worker in members:
-            worker.step, worker.blocked_since = step, None
+            worker.step, worker.blocked_since, worker.is_saved = step, None, saves
             assert worker.quorum
             worker.quorum = worker.quorum._replace(source=0)  # from now on all have the state
         for worker in members:
-            if all_leave:
+            if stops:
                 self.end(worker)
             elif regroups:
                 self.register(worker)
@@ -228,6 +247,9 @@ class Training(RuleBasedStateMachine):
         self.draining = set()
         for worker in self.workers:
             worker.frozen_until = 0.0
+        self.run(CALM)
+        assert not [worker for worker in self.workers if worker.number in self.given], "they hold given places"
+        self.given = set()
         if self.is_stopped:
             self.run(CALM)
             assert not self.workers

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ray_yolo.core.errors import ConfigError, ResourcesError
 from ray_yolo.core.events import Summary
-from ray_yolo.core.structures import Orders
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.core.system import Process
-from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
+from ray_yolo.runtime.workers.coordinator import Heartbeat, Quorum, Registration
 from ray_yolo.runtime.workers.job_queue import (
     ABSENCE_SECONDS,
     ENDING_SECONDS,
@@ -259,6 +260,37 @@ def test_the_workers_of_bundles_that_are_given_away_leave_after_the_step_and_are
     assert desk.failures("1") == []
     desk.queue.give_bundles(set())
     assert desk.acquire("a") == [("1", 0)]
+
+
+def test_the_only_worker_of_a_job_leaves_at_once_for_another_program() -> None:
+    """On a node that is taken away it trains on meanwhile; as soon as its step is saved, its place is another's."""
+    desk = Desk()
+    desk.submit("1", wanted=1, most=1)
+    assert desk.acquire("a") == [("1", 0)]
+
+    def register(step: int | None, *, is_saved: bool = False) -> Any:
+        progress = None if step is None else Progress(step=step)
+        request = Registration(0, ELSEWHERE, ("a", 1), progress, JOINING, is_saved=is_saved)
+        desk.queue.coordinator("1", 1, "register", "a", request)
+        return desk.queue.coordinator("1", 1, "quorum", "a")
+
+    def orders() -> Orders:
+        sent = Heartbeat("computing", 3, 0.0, 30.0, heartbeat_limit=LIMIT)
+        current = Registration(0, ELSEWHERE, ("a", 1), None, JOINING), generation
+        desk.now += 1.0
+        return desk.queue.heartbeat("a", desk.place("a"), ("1", 0), 1, "a", sent, current)
+
+    generation = register(None)
+    desk.queue.drain_nodes({"left"})
+    assert orders() == Orders(save=True, leave=True)
+    desk.queue.give_bundles({0})
+    assert orders() == Orders(save=True, leave=True, regroup=True)
+    generation = register(3)  # without a save it stays
+    assert isinstance(generation, Quorum)
+    assert register(4, is_saved=True) == "left"
+    desk.end("a", None)
+    assert desk.acquire("ab") == ["leave", ("1", 0)]
+    assert desk.failures("1") == []
 
 
 def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
