@@ -59,7 +59,7 @@ class Change(ConfigModel):
 
     @field_validator("settings")
     @classmethod
-    def _check(cls, settings: dict[str, Any]) -> dict[str, Any]:
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         return dict(sorted(_checked(name, value) for name, value in settings.items()))
 
     @model_serializer

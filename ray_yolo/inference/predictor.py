@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 class Trained:
     """A model with its weights, class names and recipe."""
 
-    model: Detector  # in eval mode
+    model: Detector  # It is in eval mode.
     family: Family
     names: tuple[str, ...]
-    recipe: Recipe  # of the training; the defaults for a file of plain tensors
-    pixel_range: PixelRange = field(default_factory=dict)  # of the training images with more than 8 bits
+    recipe: Recipe  # the training's; the defaults for a file of plain tensors
+    pixel_range: PixelRange = field(default_factory=dict)  # the range of the training images with more than 8 bits
 
     @property
     def trained_classes(self) -> tuple[int, ...] | None:
@@ -228,7 +228,7 @@ class Predictor:
     imgsz: int
     settings: DetectConfig
     device: torch.device
-    pixel_range: PixelRange = field(default_factory=dict)  # of images with more than 8 bits
+    pixel_range: PixelRange = field(default_factory=dict)  # the range of images with more than 8 bits
     trained_classes: tuple[int, ...] | None = None  # None: all
 
     def __call__(self, image: np.ndarray) -> np.ndarray:

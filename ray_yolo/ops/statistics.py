@@ -41,7 +41,7 @@ def student(freedom: float, normal: float = NORMAL_95) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-_INTERVALS = 400  # of Simpson's rule: relative errors under 1e-3, as far as claims need quantiles
+_INTERVALS = 400  # Simpson's rule with so many has relative errors under 1e-3, as far as claims need quantiles.
 _HALVINGS = 40
 
 

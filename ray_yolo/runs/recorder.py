@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STOP_REQUEST = ".stop"
 """File in a run folder. Creating it makes the training stop after a step, and save a checkpoint."""
 
-_START_SECONDS = 120.0  # for the actor's process, on a busy machine
+_START_SECONDS = 120.0  # The actor's process may take so long to start on a busy machine.
 _MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
 
 _logger = logging.getLogger(__name__)
@@ -39,12 +39,12 @@ class Recorder:
 
     def __init__(self) -> None:
         undo_niceness()  # workers wait for it when they start and end
-        self._logs: dict[str, EventLog | None] = {}  # by path; None: it is closed
+        self._logs: dict[str, EventLog | None] = {}  # logs by path; None: it is closed
 
     def open(self, path: str) -> Process:
         """Open a log. Returns this process."""
         self._logs[path] = EventLog(path)
-        Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # of an earlier driver
+        Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # an earlier driver's request
         return own_process()
 
     def emit(self, path: str, event: Event) -> None:
@@ -168,7 +168,7 @@ class RecorderClient:
         """Append the rows of this process that the log lacks. Only the recording worker has any."""
         rows = list(self._rows)
         self._rows.clear()
-        if not rows or not Path(self._path).exists():  # on another machine, without shared storage
+        if not rows or not Path(self._path).exists():  # It is on another machine, without shared storage.
             return
         written = set(map(_line, read_events(self._path)))
         with contextlib.suppress(OSError):
