@@ -244,8 +244,9 @@ class RemoteCheckpoints:
         now = self._listed()
         kept = [name for name in now if name not in removed]
         unused_states -= {state_key(manifest) for manifest in self._read_all(now, kept)}
-        self._check_attempt()  # again: reading took time
-        in_parallel(self._store.delete, [name.key for name in removed])  # references before what they name
+        self._check_attempt()  # It is checked again, because reading took time.
+        # Manifests go before the states that they name, so that no manifest names a missing state.
+        in_parallel(self._store.delete, [name.key for name in removed])
         in_parallel(self._store.delete, sorted(unused_states))
         self._manifests = {version: manifest for version, manifest in self._manifests.items() if version[0] in kept}
 

@@ -49,7 +49,8 @@ class Change(ConfigModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: object) -> object:
+    def _parse_text(cls, value: object) -> object:
+        """The user writes '30: lr0=0.005 mosaic=0'; a mapping is taken as it is."""
         if not isinstance(value, str):
             return value
         epoch, colon, words = value.partition(":")
@@ -63,7 +64,8 @@ class Change(ConfigModel):
         return dict(sorted(_checked(name, value) for name, value in settings.items()))
 
     @model_serializer
-    def _write(self) -> str:
+    def _as_text(self) -> str:
+        """The text that `_parse_text` reads."""
         return f"{self.epoch}:" + "".join(f" {path}={str(value).lower()}" for path, value in self.settings.items())
 
 

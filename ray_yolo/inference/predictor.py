@@ -267,7 +267,7 @@ class Predictor:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
         classes = self.trained_classes if settings.classes is None else settings.classes
-        if classes is not None:  # boxes whose best class is one of them
+        if classes is not None:  # Only boxes whose best class is wanted stay.
             best = scores[0].argmax(1)
             chosen = torch.isin(best, torch.tensor(classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]

@@ -19,8 +19,9 @@ def spearman(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _centred_ranks(values: Sequence[float]) -> np.ndarray:
+    """The ranks of values from 1, less their mean; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)  # rank of the last of equal values
+    last = np.cumsum(counts)  # for each distinct value, the rank of its last occurrence
     ranks = (last - (counts - 1) / 2)[inverse]
     return np.asarray(ranks - ranks.mean())
 

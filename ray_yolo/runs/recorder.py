@@ -170,11 +170,11 @@ class RecorderClient:
         self._rows.clear()
         if not rows or not Path(self._path).exists():  # It is on another machine, without shared storage.
             return
-        written = set(map(_line, read_events(self._path)))
+        written = set(map(_content, read_events(self._path)))
         with contextlib.suppress(OSError):
             log = EventLog(self._path)
             for event in rows:
-                if _line(event) not in written:
+                if _content(event) not in written:
                     log.append(event)
             log.close()
 
@@ -191,8 +191,8 @@ class RecorderClient:
                 ray.kill(self.actor, no_restart=True)
 
 
-def _line(event: Event) -> str:
-    """What the log has of an event, without number and time."""
+def _content(event: Event) -> str:
+    """The content of an event in the log, by which a row is found there: without number and time."""
     return json.dumps([event.type, plain(event.fields)])
 
 
