@@ -130,7 +130,7 @@ class Paths(Sequence[str]):
 class AnnotationIndex:
     """All annotations of a data split as flat arrays, cheap to share between the processes of a node."""
 
-    paths: Sequence[str]  # `Paths` in memory
+    paths: Sequence[str]  # held in memory as `Paths`
     sizes: np.ndarray  # (images, 2) int32, (height, width)
     offsets: np.ndarray  # (images + 1,) int64 into classes and boxes
     classes: np.ndarray  # (labels,) int32

@@ -140,7 +140,7 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
     shared = _shared_components(spec, context, model)
-    model = cast(Detector, bare(shared["replica"]))  # It is on its device.
+    model = cast(Detector, bare(shared["replica"]))  # the model, on its device
     stores = (ImageStore(spec.train, recipe.imgsz, context.cache),
               ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)  # a copy: made before graphs are

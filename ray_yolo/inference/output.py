@@ -96,7 +96,7 @@ def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output 
         yield from _with_videos(map(work, batches), output)
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # An image needs one: the parallelism comes from the batches.
+    torch.set_num_threads(1)  # One thread for an image: the parallelism comes from the batches.
     try:
         with ThreadPoolExecutor(threads) as pool:
             yield from _with_videos(_in_order(pool, work, batches, ahead=2 * threads), output)

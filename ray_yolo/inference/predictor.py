@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 class Trained:
     """A model with its weights, class names and recipe."""
 
-    model: Detector  # It is in eval mode.
+    model: Detector  # the model in eval mode
     family: Family
     names: tuple[str, ...]
     recipe: Recipe  # the training's; the defaults for a file of plain tensors

@@ -19,7 +19,7 @@ from ray_yolo.labels.twins import find_twins
 ChangeKind = Literal["added", "removed", "moved", "replaced", "relabelled"]
 KINDS: tuple[ChangeKind, ...] = ("added", "removed", "moved", "replaced", "relabelled")
 
-_DECIMALS = 2  # Pixels are compared so: the same box in two label formats differs in the last bits.
+_DECIMALS = 2  # Pixels are compared to so many: one box in two label formats differs in the last bits.
 Label = tuple[str, bool, tuple[float, ...], bytes]  # class name, whether it is a crowd, box, outline
 
 

@@ -140,7 +140,7 @@ class EventLog:
                 self._file, _, self._crc = _open_and_repair(self.path)
             end = os.fstat(self._file).st_size
             while self._pending:
-                # The checksum continues that of the previous line, and a full memory drops pending lines: so only now.
+                # The checksum is added only now: it continues the previous line's, and a full memory drops lines.
                 text = self._pending[0].removesuffix(b"}\n")
                 crc = zlib.crc32(text, self._crc)
                 line = text + f',"crc":"{crc:08x}"}}\n'.encode()
