@@ -129,7 +129,8 @@ class YOLO:
             settings["callbacks"] = callbacks
         if settings.get("resume") is True and self._run_folder():
             settings["resume"] = self._run_folder()
-        result = fit(self._config(TRAIN, settings), functions=functions)
+        config, origins = self._resolved(TRAIN, settings)
+        result = fit(config, functions=functions, origins=origins)
         self._load(str(result.best if result.best.exists() else result.last))
         return result
 
@@ -217,6 +218,11 @@ class YOLO:
 
     def _config(self, command: Command[Config], settings: dict[str, Any], needs_weights: str = "") -> Config:
         """The configuration of a call, with this model and its weights unless the settings name others."""
+        return self._resolved(command, settings, needs_weights)[0]
+
+    def _resolved(self, command: Command[Config], settings: dict[str, Any], needs_weights: str = ""
+                  ) -> tuple[Config, dict[str, str]]:
+        """The configuration of a call, as of `_config`, and the origin of each setting by its path."""
         if needs_weights and not self._weights and "weights" not in settings:
             raise InputError(f"{needs_weights}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
         if command is not PREDICT:
@@ -227,10 +233,10 @@ class YOLO:
         if settings.get("resume"):  # the run's record has its own
             own = {}
         given = sourced_by_keyword(own | read_keywords(command, settings))
-        config = resolve_config(command.model, given)[0]
+        config, origins = resolve_config(command.model, given)
         if isinstance(config, (RunConfig, TuneConfig)) and not config.placement.resume:
             refuse_unread_loss(given, config.recipe)
-        return config
+        return config, origins
 
     def _refuse_exported(self, call: str) -> None:
         if isinstance(self._trained, Exported):

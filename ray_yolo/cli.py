@@ -24,14 +24,17 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 import ray_yolo
+from ray_yolo.answers import answering, of_comparison, of_prediction, of_training, of_validation, of_verification
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, ServeConfig, ValConfig
 from ray_yolo.config.effects import refuse_unread_loss
-from ray_yolo.config.flags import Command, Parsed, parse
+from ray_yolo.config.flags import JSON_HELP, Command, Parsed, parse
 from ray_yolo.config.model_facts import check_model_name
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.settings import SourcedValue, config_fields, describe
 from ray_yolo.core import deadline
+from ray_yolo.core.documents import ChecksDocument, ClusterDocument, Document, ListDocument, StatusDocument
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import end_at_once, raise_from_now_on
 from ray_yolo.core.system import SPINS
@@ -43,6 +46,7 @@ from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
 Config = TypeVar("Config", bound=BaseModel)
+Result = TypeVar("Result")
 
 EXIT_DIFFERENT, EXIT_SKIP = 1, 125
 """Of `verify --exit-code`, as `git bisect run` reads them: bad, and cannot be tested."""
@@ -97,6 +101,7 @@ TRAIN = Command(
         "--artifact_alias": _MLFLOW,
     },
     inherit=_fork_settings,
+    has_json=True,
 )
 
 VAL = Command(
@@ -118,6 +123,7 @@ VAL = Command(
         "--verbose": "not needed: the table of classes is always printed",
         "--dnn": "not supported: weights are of torch",
     },
+    has_json=True,
 )
 
 PREDICT = Command(
@@ -139,6 +145,7 @@ PREDICT = Command(
         "--update": "not supported: files of other programs are read as they are",
         "--dnn": "not needed: ONNX files are read by ONNX Runtime",
     },
+    has_json=True,
 )
 
 EXPORT = Command(
@@ -200,6 +207,7 @@ COMPARE = Command(
     unsupported={"--num-workers": "use --workers-per-training; the number of trainings at once follows from the "
                                   "cluster"},
     arguments=("a", "b"),
+    has_json=True,
 )
 
 EXAMPLES = (
@@ -226,7 +234,7 @@ parse_serve, parse_replay, parse_compare = partial(parse, SERVE), partial(parse,
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model."""
     parsed = parse_train(argv)
-    config, origins, is_dry_run, given = parsed
+    config, origins, is_dry_run, given, is_json = parsed
     if not config.placement.resume:  # else the model is the run's
         check_model_name(config.recipe.model)
         refuse_unread_loss(given, config.recipe)
@@ -234,7 +242,10 @@ def train(argv: Sequence[str] | None = None) -> int:
 
     raise_from_now_on()
     if not is_dry_run:
-        trainer.fit(config)
+        with answering(is_json) as answer:
+            result = trainer.fit(config, origins=origins)
+            if is_json:
+                answer(of_training(result))
         return 0
     planned = trainer.dry_run(config)
     lines = [*_plan_of_workers(planned.config), *planned.notes]
@@ -258,7 +269,7 @@ def _plan_of_workers(config: RunConfig) -> list[str]:
 
 def tune(argv: Sequence[str] | None = None) -> int:
     """Search for a better recipe by many trainings."""
-    config, origins, is_dry_run, given = parse_tune(argv)
+    config, origins, is_dry_run, given, _ = parse_tune(argv)
     check_model_name(config.recipe.model)
     refuse_unread_loss(given, config.recipe)
     from ray_yolo.core.cache_folder import check_cache_folder
@@ -276,7 +287,7 @@ def tune(argv: Sequence[str] | None = None) -> int:
 
 def compare(argv: Sequence[str] | None = None) -> int:
     """Say which of two recipes, data sets or weights is better, from pairs of trainings."""
-    config, origins, is_dry_run, given = parse_compare(argv)
+    config, origins, is_dry_run, given, is_json = parse_compare(argv)
     from ray_yolo.tune.sides import read_sides  # here: it loads NumPy
 
     sides = read_sides(config, origins)
@@ -289,7 +300,10 @@ def compare(argv: Sequence[str] | None = None) -> int:
     raise_from_now_on()
     check_cache_folder()
     if not is_dry_run:
-        comparer.compare(config, sides)
+        with answering(is_json) as answer:
+            result = comparer.compare(config, sides)
+            if is_json:
+                answer(of_comparison(result))
         return 0
     lines = comparer.dry_run(config, sides)
     print("\n".join([describe(config, origins), *(f"# {line}" for line in lines)]))
@@ -301,7 +315,7 @@ def val(argv: Sequence[str] | None = None) -> int:
     parsed = parse_val(argv)
     from ray_yolo.runtime.validator import check, validate
 
-    return _act(parsed, validate, lambda config: check(config)[0])
+    return _act(parsed, validate, lambda config: check(config)[0], of_validation)
 
 
 def predict(argv: Sequence[str] | None = None) -> int:
@@ -309,7 +323,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
     parsed = parse_predict(argv)
     from ray_yolo.runtime import predictor
 
-    return _act(parsed, predictor.predict, lambda config: predictor.check(config)[0])
+    return _act(parsed, predictor.predict, lambda config: predictor.check(config)[0], of_prediction)
 
 
 def export(argv: Sequence[str] | None = None) -> int:
@@ -342,7 +356,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
         "from a data set, without training."))
     parser.add_argument("--data", default="", metavar="YAML|DIR", help=(
         "data set to read: prints what each split holds, and files, images and labels that are not used or not as "
-        "expected; writes images with their boxes, labels.jpg, into a new folder of runs/checks"))
+        "expected; writes images with their boxes, dataset.jpg, into a new folder of runs/checks"))
     parser.add_argument("--against", default="", metavar="YAML|DIR", help=(
         "older version of the data set of --data: prints what was added, removed, moved, replaced and relabelled, and "
         "writes every change as CSV"))
@@ -350,38 +364,50 @@ def checks(argv: Sequence[str] | None = None) -> int:
         "a run on --data and one on --against: adds the change of each class's average precision"))
     parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
     parser.add_argument("--storage-path", default="", metavar="DIR|ADDRESS", help="storage; '': the current folder")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     options = parser.parse_args(argv)
+    with answering(options.json) as answer:
+        return _checks(parser, options, answer)
+
+
+def _checks(parser: argparse.ArgumentParser, options: argparse.Namespace, answer: Callable[[Document], None]) -> int:
     if options.against and not options.data:
         parser.error("--against: needs --data, the new version")
     if options.runs and not options.against:
         parser.error("--runs: needs --data and --against, the versions that they were trained on")
     if options.against:
-        from ray_yolo.runtime.dataset_changes import compare_datasets
-        from ray_yolo.runtime.dataset_check import PROJECT
+        from ray_yolo.instruments.dataset_changes import compare_datasets
+        from ray_yolo.instruments.dataset_check import PROJECT
 
         raise_from_now_on()
         placement = Placement(storage_path=options.storage_path, project=PROJECT)
         runs = [_folder(run, whole=False) for run in options.runs]
-        print("\n".join(compare_datasets(options.data, options.against, runs, placement)))
+        lines = compare_datasets(options.data, options.against, runs, placement)
+        print("\n".join(lines))
+        answer(ChecksDocument(problems=(), splits=None, names=None, lines=tuple(lines)))
         return 0
     if options.data:
-        return _check_data(options.data, options.storage_path)
-    from ray_yolo.runtime.bug_report import describe as describe_all
+        return _check_data(options.data, options.storage_path, answer)
+    from ray_yolo.instruments.bug_report import describe as describe_all
 
     raise_from_now_on()
     lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
     print("\n".join(lines))
+    answer(ChecksDocument(problems=tuple(map(redact, wrong)), splits=None, names=None, lines=tuple(lines)))
     return ResourcesError.exit_code if wrong else 0
 
 
-def _check_data(data: str, storage_path: str) -> int:
-    from ray_yolo.runtime.dataset_check import PROJECT, check_dataset
+def _check_data(data: str, storage_path: str, answer: Callable[[Document], None]) -> int:
+    from ray_yolo.instruments.dataset_check import PROJECT, check_dataset
 
     raise_from_now_on()
-    lines, problems = check_dataset(data, Placement(storage_path=storage_path, project=PROJECT))
-    print("\n".join(lines))
+    checked = check_dataset(data, Placement(storage_path=storage_path, project=PROJECT))
+    print("\n".join(checked.lines))
+    problems = [redact(printable(problem)) for problem in checked.problems]
     for problem in problems:
-        print(redact(f"a training refuses this: {printable(problem)}"), file=sys.stderr)
+        print(f"a training refuses this: {problem}", file=sys.stderr)
+    answer(ChecksDocument(problems=tuple(problems), splits=checked.splits, names=checked.names,
+                          lines=tuple(checked.lines)))
     return InputError.exit_code if problems else 0
 
 
@@ -429,11 +455,13 @@ def verify(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("other", nargs="?", help="the same of another run")
     parser.add_argument("--exit-code", action="store_true", help=(
         "for `git bisect run`: exit with 0 if both are equal, 1 if they differ, 125 (skip) if it cannot be decided"))
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     options = parser.parse_args(argv)
     if options.exit_code and not options.other:
         parser.error("--exit-code: needs a second run to compare with")
     try:
-        code, unclear = _verify(options.run_dir, options.other)
+        with answering(options.json) as answer:
+            code, unclear = _verify(options.run_dir, options.other, answer)
     except Exception as error:
         if not options.exit_code:
             raise
@@ -447,7 +475,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
     return EXIT_SKIP
 
 
-def _verify(run: str, other: str | None) -> tuple[int, str]:
+def _verify(run: str, other: str | None, answer: Callable[[Document], None]) -> tuple[int, str]:
     """Print the checks of a run or sweep and its comparison with another one.
 
     Returns:
@@ -469,9 +497,19 @@ def _verify(run: str, other: str | None) -> tuple[int, str]:
         unclear = unequal_end(run_dir, other_dir) if other_dir else ""
     for finding in (*checks, *comparisons):
         print(f"{finding.what:<30} {finding.problem or 'ok'}")
+    if comparisons and not any(finding.problem for finding in comparisons):
+        print(_verdict(len(comparisons), (run_dir / LEDGER_FILE).is_file(), unclear))
+    answer(of_verification(run, other, checks, comparisons, unclear))
     if any(finding.problem for finding in comparisons):
         return EXIT_DIFFERENT, unclear
     return EXIT_SKIP if any(finding.problem for finding in checks) else 0, unclear
+
+
+def _verdict(count: int, is_study: bool, unclear: str) -> str:
+    """The sentence about two runs or studies without a difference."""
+    if is_study:
+        return "equal in every line of their ledgers"
+    return f"equal in all {format_count(count, 'step')} that both have saved" + (f"; {unclear}" if unclear else "")
 
 
 def replay(argv: Sequence[str] | None = None) -> int:
@@ -480,7 +518,7 @@ def replay(argv: Sequence[str] | None = None) -> int:
     run = parsed.config.run
     if not is_address(run):
         _require_log(Path(run))
-    from ray_yolo.runtime import replay as replay_module
+    from ray_yolo.instruments import replay as replay_module
 
     return _act(parsed, replay_module.replay, lambda config: replay_module.check(config).config)
 
@@ -495,28 +533,35 @@ def status(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--price", default="", metavar="TYPE=PRICE,...", help=(
         "prices of a GPU hour, such as spot=0.9,on-demand=3.1: adds what the run or sweep has cost, what interruptions "
         "have cost, and the cost on on-demand nodes alone; without GPUs, prices of a worker's hour"))
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     options = parser.parse_args(argv)
     if options.price and options.run_dir is None:
         parser.error("--price: needs a run or sweep")
     prices = parse_prices(options.price) if options.price else {}
-    if options.run_dir is None:
-        from ray_yolo.runtime.node_checks import describe_cluster
+    with answering(options.json) as answer:
+        if options.run_dir is None:
+            from ray_yolo.runtime.node_checks import describe_cluster
+
+            raise_from_now_on()
+            lines, can_train = describe_cluster(options.address)
+            print("\n".join(lines))
+            answer(ClusterDocument(can_train=can_train, lines=tuple(lines)))
+            return 0 if can_train else ResourcesError.exit_code
+        if not is_address(options.run_dir):
+            _require_log(Path(options.run_dir))
+        from ray_yolo.tune.listing import summarise
+        from ray_yolo.tune.status import describe_study
 
         raise_from_now_on()
-        lines, can_train = describe_cluster(options.address)
+        folder = _folder(options.run_dir, whole=False)
+        lines = describe_study(folder)
+        if prices:
+            lines += ["", *cost_table(usage_of(folder), prices)]
         print("\n".join(lines))
-        return 0 if can_train else ResourcesError.exit_code
-    if not is_address(options.run_dir):
-        _require_log(Path(options.run_dir))
-    from ray_yolo.tune.status import describe_study
-
-    raise_from_now_on()
-    folder = _folder(options.run_dir, whole=False)
-    lines = describe_study(folder)
-    if prices:
-        lines += ["", *cost_table(usage_of(folder), prices)]
-    print("\n".join(lines))
-    return 0
+        if options.json:  # it reads the log once more
+            summary = summarise(folder, options.run_dir)
+            answer(StatusDocument(**summary.model_dump(), lines=tuple(lines)))
+        return 0
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
@@ -524,12 +569,17 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.list", description=(
         "The runs and sweeps of a project: state, epochs, mAP50-95 of the best epoch, start and last change."))
     parser.add_argument("project", nargs="?", default="runs/train",
-                        help="folder or address of a project, such as s3://bucket/vision/runs/train [runs/train]")
+                        help="folder or address of a project, such as s3://bucket/vision/runs/train, or a folder of "
+                             "projects, such as runs [runs/train]")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     options = parser.parse_args(argv)
     from ray_yolo.tune.listing import format_table, list_project
 
     raise_from_now_on()
-    print("\n".join(map(printable, format_table(list_project(options.project), time.time()))))
+    with answering(options.json) as answer:
+        runs = list_project(options.project)
+        print("\n".join(map(printable, format_table(runs, time.time()))))
+        answer(ListDocument(project=options.project, runs=tuple(runs)))
     return 0
 
 
@@ -650,15 +700,20 @@ def _has_no_reader(file_number: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _act(parsed: Parsed[Config], act: Callable[[Config], object], check: Callable[[Config], Config]) -> int:
-    """Call `act`. With --dry-run, call `check` instead, and print every resolved setting."""
+def _act(parsed: Parsed[Config], act: Callable[[Config], Result], check: Callable[[Config], Config],
+         document: Callable[[Config, Result], Document] | None = None) -> int:
+    """Call `act`, and answer with the document of its result. With --dry-run, call `check` instead, and print every
+    resolved setting."""
     from ray_yolo.core.cache_folder import check_cache_folder
 
     raise_from_now_on()
     check_cache_folder()
-    config, origins, dry_run, _ = parsed
+    config, origins, dry_run, _, is_json = parsed
     if not dry_run:
-        act(config)
+        with answering(is_json) as answer:
+            result = act(config)
+            if document and is_json:
+                answer(document(config, result))
         return 0
     print(describe(config, origins, check(config)))
     return 0

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -35,10 +36,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: Any, nextitem: Any) -> None:
-    """End Ray with the last file that uses it. If Ray's head does not answer for 60 s, as on a very busy machine, Ray
-    ends this process, in whatever test that is then."""
+    """After each file, all CPUs of the shared Ray are free: what a test leaves would stop another one far from it.
+
+    End Ray with the last file that uses it. If Ray's head does not answer for 60 s, as on a very busy machine, Ray ends
+    this process, in whatever test that is then.
+    """
+    if nextitem and "ray" in sys.modules and item.path != nextitem.path and scope_of(item.nodeid) == "ray":
+        assert_cpus_are_free(str(item.path))
     if nextitem and "ray" in sys.modules and scope_of(item.nodeid) == "ray" != scope_of(nextitem.nodeid):
         sys.modules["ray"].shutdown()
+
+
+def assert_cpus_are_free(file: str, patience_seconds: float = 60.0) -> None:
+    """Assert that nothing holds a CPU of the connected Ray, if there is one; some are freed a moment later."""
+    ray = sys.modules["ray"]
+    if not ray.is_initialized():
+        return
+    deadline = time.monotonic() + patience_seconds
+    while (free := ray.available_resources()).get("CPU") != ray.cluster_resources().get("CPU"):
+        if time.monotonic() > deadline:
+            from ray_yolo.runtime import cluster, ray_internals
+
+            raise AssertionError(f"{file} has left on Ray: {cluster.placement_groups()}, {ray_internals.holdings()}; "
+                                 f"free: {free}")
+        time.sleep(0.2)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -23,6 +23,7 @@ from torch import Tensor
 from ray_yolo.checkpoints.state_file import CONVERT_HINT, check_file, kind_of_file, load_plain
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.core.errors import CheckpointError
+from ray_yolo.core.redact import printable
 
 _MODEL_CODE = re.compile(r"(models|utils|ultralytics|yolov5|torch\.nn|numpy|pathlib|argparse|datetime)\.|"
                          r"builtins\.(getattr|object)$")
@@ -45,6 +46,7 @@ _SETTINGS: dict[str, dict[str, tuple[object, ...]]] = {
     "BatchNorm2d": {"eps": (1e-3,)}}
 _LARGEST_SIZE = 100_000  # px
 _MOST_MODULES, _LONGEST_NAME = 20_000, 300
+_LONGEST_LICENCE = 200  # characters
 _reading = Lock()  # torch's list of allowed names is global to the process
 
 
@@ -55,6 +57,7 @@ class Weights(NamedTuple):
     names: tuple[str, ...] = ()  # names of the classes, where the file has them
     meta: Mapping[str, Any] | None = None  # what a checkpoint of ours says: recipe, names, anchors, ...
     imgsz: int | None = None  # the training's, where a YOLOv5 or Ultralytics file says it
+    licence: str = ""  # that the file states: of itself, or of the weights that its training has started from
 
 
 class StubClass:
@@ -123,7 +126,8 @@ def read_weights(path: Path) -> Weights:
             _check_layers(modules, path)
             tensors, names = _tensors_of(modules), _class_names(model)
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
-            return Weights(_checked(tensors, path), names, imgsz=_training_size(state))
+            return Weights(_checked(tensors, path), names, imgsz=_training_size(state),
+                           licence=_licence(state, "license"))
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
 
 
@@ -142,7 +146,7 @@ def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
         are_names = all(isinstance(name, str) for name in names)
         are_tensors = all(isinstance(value, Tensor) for value in tensors.values())
         if are_names and are_tensors:
-            return Weights(tensors, names, meta)
+            return Weights(tensors, names, meta, licence=_licence(meta, "weights_licence"))
     raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file of a "
                           "run")
 
@@ -210,6 +214,12 @@ def _training_size(state: object) -> int | None:
         if sides and all(type(side) is int and 0 < side <= _LARGEST_SIZE for side in sides):
             return max(sides)
     return None
+
+
+def _licence(entries: object, key: str) -> str:
+    """The licence that a checkpoint states: Ultralytics writes one under `license`, we carry it on."""
+    value = entries.get(key) if isinstance(entries, dict) else None
+    return printable(value[:_LONGEST_LICENCE]) if isinstance(value, str) else ""
 
 
 def _check_layers(modules: Mapping[str, StubClass], path: Path) -> None:

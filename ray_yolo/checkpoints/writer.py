@@ -98,6 +98,11 @@ class Saver:
         """Whether a save is under way."""
         return self._pending is not None and not self._pending.done()
 
+    @property
+    def written(self) -> int:
+        """The step of the newest checkpoint, if it is on storage; otherwise -1."""
+        return self.step if not (self._pending or self._missed) else -1
+
     def wait(self, *, needed: bool = False) -> None:
         """Wait until the pending save has been written or has failed.
 

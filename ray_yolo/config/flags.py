@@ -87,6 +87,8 @@ METAVARS = {
 
 _METAVARS_BY_TYPE = {int: "N", float: "X", str: "NAME"}
 
+JSON_HELP = "print the result as one JSON document on stdout, and all else on stderr (docs/json.md)"
+
 OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--version", "--help")
 """Flags of every command that are no fields."""
 
@@ -103,6 +105,7 @@ class Command(NamedTuple, Generic[Config]):
     arguments: Sequence[str] = ()  # config paths of the values that are given without a flag
     # Settings of `--from RUN[@EPOCH]`, which all others override; called with its value and the other settings
     inherit: Callable[[str, Mapping[str, SourcedValue]], dict[str, SourcedValue]] | None = None
+    has_json: bool = False  # its answer may be a document, with --json
 
     @property
     def flags(self) -> dict[str, str]:
@@ -116,6 +119,8 @@ class Command(NamedTuple, Generic[Config]):
         options = (*OPTIONS, "--recipe") if has_recipe(self.model) else OPTIONS
         if self.inherit:
             options = (*options, "--from")
+        if self.has_json:
+            options = (*options, "--json")
         for flag in (*self.unsupported, *options):
             meanings[flag] = flag
         return meanings
@@ -128,6 +133,7 @@ class Parsed(NamedTuple, Generic[Config]):
     origins: dict[str, str]
     dry_run: bool
     given: Mapping[str, SourcedValue]  # all values that are no defaults, by config path
+    json: bool  # answer with a document
 
 
 def has_recipe(model: type[BaseModel]) -> bool:
@@ -155,6 +161,9 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
     if unknown:
         raise InputError(_explain_unknown(unknown, command))
+    is_json = command.has_json and options.json
+    if is_json and options.dry_run:
+        raise InputError("--json: a dry run has no result; leave out one of them")
     assignments = dict(_read_assignment(text) for text in options.set)
     given: dict[str, SourcedValue] = {}  # a later source overrides an earlier one
     for flag in FILES:
@@ -178,7 +187,7 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     if has_recipe(command.model):
         _warn_of_gain(vars(config)["recipe"], given)
         _warn_of_freeze(given)
-    return Parsed(config, origins, options.dry_run, given)
+    return Parsed(config, origins, options.dry_run, given, is_json)
 
 
 def _warn_of_gain(recipe: Recipe, given: Mapping[str, SourcedValue]) -> None:
@@ -265,6 +274,8 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
         parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
     group = parser.add_argument_group("options of every command")
     _add_options(group, trains=has_recipe(command.model))
+    if command.has_json:
+        group.add_argument("--json", action="store_true", help=JSON_HELP)
     if command.inherit:
         group.add_argument("--from", dest="source", metavar="RUN[@EPOCH]", help=(
             "fork a run: its recipe, which all other settings override, and its weights (of its best epoch, or at the "

@@ -45,7 +45,7 @@ class Placement(ConfigModel):
     """CPUs of each worker; auto: the most that all workers can have at once. On a requested cluster this is out of half
     of the free CPUs; with GPUs it is the worker's share of the node; in a sweep it is 1."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Ray's strategy for placing workers on nodes."""
+    """Ray's strategy for placing workers on nodes. A range of workers excludes the STRICT_ ones."""
     accelerator_type: str = ""
     """Type of GPU to request, by Ray's names (A100, H100, ...)."""
     address: str = ""
@@ -173,8 +173,8 @@ class Placement(ConfigModel):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether workers may join and leave: a range of workers that no strict placement strategy binds together."""
-        return isinstance(self.num_workers, tuple) and not self.placement_strategy.startswith("STRICT")
+        """Whether workers may join and leave."""
+        return isinstance(self.num_workers, tuple)
 
     @property
     def shares_gpus(self) -> bool:

@@ -59,6 +59,14 @@ class OptimizerConfig(ConfigModel):
     clip_norm: float = Field(10.0, gt=0.0)
     """Largest L2 norm of the total gradient."""
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _no_auto(cls, value: object) -> object:
+        if value == "auto":
+            raise ValueError("leave it out: without it, a short training from weights takes AdamW, and any other SGD "
+                             "(docs/running.md, Fine-tuning)")
+        return value
+
 
 class ScheduleConfig(ConfigModel):
     """Learning rates, momentum and moving average over the epochs."""

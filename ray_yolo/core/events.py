@@ -89,10 +89,14 @@ class RunEvent(Event):
     """For the user at the start: what follows the placement, and what comes from the initial weights."""
     forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in older logs."""
+    weights_licence: str = ""
+    """That the file of the initial weights states."""
 
 
 class SplitCounts(Frozen):
     """Contents of a data split."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     images: int
     boxes: int
@@ -241,7 +245,7 @@ class ShardEvent(RowEvent):
 class ClassResult(Frozen):
     """Validation results of one class, or of all."""
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True, use_attribute_docstrings=True)
 
     name: str
     images: int | None = None

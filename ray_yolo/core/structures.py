@@ -200,6 +200,20 @@ class Progress(NamedTuple):
     step: int = 0
 
 
+class Orders(NamedTuple):
+    """The reply to a worker's heartbeat: all that it can be ordered to do. Without Ray, a signal sets them.
+
+    Orders describe a state, not an event: a worker that misses a reply has the same orders by the next one.
+    """
+
+    stop: bool = False  # End the training: finish the current step, save it, and return.
+    save: bool = False  # Save the current step: all workers leave, so no other worker could take over the state.
+    regroup: bool = False  # End the generation after the current step: a worker waits to join, or leaves.
+    leave: bool = False  # This worker leaves after the current step, and the others continue without it.
+    abort: bool = False  # The generation's collectives cannot finish: end those that wait for a peer.
+    dumps: int = 0  # How often all workers were asked to dump their stacks. At each new request, they do.
+
+
 class WorkerStatus(Frozen):
     """The status of a worker, as the coordinator of its training knows it."""
 

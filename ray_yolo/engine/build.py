@@ -74,6 +74,7 @@ class TrainSpec:
     run_dir: Path
     # For each class its number in the initial weights, None if it is new there; None: the same numbers
     weight_classes: tuple[int | None, ...] | None = None
+    weights_licence: str = ""  # that the file of the initial weights states
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | N
 def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, grid: int) -> dict[str, Any]:
     """The components, by name, that load this worker's shard of the training data."""
     plan, (order, shapes) = Plan(spec.recipe, len(spec.train)), _rect(spec, grid)
-    worker, num_workers = context.collectives.worker, context.collectives.num_workers
+    worker, num_workers = context.collectives.rank, context.collectives.num_workers
     balancer = LoadBalancer(plan, num_workers, context.activity)
     sampler = ShardSampler(plan, worker, num_workers, order, balancer.seconds)
     leaves_colours = recolours_on_device(spec.recipe, context.device)
@@ -376,7 +377,7 @@ def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int,
     """
     batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
-    shard = sharding.balanced_shard(pixels, context.collectives.worker, context.collectives.num_workers)
+    shard = sharding.balanced_shard(pixels, context.collectives.rank, context.collectives.num_workers)
     data = LoadedDataset(ValDataset(index, store, batches))
     return Loader(DataLoader(data, batch_size=None, sampler=shard, **_processes(context)))
 

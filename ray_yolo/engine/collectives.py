@@ -1,7 +1,7 @@
 """Collective operations and process groups; only this file and gradients.py use torch.distributed.
 
-Callers of `Collectives` identify workers by plain integers. With one worker, nothing here communicates. All workers
-must call every function marked "Collective", in the same order.
+Callers of `Collectives` identify workers by their ranks. With one worker, nothing here communicates. All workers must
+call every function marked "Collective", in the same order.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class NodeGroups:
 
 @dataclass(frozen=True)
 class Collectives:
-    """The collective operations of one worker: number `worker` of `num_workers`."""
+    """The collective operations of one worker of a generation, which has a rank from 0 to `num_workers` - 1."""
 
-    worker: int = 0
+    rank: int = 0
     num_workers: int = 1
     node_groups: NodeGroups | None = None
 
@@ -96,10 +96,10 @@ class Collectives:
         return x if self.num_workers == 1 else _GlobalSum.apply(x)
 
     def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """All workers' rows in worker order, (sum of counts, d), on their device. Collective.
+        """All workers' rows in the order of their ranks, (sum of counts, d), on their device. Collective.
 
         Args:
-            rows: (counts[worker], d). All workers know `counts`, so no sizes are exchanged.
+            rows: (counts[rank], d). All workers know `counts`, so no sizes are exchanged.
         """
         if self.num_workers == 1:
             return rows
@@ -131,7 +131,9 @@ class Collectives:
         return values.contiguous().view(torch.float32), (values ^ check).eq(~step).all()
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All workers' rows in worker order, on the host, if workers do not know each other's counts. Collective."""
+        """All workers' rows in the order of their ranks, on the host. Workers need not know each other's counts.
+        Collective.
+        """
         rows = rows.cpu()
         if self.num_workers == 1:
             return rows
@@ -139,7 +141,7 @@ class Collectives:
         return self.gather_rows(rows, counts) if max(counts) else rows
 
     def gather_on_first(self, rows: Tensor) -> Tensor:
-        """All workers' rows in worker order, on the host of worker 0; the others get no rows. Collective.
+        """All workers' rows in the order of their ranks, on the host of rank 0; the others get no rows. Collective.
 
         For rows of which all workers together have too many for each of them.
         """
@@ -149,7 +151,7 @@ class Collectives:
         counts = self.gather(torch.tensor([[len(rows)]])).flatten().tolist()
         padded = rows.new_zeros(max(counts), rows.shape[1])
         padded[: len(rows)] = rows
-        if self.worker > 0:
+        if self.rank > 0:
             dist.gather(padded, dst=0)
             return rows[:0]
         parts = [torch.empty_like(padded) for _ in counts]
@@ -157,7 +159,7 @@ class Collectives:
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def broadcast_state(self, state: dict[str, Any] | None, source: int) -> dict[str, Any]:
-        """The state of worker `source`, on all workers. Collective.
+        """The state of rank `source`, on all workers. Collective.
 
         Args:
             state: plain containers of tensors and text; None on the other workers.
@@ -166,11 +168,11 @@ class Collectives:
             assert state is not None
             return state
         buffer = io.BytesIO()
-        if self.worker == source:
+        if self.rank == source:
             torch.save(state, buffer)
         length = torch.tensor([buffer.tell()])  # the others allocate as many bytes before they receive them
         dist.broadcast(length, source)
-        if self.worker == source:
+        if self.rank == source:
             data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
         else:
             data = torch.empty(int(length), dtype=torch.uint8)
@@ -241,9 +243,9 @@ def set_up_nccl() -> None:
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 
 
-def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int,
+def form_process_group(own: dist.TCPStore, address: tuple[str, int], rank: int, num_workers: int,
                        timeout_seconds: float, device: torch.device, nodes: Sequence[str] = ()) -> Collectives:
-    """Form the process group of the workers that meet in the store of worker 0, at `address`. Collective.
+    """Form the process group of the workers that meet in the store of rank 0, at `address`. Collective.
 
     Args:
         own: this worker's store; its host is the address at which the others reach this worker.
@@ -264,7 +266,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
     use_interface(own.host)
     with collective_errors():
         meeting = timedelta(seconds=_MEETING_SECONDS)
-        if worker == 0:
+        if rank == 0:
             store = own
         else:
             await_store(address)
@@ -276,13 +278,13 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
             store.set("all", "")
         store.wait(["all"], meeting)
         before = _sockets().keys()
-        dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
+        dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=rank,
                                 world_size=num_workers, timeout=meeting, device_id=device if gpus else None)
         world = dist.group.WORLD
         assert world is not None
         if gpus:
             _group.nccl = (world,)  # so that an abort ends the forming of the others
-        node_groups = form_node_groups(nodes, worker, meeting)
+        node_groups = form_node_groups(nodes, rank, meeting)
         groups = [world] if node_groups is None else [world, node_groups.inside, node_groups.across]
         formed = _Group(frozenset(_sockets().keys() - before), tuple(groups) if gpus else (),
                         torch.zeros((), pin_memory=gpus), _group.is_aborted)
@@ -293,7 +295,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int
             _set_group_timeout(group, timeout_seconds)
         if formed.is_aborted.is_set():
             raise PeerLostError("a worker was lost while the group formed")
-    return Collectives(worker, num_workers, node_groups)
+    return Collectives(rank, num_workers, node_groups)
 
 
 def connect_gpus(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
@@ -312,13 +314,13 @@ def connect_gpus(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
 
 
 def await_store(address: tuple[str, int]) -> None:
-    """Return once the store of worker 0 accepts connections.
+    """Return once the store of rank 0 accepts connections.
 
     torch's client retries for `_MEETING_SECONDS`, and nothing interrupts it.
 
     Raises:
-        PeerLostError: if worker 0 is lost: its store was open before the others knew the address, so it does not refuse
-            a connection. Also after an abort, and after `_MEETING_SECONDS`.
+        PeerLostError: if rank 0 has departed: its store was open before the others knew the address, so it does not
+            refuse a connection. Also after an abort, and after `_MEETING_SECONDS`.
     """
     until = time.monotonic() + _MEETING_SECONDS
     while True:
@@ -328,7 +330,7 @@ def await_store(address: tuple[str, int]) -> None:
         except OSError as error:
             is_gone = isinstance(error, ConnectionRefusedError)
             if is_gone or _group.is_aborted.is_set() or time.monotonic() > until:
-                raise PeerLostError(f"worker 0 at {address[0]} port {address[1]}: {error}") from error
+                raise PeerLostError(f"rank 0 at {address[0]} port {address[1]}: {error}") from error
         _group.is_aborted.wait(_RETRY_SECONDS)
 
 
@@ -345,7 +347,7 @@ def connections_to(address: tuple[str, int]) -> frozenset[str]:
     return frozenset(names)
 
 
-def form_node_groups(nodes: Sequence[str], worker: int, timeout: timedelta) -> NodeGroups | None:
+def form_node_groups(nodes: Sequence[str], rank: int, timeout: timedelta) -> NodeGroups | None:
     """The groups of an exchange that leaves each node once. Collective.
 
     None if there is one node, if a node has one worker, if they have different numbers of workers, or if the workers of
@@ -367,11 +369,11 @@ def form_node_groups(nodes: Sequence[str], worker: int, timeout: timedelta) -> N
     here = 0
     for place, team in enumerate(workers):  # every worker takes part in forming each group, in the same order
         group = dist.new_group(list(team), timeout=timeout)
-        if worker in team:
+        if rank in team:
             inside, here = group, place
     for same_place in zip(*workers, strict=True):
         group = dist.new_group(list(same_place), timeout=timeout)
-        if worker in same_place:
+        if rank in same_place:
             across = group
     assert isinstance(inside, dist.ProcessGroup)
     assert isinstance(across, dist.ProcessGroup)

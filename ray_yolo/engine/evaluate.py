@@ -122,7 +122,7 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
     own = evaluate_batches(model, family, loss, batches, index, config, precision, device)
     totals = collectives.gather(own.sums)
     table = _by_image(collectives.gather_on_first(own.rows))
-    metrics = share_metrics(metrics_of(table, index) if collectives.worker == 0 else None, collectives)
+    metrics = share_metrics(metrics_of(table, index) if collectives.rank == 0 else None, collectives)
     seconds = collectives.gather(own.seconds)
     return Evaluation(metrics, _losses(loss, totals), table, _speed(seconds, index))
 

@@ -80,7 +80,7 @@ class GradientTree:
         self._shards = [range(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
         self._stages = _plan_stages(self._shards, self._collectives)
         self._nodes, self._leaf, self._exchanges, self.waits = [], None, [], []
-        self._next = self._shards[self._collectives.worker].start
+        self._next = self._shards[self._collectives.rank].start
 
     @contextlib.contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:

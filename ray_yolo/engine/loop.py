@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DivergedError, PeerLostError
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.build import TrainComponents, draw_weights
 from ray_yolo.engine.devices import mark, to_device
@@ -35,14 +35,6 @@ MAX_SKIPPED = 10  # consecutive steps with a non-finite loss or gradient before 
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
 
 
-class ControlFlags(NamedTuple):
-    """Requests to one worker; the step's gather combines those of all workers."""
-
-    stop: bool = False  # stop training after this step
-    regroup: bool = False  # a worker waits to join, or has to leave
-    save: bool = False  # too much would be lost without a checkpoint
-
-
 class StepResult(NamedTuple):
     """The outcome of a step, equal on every worker except for `wait_seconds` and `images`."""
 
@@ -51,7 +43,7 @@ class StepResult(NamedTuple):
     skipped: bool  # something was not finite: neither weights nor statistics have changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
-    flags: ControlFlags  # of all workers
+    orders: Orders  # of all workers: stop, regroup, save
     balance: Balance | None = None  # if it changes from a later step on
 
 
@@ -63,7 +55,7 @@ class Summed(NamedTuple):
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # the argument of `Statistics.apply`
     complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
-    flags: Tensor  # (3,) bool: `ControlFlags` of any worker
+    orders: Tensor  # (3,) bool: whether any worker was ordered to stop, to regroup, to save
     reports: Tensor  # (workers, 2): each worker's `SpeedReport`
     wait_seconds: float
     images: int  # forwarded by this worker
@@ -80,14 +72,14 @@ class Launched(NamedTuple):
 
 StepHook = Callable[[Step, Rates, StepResult], None]
 EpochHook = Callable[[int], bool]
-PollControls = Callable[[], ControlFlags]
+PollOrders = Callable[[], Orders]
 
 
 def train(components: TrainComponents, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
-          poll_controls: PollControls = ControlFlags, until: int | None = None) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's flags request an end.
+          poll_orders: PollOrders = Orders, until: int | None = None) -> None:
+    """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's orders end it.
 
-    Updates `state`. Collective: if any worker's flags request a stop or a regrouping, all return after the same step.
+    Updates `state`. Collective: if any worker is ordered to stop or to regroup, all return after the same step.
     `after_epoch` closes the epoch in `state`; a training interrupted before that resumes with `after_epoch`.
 
     Args:
@@ -102,7 +94,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
     for epoch in range(state.progress.epoch, recipe.epochs):
         if batches is None:
             batches = start_loading(components, epoch, state)
-        for launched in launch_steps(components, state.progress, batches, poll_controls):
+        for launched in launch_steps(components, state.progress, batches, poll_orders):
             step, result = launched.summed.step, finish_step(components, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
@@ -111,7 +103,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise DivergedError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in a "
                                     f"row; {REMEDY}")
-            if result.flags.stop or result.flags.regroup:
+            if result.orders.stop or result.orders.regroup:
                 components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
         # Loader processes fill their queues while this process validates.
@@ -137,23 +129,23 @@ def loads_ahead(recipe: Recipe, epoch: int, until: int | None) -> bool:
 
 
 def launch_steps(components: TrainComponents, progress: Progress, batches: Iterator[Mapping[str, Tensor]],
-                 poll_controls: PollControls) -> Iterator[Launched]:
+                 poll_orders: PollOrders) -> Iterator[Launched]:
     """The remaining steps of an epoch. The caller finishes each step before it requests the next one. Collective."""
     steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
     in_order = one_behind if runs_ahead(components.context.device) else one_by_one
-    return in_order(components, steps, progress, batches, poll_controls)
+    return in_order(components, steps, progress, batches, poll_orders)
 
 
 def one_by_one(components: TrainComponents, steps: Sequence[Step], progress: Progress,
-               batches: Iterator[Mapping[str, Tensor]], poll_controls: PollControls) -> Iterator[Launched]:
+               batches: Iterator[Mapping[str, Tensor]], poll_orders: PollOrders) -> Iterator[Launched]:
     """Each step as soon as it is computed: on a CPU."""
     for number, step in enumerate(steps, progress.step):
-        summed = sum_microbatches(components, step, batches, number, poll_controls)
+        summed = sum_microbatches(components, step, batches, number, poll_orders)
         yield update_weights(components, summed, components.plan.rates(step, progress.epoch))
 
 
 def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Progress,
-               batches: Iterator[Mapping[str, Tensor]], poll_controls: PollControls) -> Iterator[Launched]:
+               batches: Iterator[Mapping[str, Tensor]], poll_orders: PollOrders) -> Iterator[Launched]:
     """Each step after the next one is queued behind it: on a GPU, which works asynchronously.
 
     The next step's forward and backward passes change no weights. The host therefore waits only for finished work, and
@@ -162,7 +154,7 @@ def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Pro
     launched = None
     for number, step in enumerate(steps, progress.step):
         try:
-            summed = sum_microbatches(components, step, batches, number, poll_controls)
+            summed = sum_microbatches(components, step, batches, number, poll_orders)
         except Exception:
             if launched:  # the device may have completed it: the caller reads it before the error ends the loop
                 yield launched
@@ -180,13 +172,13 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
-                     poll_controls: PollControls) -> Summed:
+                     poll_orders: PollOrders) -> Summed:
     """Run forward and backward of this worker's microbatches; sum and gather over the workers. Collective."""
     plan, gradients, activity = components.plan, components.gradients, components.context.activity
     collectives, recipe, device = components.context.collectives, plan.recipe, components.context.device
     speeds = components.balancer.seconds(step)
     counts = plan.shard_sizes(step, collectives.num_workers, speeds)
-    shard = plan.shard(step, collectives.worker, collectives.num_workers, speeds)
+    shard = plan.shard(step, collectives.rank, collectives.num_workers, speeds)
     size = image_size(recipe.seed, number, recipe.imgsz, components.model.grid) if recipe.multi_scale else None
     rows, wait_seconds, work = [], 0.0, None
     components.model.train()
@@ -212,9 +204,9 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
         work = StepWork(len(shard), step_began, mark(device), gradients.waits)
     statistics = gradients.finish()
     report = components.balancer.report(step, components.sampler)
-    losses, complete, flags, reports = gather_measurements(components, rows, counts, poll_controls(), report, number)
+    losses, complete, orders, reports = gather_measurements(components, rows, counts, poll_orders(), report, number)
     images = sum(len(microbatch.images) for microbatch in shard)
-    return Summed(step, number, losses, statistics, complete, flags, reports, wait_seconds, images, work)
+    return Summed(step, number, losses, statistics, complete, orders, reports, wait_seconds, images, work)
 
 
 def forward(components: TrainComponents, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],
@@ -257,11 +249,11 @@ def blank_loss(components: TrainComponents) -> Tensor:
     return components.scaler.scale(sum(level.float().sum() for level in components.replica(images)) * 0.0)
 
 
-def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], flags: ControlFlags,
+def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], orders: Orders,
                         report: SpeedReport, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
-    Each worker sends a header, then its rows. The header contains the worker's flags, its report on its speed, and
+    Each worker sends a header, then its rows. The header contains the worker's orders, its report on its speed, and
     whether its process group was aborted before all gradients arrived. The rows may then be garbage.
 
     Args:
@@ -269,19 +261,20 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
         counts: the number of microbatches of each worker.
 
     Returns:
-        (microbatches, terms) losses in order, () bool whether the step is complete, (3,) bool flags of any worker, and
+        (microbatches, terms) losses in order, () bool whether the step is complete, (3,) bool orders of any worker, and
         (workers, 2) reports.
     """
     collectives, device = components.context.collectives, components.context.device
     width = len(components.loss.names)  # terms of a microbatch
     own = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    numbers = [own.new_full((), float(value)) for value in (*flags, *report)]
+    common = orders.stop, orders.regroup, orders.save  # the orders that all workers carry out together
+    numbers = [own.new_full((), float(value)) for value in (*common, *report)]
     header = torch.stack([*numbers, collectives.was_cut(device)])
     padding = own.new_zeros(max(counts) * width - len(own))  # a gather needs equal lengths
 
     gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)  # (workers, length)
     headers, bodies = gathered[:, : len(header)], gathered[:, len(header):]
-    flag_columns, reports, cut = headers.split([len(flags), len(report), 1], dim=1)
+    order_columns, reports, cut = headers.split([len(common), len(report), 1], dim=1)
     complete = of_this_step & ~cut.any()
     if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)
@@ -290,7 +283,7 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
         for body, count in zip(bodies, counts, strict=True):
             parts.append(body[: count * width].view(count, width))
         losses = torch.cat(parts)
-    return losses, complete, flag_columns.bool().any(0), reports
+    return losses, complete, order_columns.bool().any(0), reports
 
 
 def update_weights(components: TrainComponents, summed: Summed, rates: Rates) -> Launched:
@@ -311,7 +304,7 @@ def update_weights(components: TrainComponents, summed: Summed, rates: Rates) ->
     update_scale(scaler, summed.complete)
     optimizer.zero_grad(set_to_none=True)
     mean = summed.losses.sum(0) / len(summed.step.images)
-    numbers = torch.cat([mean, summed.reports.flatten(), torch.stack([norm, finite, summed.complete]), summed.flags])
+    numbers = torch.cat([mean, summed.reports.flatten(), torch.stack([norm, finite, summed.complete]), summed.orders])
     return Launched(summed, rates, send_to_host(numbers))
 
 
@@ -365,7 +358,7 @@ def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
         skipped=not finite,
         wait_seconds=summed.wait_seconds,
         images=summed.images,
-        flags=ControlFlags(bool(stop), bool(regroup), bool(save)),
+        orders=Orders(stop=bool(stop), regroup=bool(regroup), save=bool(save)),
         balance=rebalance(components, summed, measured[terms:]),
     )
 

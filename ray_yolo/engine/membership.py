@@ -17,13 +17,12 @@ from typing import Literal, NamedTuple
 
 from ray_yolo.checkpoints.writer import WRITE_SECONDS
 from ray_yolo.core.events import Summary
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.collectives import Collectives
 
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
 LEAST_LIMIT = 30.0  # seconds without progress that are always allowed, however fast the steps are
-TOGETHER_SECONDS = 5.0  # workers lost within it are one loss: those of one node end one after the other
 _SLOW: tuple[Phase, ...] = ("starting", "validating")  # phases that may take ten times as long
 
 
@@ -102,9 +101,9 @@ class Generation(NamedTuple):
     """A group of workers that train together until a worker is lost, waits to join, or has to leave."""
 
     collectives: Collectives
-    source: int | None  # the worker with the most advanced state; None: no worker has a state
+    source: int | None  # the rank with the most advanced state; None: no worker has a state
     behind: bool  # some worker has another state than the source
-    members: tuple[int, ...] = ()  # the numbers of the workers; only the first worker of the group knows them
+    members: tuple[int, ...] = ()  # the numbers of the workers; only rank 0 knows them
 
 
 class Rendezvous:
@@ -116,23 +115,27 @@ class Rendezvous:
     lasting = True
     """Whether there is only one generation, which does not survive the loss of a worker."""
 
+    orders = Orders()
+    """The newest orders of this worker. The session reads them once in each step."""
+
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """Join the next generation, with the `progress` of this worker's state (None: it has no state).
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary | None:
+        """Join the next generation, with the `progress` of this worker's state (None: it has no state), and whether
+        that is on storage.
 
         Returns the summary if training has ended meanwhile, or None if this worker leaves and training continues.
         """
         return Generation(self._collectives, None, False, tuple(range(self._collectives.num_workers)))
 
-    def must_regroup(self) -> bool:
-        """Whether the generation should end because a worker waits to join or has to leave."""
-        return False
+    def stop(self) -> None:
+        """Order this worker to stop. A signal handler may call this."""
+        self.orders = self.orders._replace(stop=True)
 
-    def all_draining(self) -> bool:
-        """Whether all workers have to leave, so that unsaved progress will be lost."""
-        return False
+    def may_regroup(self) -> bool:
+        """Whether the workers may form another generation after a peer has departed, or could not be reached."""
+        return not self.lasting
 
     def elect_saver(self) -> bool:
         """Whether this worker saves the last completed step after the loss of a peer."""

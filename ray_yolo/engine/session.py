@@ -1,6 +1,6 @@
 """One worker's training from a start or restart to the end: restore, loop, validate, record, save.
 
-All workers run the same code on the same numbers. Only the recording worker (number 0) writes checkpoints.
+All workers run the same code on the same numbers. Only the recording worker (rank 0) writes checkpoints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.core.files import replacing
 from ray_yolo.core.formatting import format_count
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.balance import Balance
 from ray_yolo.engine.build import (
@@ -54,8 +54,8 @@ from ray_yolo.engine.build import (
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
-from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
-from ray_yolo.engine.membership import TOGETHER_SECONDS, Generation, Rendezvous
+from ray_yolo.engine.loop import REMEDY, StepResult, train
+from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
@@ -71,15 +71,14 @@ def run_session(
     placement: Placement,
     emit: Emit,
     rendezvous: Rendezvous | None = None,
-    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Summary | None:
     """Train `spec` on this worker until the last checkpoint is on storage. Collective.
 
     Args:
         emit: appends an event to the run's log without waiting.
-        rendezvous: forms the group of workers, again after each loss; None: the group of `context` is permanent.
-        stop_requested: called in each step. If it returns True on any worker, all stop after the same step. The step
-            is saved, and the summary's `stopped` is True.
+        rendezvous: forms the group of workers, again after each loss; None: the group of `context` is permanent. It
+            has this worker's orders: if any worker is ordered to stop, all stop after the same step, the step is saved,
+            and the summary's `stopped` is True.
 
     Returns:
         The training's outcome, equal on all workers; None if this worker has left and the training continues.
@@ -91,7 +90,7 @@ def run_session(
     """
     session = Session(spec, context, placement, emit, rendezvous or Rendezvous(context.collectives))
     try:
-        session.train(stop_requested)
+        session.train()
     finally:
         session.close()
     return session.summary
@@ -118,10 +117,7 @@ class Session:
         self._has_state = False  # that training can continue from
         self._is_new = True  # it has never had one
         self._regroup = False  # the generation ends after this step
-        self._losses = 0  # of peers since the last step
-        self._lost_at = -math.inf  # time of the newest loss that was counted
         self._resumed = -1  # step of the checkpoint that training continued from
-        self._stop_requested: Callable[[], bool] = lambda: False
         self._agreed = -1  # newest step after which all workers have compared their weights
         self._save_requested = -math.inf  # time of the last request to save in this generation
         self._saved = time.monotonic()  # start of the last save
@@ -135,24 +131,19 @@ class Session:
     @property
     def is_writer(self) -> bool:
         """Whether this worker writes the checkpoints, and the events that are equal on all workers."""
-        return self.context.collectives.worker == 0
+        return self.context.collectives.rank == 0
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to train, or training was stopped or paused."""
         return self.done or self.stopped or self.stopped_early or self.state.progress.epoch >= self._until
 
-    def train(self, stop_requested: Callable[[], bool]) -> None:
+    def train(self) -> None:
         """Train to the end, in as many generations of workers as needed. Collective.
 
         Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
         checkpoint is on storage, the others form another generation in `join`, and its first worker saves.
         """
-        self._stop_requested = stop_requested
-
-        def poll_controls() -> ControlFlags:
-            return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._must_save())
-
         while not self.done:
             try:
                 with collective_errors():
@@ -160,13 +151,10 @@ class Session:
                     while not (self.is_over or self._regroup):
                         if self.spec.recipe.changes:  # the settings of this epoch
                             self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
-                        train(self.components, self.state, self.after_step, self.after_epoch, poll_controls,
+                        train(self.components, self.state, self.after_step, self.after_epoch, self._poll_orders,
                               self._until)
             except PeerLostError:
-                if time.monotonic() - self._lost_at > TOGETHER_SECONDS:
-                    self._losses += 1
-                    self._lost_at = time.monotonic()
-                if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._losses:
+                if not self._rendezvous.may_regroup():
                     raise
                 self._abandon_step()
             else:
@@ -179,13 +167,14 @@ class Session:
         self.context.activity.enter("joining")
         if not self._rendezvous.lasting:
             release_process_group(self.components)
-        generation = self._rendezvous.join(self.state.progress if self._has_state else None)
+        is_saved = self.placement.nosave or self.saver.written == self.state.progress.step
+        generation = self._rendezvous.join(self.state.progress if self._has_state else None, is_saved=is_saved)
         if not isinstance(generation, Generation):
             self.summary, self.done = generation, True
             return
         before = self.state
         self._save_requested = -math.inf  # the step that was to be saved may have been abandoned
-        self.stopped = self._regroup = False  # a new worker may have missed a stop request: all poll for it again
+        self.stopped = self._regroup = False  # orders hold until they are carried out: all read them again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn, is_new=self._is_new)
             self._agreed = self.saver.step = self._resumed = self.state.progress.step
@@ -292,12 +281,12 @@ class Session:
         if complaint:
             self._warn(complaint)
         self.context.activity.finished(progress.step, seconds)
-        self._losses = 0
         save_steps = self.placement.save_steps
         inside_epoch = step.images.stop < len(self.spec.train)
-        self.stopped, self._regroup, save = result.flags
+        self.stopped, self._regroup = result.orders.stop, result.orders.regroup
+        ends = self.stopped or (self._regroup and result.orders.save)  # no other worker may take over the state
         due = not self.placement.nosave and (
-            self.stopped or (inside_epoch and (save or (save_steps and progress.step % save_steps == 0))))
+            ends or (inside_epoch and (result.orders.save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
         if due:
@@ -319,7 +308,7 @@ class Session:
         self._agreed = state.progress.step
         evaluation = self.validate() if epoch + 1 == recipe.epochs or not recipe.noval else None
         self._await_saver()  # the log has an epoch's checkpoint before the next epoch
-        self._emit(self.timer.shard_event(state.progress, self.context.collectives.worker))
+        self._emit(self.timer.shard_event(state.progress, self.context.collectives.rank))
         if self.is_writer and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
@@ -362,7 +351,7 @@ class Session:
         validation may take longer than the command waits for it."""
         for batch in batches:
             has_unsaved = self.is_writer and self.state.progress.step > self.saver.step
-            if has_unsaved and not self.placement.nosave and self._stop_requested():
+            if has_unsaved and not self.placement.nosave and self._rendezvous.orders.stop:
                 self._save()
             self.context.activity.enter("validating")  # each batch is progress
             yield batch
@@ -398,7 +387,7 @@ class Session:
         with contextlib.suppress(PeerLostError), collective_errors():
             # a barrier: a worker that left earlier would appear lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
-        if collectives.worker == 0:  # faulty workers have contributed to checkpoints since the last comparison
+        if collectives.rank == 0:  # faulty workers have contributed to checkpoints since the last comparison
             self._warn(f"the workers' weights differ after step {newest}: training goes back to the newest checkpoint "
                        "on which they agreed")
             self._remove_uncompared()
@@ -434,17 +423,19 @@ class Session:
         is_over = 0 < recipe.patience < epoch - state.best_epoch and state.best_epoch >= 0
         self.stopped_early = is_over and epoch < recipe.epochs
 
-    def _must_save(self) -> bool:
-        """Whether the recording worker requests a save. It does if the last save is too old, or if all workers drain
-        (at once, and again after every `LEAVING_SECONDS`)."""
-        now = time.monotonic()
-        leaving = self._rendezvous.all_draining() and now - self._save_requested >= LEAVING_SECONDS
+    def _poll_orders(self) -> Orders:
+        """This worker's orders. The recording worker adds a save if the last one is too old. If it is ordered to save
+        because all workers leave, it saves at once and again after every `LEAVING_SECONDS`. If they leave after this
+        step, this step is saved, whichever worker learns of it first.
+        """
+        orders, now = self._rendezvous.orders, time.monotonic()
+        leaving = orders.save and now - self._save_requested >= LEAVING_SECONDS
         since = now - max(self._saved, self._save_requested)
         late = since >= save_interval(self.placement.save_seconds, self.saver)
-        requested = self.is_writer and (leaving or late)
-        if requested:  # noted here, because on a GPU the next step polls before this save starts
+        save = self.is_writer and (leaving or late)
+        if save:  # noted here, because on a GPU the next step polls before this save starts
             self._save_requested = now
-        return requested
+        return orders._replace(save=save or (orders.save and orders.regroup))
 
     def _save_agreed(self) -> None:
         """Save on the recording worker, after all workers have compared their weights."""

@@ -142,7 +142,7 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
     spec, stored, activity = components.spec, components.context.stored, components.context.activity
 
     def find_newest() -> int:
-        if collectives.worker > 0:
+        if collectives.rank > 0:
             return -1
         download_problems = stored.download(spec.run_dir) if stored else []
         step, problems = checkpoint.recover(spec.run_dir, spec.digest)
@@ -156,7 +156,7 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
         return TrainState() if is_new else _start_over(components)
 
     def download_chosen() -> None:
-        if stored and collectives.worker > 0:
+        if stored and collectives.rank > 0:
             stored.download(spec.run_dir, chosen)
 
     if stored:
@@ -200,7 +200,7 @@ def sync_from_peer(components: TrainComponents, state: TrainState, generation: G
     if not generation.behind:
         return state
     collectives, source = generation.collectives, cast(int, generation.source)
-    if collectives.worker == source:
+    if collectives.rank == source:
         collectives.broadcast_state(capture(components, state, {}), source)
         return state
     return restore(components, collectives.broadcast_state(None, source))
@@ -216,6 +216,7 @@ def about(spec: TrainSpec) -> dict[str, Any]:
         "names": list(spec.names),
         "architecture": spec.architecture,
         "anchors": spec.anchors,
+        "weights_licence": spec.weights_licence,
         "threads": torch.get_num_threads(),
         "labels": spec.train.digest,
         "pixel_range": dict(spec.train.pixel_range),

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -25,17 +27,15 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-STOP_REQUEST = ".stop"
-"""File in a run folder. Creating it makes the training stop after a step, and save a checkpoint."""
-
 _START_SECONDS = 120.0  # The actor's process may take so long to start on a busy machine.
+_ASK_SECONDS = 5.0  # between two questions of a worker whether the writer lives: all workers ask
 _MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
 
 _logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The actor: writes the event logs of one run after another, and reads the stop request next to each log."""
+    """The actor: writes the event logs of one run after another."""
 
     def __init__(self) -> None:
         undo_niceness()  # workers wait for it when they start and end
@@ -44,7 +44,6 @@ class Recorder:
     def open(self, path: str) -> Process:
         """Open a log. Returns this process."""
         self._logs[path] = EventLog(path)
-        Path(path).with_name(STOP_REQUEST).unlink(missing_ok=True)  # an earlier driver's request
         return own_process()
 
     def emit(self, path: str, event: Event) -> None:
@@ -63,10 +62,6 @@ class Recorder:
     def ready(self) -> bool:
         """True, once all events that the calling process sent before are written (or wait for the disk)."""
         return True
-
-    def stop_requested(self, path: str) -> bool:
-        """Whether the training with this log must stop after a step."""
-        return Path(path).with_name(STOP_REQUEST).exists()
 
 
 if TYPE_CHECKING:
@@ -119,6 +114,10 @@ class RecorderClient:
         self.actor, self._path, self._ends, self._warned = actor, path, ends, False
         self.writer: Process | None = None  # the actor's process, once it has opened the log
         self._rows: deque[Event] = deque(maxlen=_MAX_PENDING_CALLS)  # which the actor may not have written
+        self._sign_of_life: ObjectRef[bool] | None = None
+        """The reply that `is_gone` awaits."""
+        self._asked = -math.inf
+        """When `is_gone` has asked for it."""
 
     def emit(self, event: Event) -> None:
         """Send one event."""
@@ -131,9 +130,24 @@ class RecorderClient:
                 _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
             self._warned = True
 
-    def stop_requested(self) -> ObjectRef[bool]:
-        """A reference to the writer's reply: whether the training must stop after a step."""
-        return self.actor.stop_requested.remote(self._path)
+    def is_gone(self) -> bool:
+        """Whether the writer has ended for good, by its reply to the last question. Does not wait for a reply."""
+        import ray
+
+        if self._sign_of_life is None and time.monotonic() - self._asked > _ASK_SECONDS:
+            self._asked, self._sign_of_life = time.monotonic(), self.actor.ready.remote()
+        if self._sign_of_life is None:
+            return False
+        if not ray.wait([self._sign_of_life], timeout=0)[0]:
+            return False
+        reply, self._sign_of_life = self._sign_of_life, None
+        try:
+            ray.get(reply)
+        except ray.exceptions.ActorDiedError:
+            return True
+        except ray.exceptions.RayError:  # it is being restarted
+            pass
+        return False
 
     def wait(self, wait_seconds: float) -> None:
         """Wait until the writer replies. Without a writer there is no driver either, and training is pointless.

@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
@@ -33,7 +33,6 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of
 from ray_yolo.engine.evaluate import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE, log_file
 from ray_yolo.runs.working_copy import (
     FINISHED,
@@ -100,11 +99,13 @@ class RemoteRun:
         self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of files by key
         self.finished = False  # the run has ended; `sync_files` stores this
         self.is_lost = False  # another process has the lease: the training must stop
+        self.on_loss: Callable[[], object] = lambda: None
+        """Called when another process has taken the lease, in a thread: stops the training."""
         held.on_loss = self._lose
 
     def _lose(self) -> None:
-        (self._folder / STOP_REQUEST).touch()  # workers on Ray poll this file
         self.is_lost = True
+        self.on_loss()
 
     @property
     def payload(self) -> dict[str, str | int]:
@@ -206,7 +207,7 @@ class RemoteRun:
             _logger.warning("%s: some files of the run are not stored yet (%s); later uploads, or the same command on "
                             "this machine, store them", self.address, reason_of(error))
         except TrainingError as error:
-            self.is_lost = True
+            self._lose()
             _logger.warning("%s", error)
 
     def release(self) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import Field
+
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import ForkOrigin, Frozen
@@ -49,6 +51,8 @@ class TransferRecord(Frozen):
     a new class layer."""
     note: str = ""
     """On the classes; '' if both name the same."""
+    licence: str = ""
+    """That the file states; '' if it states none, and in records of older versions."""
 
     @property
     def is_sparse(self) -> bool:
@@ -79,6 +83,11 @@ class RunRecord(Frozen):
     """Of the first start; later starts use it unless they set their own. None in records of older versions."""
     transfer: TransferRecord | None = None
     """None without initial weights, and in records of older versions."""
+    origins: dict[str, str] = Field(default_factory=dict)
+    """Where each given setting of the recipe comes from (`--epochs`, `hyp.yaml:3`), by its path. Empty for trainings of
+    sweeps and comparisons, and in records of older versions."""
+    weights_licence: str = ""
+    """That the file of the initial weights states. The weights of this run carry it on."""
     forked_from: ForkOrigin | None = None
     """The run that the initial weights come from; None in records of older versions."""
 

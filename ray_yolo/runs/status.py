@@ -24,8 +24,9 @@ from ray_yolo.core.events import (
     WorkerEvent,
 )
 from ray_yolo.core.files import atomic_write
+from ray_yolo.core.formatting import format_number
 from ray_yolo.core.structures import WorkerStatus
-from ray_yolo.runs.event_log import EVENTS_FILE, last_of, measure_goodput, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, measure_goodput, read_events
 from ray_yolo.runs.location import is_active, location
 from ray_yolo.runs.usage import measure_usage
 
@@ -101,6 +102,8 @@ def describe_run(run_dir: Path) -> list[str]:
         lines.append(startup.waits_for)
     if last_of(events, StepEvent, EpochEvent):
         lines.append(_progress(events, now))
+    if not active and (run_dir / "finished").exists():
+        lines += _results(run_dir, events)
     balance = last_of(events, StartEvent, BalanceEvent)
     if isinstance(balance, BalanceEvent):  # else the present group of workers has none yet
         lines.append(balance.line)
@@ -145,6 +148,17 @@ def _progress(events: Sequence[Event], now: float) -> str:
     assert isinstance(last, (StepEvent, EpochEvent)), "the caller has seen one"
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
     return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
+
+
+def _results(run_dir: Path, events: Sequence[Event]) -> list[str]:
+    """The best epoch of a finished run, and its files that are there."""
+    lines = []
+    best = best_row(epoch_rows(events))
+    if best and best.metrics:
+        numbers = ", ".join(f"{name} {format_number(best.metrics.get(name))}" for name in ("mAP50", "mAP50-95"))
+        lines.append(f"best epoch {best.epoch + 1}: {numbers}")
+    files = [run_dir / "weights" / "best.pt", run_dir / "report.html"]
+    return [*lines, *(str(file) for file in files if file.is_file())]
 
 
 def _shares(events: Sequence[Event]) -> str:

@@ -42,10 +42,11 @@ from ray_yolo.runtime.ray_internals import (
     holdings,
     local_head,
     other_jobs,
+    placement_group_rows,
     running_heads,
 )
 from ray_yolo.runtime.resources import NodeResources, count_places
-from ray_yolo.runtime.sharing import Group, read_groups
+from ray_yolo.runtime.sharing import Bundle, Group, Node, named_group
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages reduce page faults. glibc
 # reads these variables when a process starts, so they take effect in Ray's workers. Measured gain on CPU:
@@ -190,8 +191,16 @@ def own_job() -> str:
 
 
 def placement_groups() -> list[Group]:
-    """The cluster's placement groups that hold CPUs or GPUs or wait for them."""
-    return read_groups(placement_group_table(), creator_of)
+    """The cluster's placement groups that hold resources or wait for them."""
+    return [named_group(row.id, creator_of(row.id), row.name, tuple(Bundle(*bundle) for bundle in row.bundles),
+                        row.strategy) for row in placement_group_rows()]
+
+
+def nodes_with_places() -> list[Node]:
+    """The nodes on which Ray places groups, with what is free."""
+    labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes() if node["Alive"]}
+    usable = labels.keys() - draining_nodes()
+    return [Node(node, free, labels[node]) for node, free in available_resources().items() if node in usable]
 
 
 def describe_job(job: str) -> str:

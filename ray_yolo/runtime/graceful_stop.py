@@ -15,27 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ray_yolo.core import deadline
-from ray_yolo.core.events import CheckpointEvent, EndEvent, PlacementEvent, ResourcesEvent, StartEvent
+from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.core.signals import STOPS, exit_on_hangup, exit_status_of, leave_terminal
 from ray_yolo.core.threads import run_in_thread
-from ray_yolo.runs.event_log import EVENTS_FILE, follow, read_events
-from ray_yolo.runs.recorder import STOP_REQUEST, RecorderClient
-
-if TYPE_CHECKING:
-    import ray
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 
 SAVE_SECONDS = 11.0  # for the current step and its save
 FAILED_SECONDS = 12.5  # from the signal to the end of the command, if the step could not be saved
 END_SECONDS = 10.0  # for everything that follows a save, so that the command ends 22 s after the signal at the latest
 MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 
-StopRequested = Callable[[], bool]
 T = TypeVar("T")
 
 
@@ -77,9 +71,9 @@ def _exit_on_hangup() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
-    """Context of a training in this thread: SIGINT, SIGTERM and SIGHUP request a stop, and have their usual effect at
-    its end. A signal that is ignored, as SIGHUP under `nohup`, stays ignored.
+def graceful_signals(notify: Callable[[str], None], stop_training: Callable[[], None]) -> Iterator[None]:
+    """Context of a training in this thread: SIGINT, SIGTERM and SIGHUP stop it, and have their usual effect at its
+    end. A signal that is ignored, as SIGHUP under `nohup`, stays ignored.
 
     Handlers can be set in the main thread only; in another thread, this context changes nothing.
     """
@@ -112,6 +106,7 @@ def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
             received.append(number)
             deadline.start(FAILED_SECONDS, 128 + number)
             timer.start()
+            stop_training()
             notify(MESSAGE)
         elif number != signal.SIGHUP or has_timed_out.is_set():
             take_effect(number, frame)
@@ -119,7 +114,7 @@ def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
     for number in handlers:
         signal.signal(number, handle)
     try:
-        yield lambda: bool(received)
+        yield
     finally:
         timer.cancel()
         for number, usual in handlers.items():
@@ -138,96 +133,23 @@ def extend_if_saved(run_dirs: Iterable[Path]) -> None:
             return
 
 
-def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> StopRequested:
-    """For workers on Ray: they poll the recorder one after another, without waiting for its reply.
+def request_stop(stop: Callable[[], bool], run_dirs: Iterable[Path], notify: Callable[[str], None],
+                 ended: Callable[[], bool] | None = None) -> None:
+    """For a driver: stop trainings on workers, and wait until they have saved and ended, for at most `SAVE_SECONDS`.
 
-    If the recorder is gone for good, training stops.
+    Args:
+        stop: orders the stop, and returns whether workers have steps to save. It is repeated, because a queue that is
+            restarted meanwhile forgets it.
+        run_dirs: of these trainings.
+        ended: whether they have ended; None: when no worker has steps to save any more.
     """
-    import ray.exceptions  # here: a training without Ray uses this module, too
-
-    answer: ray.ObjectRef[bool] | None = None
-    due = time.monotonic() + worker * _POLL_SECONDS
-
-    def stop_requested() -> bool:
-        nonlocal answer, due
-        with contextlib.suppress(ray.exceptions.RayError):
-            if answer is not None and ray.wait([answer], timeout=0)[0]:
-                reference, answer = answer, None
-                try:
-                    if ray.get(reference):
-                        return True
-                except ray.exceptions.ActorDiedError:
-                    return True
-            if answer is None and time.monotonic() >= due:
-                answer, due = recorder.stop_requested(), time.monotonic() + workers * _POLL_SECONDS
-        return False
-
-    return stop_requested
-
-
-def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended: Callable[[], bool] = lambda: False
-                ) -> None:
-    """For a driver: stop running trainings, and wait until all have ended, according to their logs or `ended`. The wait
-    is at most `SAVE_SECONDS`.
-
-    A training that begins meanwhile stops after its first step.
-    """
-    logs = {folder: _FollowedLog(folder / EVENTS_FILE) for folder in run_dirs}
-
-    def is_any_training() -> bool:
-        return any(log.phase is _Phase.TRAINING for log in logs.values())
-
-    if not is_any_training():
+    if not stop():
         return
     notify(MESSAGE)
     until = time.monotonic() + SAVE_SECONDS
-    asked = set()
-    with contextlib.suppress(OSError):  # failing storage must not prevent the usual exit
-        try:
-            while is_any_training() and time.monotonic() < until and not ended():
-                for folder, log in logs.items():
-                    if log.phase in (_Phase.STARTING, _Phase.TRAINING):
-                        asked.add(folder)
-                        (folder / STOP_REQUEST).touch()  # again: a recorder that starts removes an earlier request
-                time.sleep(_POLL_SECONDS / 2)
-                for log in logs.values():
-                    log.read_on()
-        finally:
-            for folder in asked:
-                (folder / STOP_REQUEST).unlink(missing_ok=True)
-    extend_if_saved(asked)
-
-
-class _Phase(Enum):
-    """What a training does, according to its log."""
-
-    NONE = auto()  # it has no log yet
-    STARTING = auto()  # workers are placed, or start up: nothing is there to save
-    TRAINING = auto()
-    ENDED = auto()
-
-
-class _FollowedLog:
-    """The phase of a training, after the events that its log has so far."""
-
-    def __init__(self, path: Path) -> None:
-        self.phase = _Phase.NONE
-        self._batches = follow(path)
-        self._groups: set[str] = set()  # placement groups, by id
-        self.read_on()
-
-    def read_on(self) -> None:
-        """Read the events since the last call."""
-        for event in next(self._batches):
-            if isinstance(event, PlacementEvent):
-                # A new group instead of another one, and a group that gets a lost worker again: others train meanwhile.
-                is_start = not event.instead_of and event.group not in self._groups
-                self._groups.add(event.group)
-                if is_start:
-                    self.phase = _Phase.STARTING
-            elif isinstance(event, ResourcesEvent):  # the first event of each start of a driver or of a trial
-                self.phase = _Phase.STARTING
-            elif isinstance(event, StartEvent):
-                self.phase = _Phase.TRAINING
-            elif isinstance(event, EndEvent):
-                self.phase = _Phase.ENDED
+    while time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+        has_steps = stop()
+        if ended() if ended else not has_steps:
+            break
+    extend_if_saved(run_dirs)

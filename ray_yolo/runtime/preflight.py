@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.model_facts import MODELS, assumed_scale, file_of_scales, off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig, split_names
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
+from ray_yolo.config.settings import DEFAULT, config_fields
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.redact import redact
@@ -80,6 +82,7 @@ def check_early(config: RunConfig) -> Hooks:
     Returns the functions of the callbacks.
     """
     placement = config.placement
+    _check_strategy(placement)
     if placement.shares_gpus and placement.max_workers > 1:  # NCCL would end with "Duplicate GPU detected".
         raise ConfigError(f"gpus_per_worker: {placement.gpus_per_worker:g} for {placement.max_workers} workers: the "
                           "workers of a training cannot share a GPU, because NCCL connects no two processes on one; "
@@ -94,6 +97,16 @@ def check_early(config: RunConfig) -> Hooks:
         resolve(config.recipe, placement.max_workers, gpu=False)
         check_model(config.recipe)
     return hooks
+
+
+def _check_strategy(placement: Placement) -> None:
+    """Refuse a strict placement of a range: Ray binds the workers that it places together, and those above the minimum
+    come and move one by one."""
+    if isinstance(placement.num_workers, tuple) and placement.placement_strategy.startswith("STRICT_"):
+        low, high = placement.num_workers
+        raise ConfigError(f"placement_strategy: {placement.placement_strategy} for {low}-{high} workers: workers of a "
+                          "range join, leave and move one by one, and Ray can bind only workers that it places "
+                          f"together; use --num-workers {high}, or --placement-strategy PACK or SPREAD")
 
 
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
@@ -246,7 +259,7 @@ def _compare_with(recipe: Recipe, names: Sequence[str], weights: Weights) -> Tra
                 note = (f"classes of {recipe.data} start with new values: the class layers of {recipe.weights} do not "
                         "fit")
             return TransferRecord(matched=transfer.matched, total=transfer.total, left_out=transfer.left_out,
-                                  classes=common, note=note)
+                                  classes=common, note=note, licence=weights.licence)
     transfer = compare_weights(model, weights.tensors)
     rows, note = None, ""
     if transfer.has_classes and not recipe.single_cls:
@@ -254,7 +267,7 @@ def _compare_with(recipe: Recipe, names: Sequence[str], weights: Weights) -> Tra
                               weights_file=recipe.weights, allow_names=recipe.allow_names)
         rows, note = None if match.is_identity else match.rows, match.note
     return TransferRecord(matched=transfer.matched, total=transfer.total, left_out=transfer.left_out, classes=rows,
-                          note=note)
+                          note=note, licence=weights.licence)
 
 
 def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
@@ -377,13 +390,16 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
 
 
 def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str],
-                 transfer: TransferRecord | None = None) -> RunRecord:
+                 transfer: TransferRecord | None = None, origins: Mapping[str, str] = MappingProxyType({})
+                 ) -> RunRecord:
     """The record of a new run: the requested settings, and the decisions about open ones.
 
     Args:
         transfer: the result of `compare_initial_weights`.
+        origins: of all settings by path, as of `resolve_config`.
     """
     asked = config.recipe
+    given = {path: origins[path] for path in config_fields(Recipe) if origins.get(path, DEFAULT) != DEFAULT}
     name, architecture = read_model(asked.model)
     resolved = resolve_recipe(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
@@ -395,8 +411,8 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
         command=redact(shlex.join(command)), provenance=provenance(name), transfer=transfer,
-        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers,
-        forked_from=lineage_of(resolved.weights))
+        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers, origins=given,
+        weights_licence=transfer.licence if transfer else "", forked_from=lineage_of(resolved.weights))
 
 
 def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
@@ -426,7 +442,8 @@ def spec_of(record: RunRecord, folder: Path, num_workers: int, train: Annotation
                            "with --name")
     return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=folder,
                architecture=record.architecture, anchors=record.anchors, train=train, val=val,
-               weight_classes=record.transfer.classes if record.transfer else None)
+               weight_classes=record.transfer.classes if record.transfer else None,
+               weights_licence=record.weights_licence)
 
 
 def provenance(model: str = "") -> dict[str, Any]:

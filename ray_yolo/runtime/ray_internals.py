@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,35 @@ def other_jobs() -> dict[str, str]:
     own = ray.get_runtime_context().get_job_id()
     return {job.job_id.hex(): f"{job.entrypoint} (on {job.driver_address.ip_address})"
             for job in _running_jobs() if job.job_id.hex() != own}
+
+
+class GroupRow(NamedTuple):
+    """A placement group that is placed, or waits for some of its bundles."""
+
+    id: str
+    name: str
+    strategy: str  # as Ray's users give it
+    bundles: Sequence[tuple[Mapping[str, float], str, Mapping[str, str]]]
+    """What each reserves, its node ('': it waits), and the label selector of the node."""
+
+
+def placement_group_rows() -> list[GroupRow]:
+    """The placement groups that are placed or wait.
+
+    Ray keeps removed groups, many thousands in a few days. Its own table makes a dictionary of each.
+    """
+    messages = _messages()
+    strategies = internal("ray.core.generated.common_pb2", "PlacementStrategy")
+    rows = []
+    for data in _state().get_placement_group_table():
+        row = messages.PlacementGroupTableData.FromString(data)
+        if row.state == messages.PlacementGroupTableData.REMOVED:
+            continue
+        waits = row.state == messages.PlacementGroupTableData.PENDING
+        bundles = [(dict(bundle.unit_resources), "" if waits else bundle.node_id.strip(b"\xff").hex(),
+                    dict(bundle.label_selector)) for bundle in row.bundles]
+        rows.append(GroupRow(row.placement_group_id.hex(), row.name, strategies.Name(row.strategy), bundles))
+    return rows
 
 
 class Holding(NamedTuple):
@@ -166,17 +195,6 @@ def has_lost_all_nodes(group: PlacementGroup) -> bool:
     """Whether Ray reschedules all bundles of a placement group."""
     table = placement_group_table(group)
     return table["state"] == "RESCHEDULING" and not any(table["bundles_to_node_id"].values())
-
-
-def can_replace_in_place() -> bool:
-    """Whether this Ray Train can replace a lost worker while the others continue."""
-    return hasattr(internal("ray.train.torch.config", "_TorchBackend"), "has_replica_groups")
-
-
-def nodes_of(group: str) -> set[str]:
-    """The ids of the nodes of a placement group, by its id."""
-    table = placement_group_table(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
-    return set(table.get("bundles_to_node_id", {}).values())
 
 
 @cache

@@ -92,9 +92,13 @@ def app(args: Mapping[str, Any]) -> serve.Application:
 def application(config: ServeConfig) -> serve.Application:
     """The application with these settings."""
     # Applied here: a decorated class would be pickled by value, with everything that it refers to.
+    # A group for each replica, as for workers: elastic trainings on a full cluster see that it waits.
+    place = {"CPU": float(config.cpus_per_replica)}
+    if config.gpus_per_replica:
+        place["GPU"] = config.gpus_per_replica
     model = serve.deployment(
         num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
-        max_queued_requests=config.max_waiting,
+        max_queued_requests=config.max_waiting, placement_group_bundles=[place],
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
     ingress = serve.deployment(max_ongoing_requests=max(1000, 2 * config.max_waiting),
                                ray_actor_options={"num_cpus": 0})(Ingress)

@@ -1,8 +1,8 @@
 """Which worker of an elastic training leaves for another job of the cluster, and when its place is requested again.
 
-Each driver reads the same table of placement groups and computes the same answer, so drivers need neither a coordinator
-nor a lock. Only the driver whose worker is named acts. The name of a placement group carries what the others have to
-know: its kind and its priority.
+Each driver reads the same tables of nodes and placement groups and computes the same answer, so drivers need neither a
+coordinator nor a lock. Only the driver whose worker is named acts. The name of a placement group carries what the
+others have to know: its kind and its priority.
 
 | kind | group | gives its place | gets a place |
 |---|---|---|---|
@@ -10,7 +10,7 @@ know: its kind and its priority.
 | extra | one worker above the minimum | to those who may get it | to level out equal priorities, or by a higher one |
 | foreign | of another program, or of a fixed number of workers | never | as a minimum of priority 0 |
 
-This module is pure. `Supervisor` reads the table and acts.
+All resources of a bundle and the labels of its node count. This module is pure. `Supervisor` reads the tables and acts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,24 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it
-CALM_SECONDS = 60.0  # without a waiting group, until places are requested again; and between two moves of a worker
+PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it, and that room lasts before it is used
+CALM_SECONDS = 60.0  # without a place for others, until all are requested again; and between two moves of a worker
 SETTLE_SECONDS = 5.0  # at most, until Ray reports the resources of a removed group as free
+SOON_SECONDS, LATE_SECONDS = 1.0, 10.0  # between two looks, while places may have to move and otherwise
+ALL = 1_000_000  # places
 _NAME = re.compile(r"ray_yolo/(minimum|extra)/(-?\d+)/(\d+)/[0-9a-f]+")
 
 GroupKind = Literal["minimum", "extra", "foreign"]
+
+
+class Bundle(NamedTuple):
+    """Resources that a group reserves together, on one node."""
+
+    needs: Mapping[str, float]
+    node: str = ""  # which holds it; '': it waits
+    labels: Mapping[str, str] = {}  # that its node has to have, as a label selector of Ray
 
 
 class Group(NamedTuple):
@@ -35,18 +45,36 @@ class Group(NamedTuple):
 
     id: str
     job: str  # Ray's id of the program that has created it
-    is_placed: bool  # otherwise it waits for resources
-    bundles: tuple[Mapping[str, float], ...]  # the CPUs and GPUs of those that reserve any
-    is_strict: bool  # its bundles may not be placed freely
+    bundles: tuple[Bundle, ...]
+    strategy: str = "PACK"
     kind: GroupKind = "foreign"
     priority: int = 0
     number: int = 0  # of the pool's bundle
 
     @property
-    def largest_bundle(self) -> Mapping[str, float]:
-        """A place of this size holds any of its bundles. Those of other programs may differ."""
-        kinds = {kind for bundle in self.bundles for kind in bundle}
-        return {kind: max(bundle.get(kind, 0.0) for bundle in self.bundles) for kind in sorted(kinds)}
+    def is_placed(self) -> bool:
+        """Whether it waits for nothing."""
+        return all(bundle.node for bundle in self.bundles)
+
+    @property
+    def missing(self) -> list[Bundle]:
+        """What it waits for, the largest first. Bundles that have to be on one node are one."""
+        waiting = [bundle for bundle in self.bundles if not bundle.node]
+        if self.strategy == "STRICT_PACK" and waiting:
+            total, labels = Counter[str](), dict[str, str]()
+            for bundle in waiting:
+                total.update(bundle.needs)
+                labels |= bundle.labels
+            return [Bundle(total, labels=labels)]
+        return sorted(waiting, key=lambda bundle: (-bundle.needs.get("GPU", 0), -sum(bundle.needs.values())))
+
+
+class Node(NamedTuple):
+    """A node that places can be on."""
+
+    id: str
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = {}
 
 
 class Offer(NamedTuple):
@@ -54,6 +82,8 @@ class Offer(NamedTuple):
 
     leaves: Group
     waits: Group
+    gains: Mapping[str, float]
+    """What its node has free then."""
 
 
 def group_name(kind: GroupKind, priority: int, number: int) -> str:
@@ -61,72 +91,148 @@ def group_name(kind: GroupKind, priority: int, number: int) -> str:
     return f"ray_yolo/{kind}/{priority}/{number}/{uuid.uuid4().hex}"
 
 
-def read_groups(table: Mapping[str, Mapping[str, Any]], creator_of: Callable[[str], str]) -> list[Group]:
-    """The groups of Ray's table that are placed or wait, and reserve CPUs or GPUs."""
-    groups = []
-    for row in table.values():
-        reserved = [{kind: bundle[kind] for kind in ("CPU", "GPU") if bundle.get(kind)}
-                    for bundle in row["bundles"].values()]
-        bundles = tuple(bundle for bundle in reserved if bundle)
-        if row["state"] not in ("PENDING", "CREATED") or not bundles:
-            continue
-        identity = row["placement_group_id"]
-        is_strict = row["strategy"].startswith("STRICT") and len(reserved) > 1
-        group = Group(identity, creator_of(identity), row["state"] == "CREATED", bundles, is_strict)
-        if match := _NAME.fullmatch(row["name"]):
-            kind: GroupKind = "extra" if match[1] == "extra" else "minimum"
-            group = group._replace(kind=kind, priority=int(match[2]), number=int(match[3]))
-        groups.append(group)
-    return groups
+def named_group(identity: str, job: str, name: str, bundles: tuple[Bundle, ...], strategy: str) -> Group:
+    """A group of Ray's table, with what its name tells."""
+    group = Group(identity, job, bundles, strategy)
+    if match := _NAME.fullmatch(name):
+        kind: GroupKind = "extra" if match[1] == "extra" else "minimum"
+        group = group._replace(kind=kind, priority=int(match[2]), number=int(match[3]))
+    return group
 
 
-def choose_offer(groups: Sequence[Group], due: Collection[str], free: Sequence[Mapping[str, float]],
-                 soon_free: Sequence[Mapping[str, float]] = ()) -> Offer | None:
-    """The next worker that leaves, and for which group; None: none has to.
+def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether a node has the labels that a selector of Ray asks for: `a`, `!a`, `in(a,b)` or `!in(a,b)` for each."""
+    for key, condition in selector.items():
+        wanted, has_not = condition.removeprefix("!"), condition.startswith("!")
+        values = wanted[3:-1].split(",") if wanted.startswith("in(") else [wanted]
+        if (labels.get(key) in [value.strip() for value in values]) == has_not:
+            return False
+    return True
 
-    Of the waiting groups the one of the highest priority comes first, then those that are no extras. Of the extras that
-    may be taken, one of the lowest priority leaves first, then one of the job that has the most of them, then of the
-    job whose id is first. Of a job, the youngest leaves. No worker leaves for a strict group, whose places are not free
-    to choose.
+
+def _fits(needs: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    return all(free.get(kind, 0.0) >= amount - 1e-6 for kind, amount in needs.items())
+
+
+class _Plan(NamedTuple):
+    """Where a waiting group gets its places."""
+
+    leavers: list[Group]  # the first one leaves first
+    places: list[tuple[Bundle, str]]  # each of its bundles and its node
+
+
+class Places:
+    """The places of the cluster at one moment, and who gets which of them.
+
+    Of the waiting groups the one of the highest priority comes first, then those that are no extras. Each gets what is
+    free, and what the workers free that may have to leave for it. Of these, one of the lowest priority leaves first,
+    then one of the job that has the most of them, then of the job whose id is first. Of a job, the youngest leaves. If
+    all together would not suffice, none leaves.
 
     Args:
-        due: the ids of the groups that have waited for `PATIENCE_SECONDS`.
-        free: the free resources of each node.
-        soon_free: the same once Ray has counted what removed groups have held.
+        due: the ids of the groups that have waited for `PATIENCE_SECONDS`. The others get what is free.
     """
-    extras = [group for group in groups if group.kind == "extra" and group.is_placed]
-    count = Counter(extra.job for extra in extras)
 
-    def may_take(waits: Group, extra: Group) -> bool:
-        if extra.job == waits.job or not _holds(extra.bundles[0], waits.largest_bundle):  # an extra has one bundle
+    def __init__(self, groups: Sequence[Group], nodes: Sequence[Node], due: Collection[str]) -> None:
+        self._nodes = sorted(nodes, key=lambda node: node.id)
+        self._free = {node.id: Counter[str](dict(node.free)) for node in nodes}
+        self._extras = [group for group in groups if group.kind == "extra" and group.is_placed]
+        self._count = Counter(extra.job for extra in self._extras)
+        self.offer: Offer | None = None
+        waiting = [group for group in groups if not group.is_placed]
+        without = set[tuple[object, ...]]()  # equal groups have none either: there are ever fewer places
+        for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
+            is_due = waits.id in due
+            same = waits.job, waits.kind, waits.priority, waits.strategy, str(waits.bundles), is_due
+            plan = None if same in without else self._plan(waits, is_due=is_due)
+            if plan is None:
+                without.add(same)
+                continue
+            if plan.leavers and self.offer is None:
+                first = min(plan.leavers, key=self._leaves_before)
+                here = first.bundles[0]
+                self.offer = Offer(first, waits, self._free[here.node] + Counter(here.needs))
+            for leaver in plan.leavers:
+                self._release(leaver)
+            for bundle, node in plan.places:
+                self._free[node].subtract(bundle.needs)
+
+    def room(self, place: Bundle) -> int:
+        """How many such places fit into what nobody who waits gets."""
+        number = 0
+        for node in self._nodes:
+            free = Counter(self._free[node.id])
+            while matches(place.labels, node.labels) and _fits(place.needs, free) and number < ALL:
+                free.subtract(place.needs)
+                number += 1
+        return number
+
+    def _leaves_before(self, extra: Group) -> tuple[int, int, str, int]:
+        return extra.priority, -self._count[extra.job], extra.job, -extra.number
+
+    def _may_take(self, waits: Group, extra: Group) -> bool:
+        if extra.job == waits.job:
             return False
         if extra.priority != waits.priority:
             return extra.priority < waits.priority
-        if waits.kind != "extra":
-            return True
         # After the move the giver still has as many extras as the taker; with less, they would swap for ever.
-        return count[extra.job] - 1 >= count[waits.job] + 1
+        return waits.kind != "extra" or self._count[extra.job] - 1 >= self._count[waits.job] + 1
 
-    waiting = [group for group in groups if group.id in due and not group.is_placed and not group.is_strict]
-    for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
-        needed = waits.largest_bundle
-        missing = len(waits.bundles) - max(_fitting(needed, free), _fitting(needed, soon_free))
-        candidates = [extra for extra in extras if may_take(waits, extra)]
-        # Ray is about to place it, or all extras together would not suffice
-        if missing <= 0 or missing > len(candidates):
-            continue
-        leaver = min(candidates, key=lambda extra: (extra.priority, -count[extra.job], extra.job, -extra.number))
-        return Offer(leaver, waits)
-    return None
+    def _plan(self, waits: Group, *, is_due: bool) -> _Plan | None:
+        """Where a group gets its places; None: nowhere. Nothing has changed after this call."""
+        before = {node: Counter(free) for node, free in self._free.items()}, list(self._extras), Counter(self._count)
+        plan = _Plan([], [])
+        used = {bundle.node for bundle in waits.bundles}
+        for bundle in waits.missing:
+            found: list[tuple[tuple[int, int, list[tuple[int, int, str, int]], str], list[Group]]] = []
+            for node in self._nodes:
+                if not matches(bundle.labels, node.labels) or (waits.strategy == "STRICT_SPREAD" and node.id in used):
+                    continue
+                leavers = self._leavers(bundle, node.id, waits) if is_due else (
+                    [] if _fits(bundle.needs, self._free[node.id]) else None)
+                if leavers is None:
+                    continue
+                highest = max((extra.priority for extra in leavers), default=-ALL)
+                order = highest, len(leavers), sorted(map(self._leaves_before, leavers)), node.id
+                found.append((order, leavers))
+            if not found:
+                self._free, self._extras, self._count = before
+                return None
+            (_, _, _, node_id), leavers = min(found, key=lambda each: each[0])
+            for leaver in leavers:
+                self._release(leaver)
+            self._free[node_id].subtract(bundle.needs)
+            used.add(node_id)
+            plan.leavers.extend(leavers)
+            plan.places.append((bundle, node_id))
+        self._free, self._extras, self._count = before
+        return plan
 
+    def _leavers(self, bundle: Bundle, node: str, waits: Group) -> list[Group] | None:
+        """The fewest extras on a node that have to leave, until a bundle fits on it; None: all do not suffice."""
+        free, count, chosen = Counter(self._free[node]), Counter(self._count), list[Group]()
+        try:
+            while not _fits(bundle.needs, free):
+                lacking = {kind for kind, amount in bundle.needs.items() if free[kind] < amount - 1e-6}
+                candidates = [extra for extra in self._extras
+                              if extra.bundles[0].node == node and extra not in chosen
+                              and lacking & {kind for kind, held in extra.bundles[0].needs.items() if held}
+                              and self._may_take(waits, extra)]
+                if not candidates:
+                    return None
+                leaver = min(candidates, key=self._leaves_before)
+                chosen.append(leaver)
+                free.update(leaver.bundles[0].needs)
+                self._count[leaver.job] -= 1
+            return chosen
+        finally:
+            self._count = count
 
-def _holds(bundle: Mapping[str, float], needed: Mapping[str, float]) -> bool:
-    return all(bundle.get(kind, 0.0) >= amount for kind, amount in needed.items())
-
-
-def _fitting(needed: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many such bundles fit into the free resources of the nodes."""
-    return sum(min(int(free.get(kind, 0.0) / amount + 1e-9) for kind, amount in needed.items()) for free in nodes)
+    def _release(self, extra: Group) -> None:
+        """An extra leaves."""
+        self._extras.remove(extra)
+        self._count[extra.job] -= 1
+        self._free[extra.bundles[0].node].update(extra.bundles[0].needs)
 
 
 @dataclass(frozen=True)
@@ -136,7 +242,8 @@ class Decision:
     give: int | None = None  # this bundle's worker leaves
     to: str = ""  # the job that waits
     withdraws: bool = False  # extras of its own that wait would take what others give
-    takes_back: bool = False  # request the places again
+    takes_back: int = 0  # request so many places again, if so many were given
+    look_again: float = LATE_SECONDS  # in so many seconds
 
 
 class Sharing:
@@ -144,65 +251,84 @@ class Sharing:
 
     Args:
         job: Ray's id of this program.
+        place: of each of its extra workers.
         clock: returns the time in seconds.
     """
 
-    def __init__(self, job: str, clock: Callable[[], float]) -> None:
-        self._job, self._clock = job, clock
-        self._seen: dict[str, float] = {}  # the waiting groups, and when each was first seen
-        self._calm_since = clock()
-        self._moved: dict[int, float] = {}  # bundles, and when each was given or taken back
-        self._placed: dict[str, Group] = {}  # at the last look, as the free resources
-        self._free: list[Mapping[str, float]] = []
-        self._soon_free: list[Mapping[str, float]] = []
-        self._settled_at = clock()  # until then `_soon_free` holds
+    def __init__(self, job: str, place: Bundle, clock: Callable[[], float]) -> None:
+        self._job, self._place, self._clock = job, place, clock
+        self._seen: dict[str, float] = {}
+        """The waiting groups, and when each was first seen."""
+        self._calm_since = clock() - CALM_SECONDS
+        """Since when no worker has to leave for another job."""
+        self._room_since: float | None = None
+        """Since when there is room for a place that nobody who waits gets; None: there is none."""
+        self._moved: dict[int, float] = {}
+        """The bundles that were given or taken back, and when."""
+        self._placed: dict[str, Group] = {}
+        self._nodes: Sequence[Node] = ()
+        """Groups and nodes at the last look."""
+        self._soon_free: dict[str, Counter[str]] = {}
+        """What nodes have free once Ray has counted what removed groups have held; it holds until `_settled_at`."""
+        self._settled_at = clock()
 
-    def decide(self, groups: Sequence[Group], free: Iterable[Mapping[str, float]], leaving: Collection[int]
-               ) -> Decision:
+    def decide(self, groups: Sequence[Group], nodes: Sequence[Node], leaving: Collection[int] = ()) -> Decision:
         """The decision at this moment.
 
         Args:
             leaving: bundles whose workers are about to leave: the next one waits until they have.
         """
         now = self._clock()
-        waiting = [group.id for group in groups if not group.is_placed]
-        foreign = [group.id for group in groups if not group.is_placed and group.job != self._job]
-        self._seen = {group: self._seen.get(group, now) for group in waiting}
-        if foreign:
-            self._calm_since = now
+        self._seen = {group.id: self._seen.get(group.id, now) for group in groups if not group.is_placed}
         due = [group for group, since in self._seen.items() if now - since >= PATIENCE_SECONDS]
-        free = list(free)
-        offer = choose_offer(groups, due, free, self._expect_free(groups, free, now))
+        places = Places(groups, self._expect_free(groups, nodes, now), due)
+        has_new = any(now - since < CALM_SECONDS for since in self._seen.values())
+        look_again = SOON_SECONDS if places.offer or has_new else LATE_SECONDS
+        room = places.room(self._place)
+        if not room:
+            self._room_since = None
+        elif self._room_since is None:
+            self._room_since = now
+
+        offer = places.offer
+        if offer and offer.waits.job != self._job:
+            self._calm_since = now
+        takes_back = ALL if now - self._calm_since >= CALM_SECONDS else 0
+        if offer and offer.waits.job == self._job and offer.waits.kind != "extra":
+            takes_back = 0  # its own extras wait until the minimum has its places
+        if self._room_since is not None and now - self._room_since >= PATIENCE_SECONDS:
+            takes_back = max(takes_back, room)
         if offer is None:
-            is_calm = now - self._calm_since >= CALM_SECONDS
-            return Decision(takes_back=is_calm)
-        withdraws = offer.waits.job != self._job
+            return Decision(takes_back=takes_back, look_again=look_again)
+        is_for_own_extra = offer.waits.job == self._job and offer.waits.kind == "extra"
+        withdraws = not is_for_own_extra and _fits(self._place.needs, offer.gains)
+        takes_back = 0 if withdraws else takes_back
         if offer.leaves.job != self._job or leaving or not self._may_move(offer.leaves.number, now):
-            return Decision(withdraws=withdraws)
+            return Decision(withdraws=withdraws, takes_back=takes_back, look_again=look_again)
         self._moved[offer.leaves.number] = now
-        return Decision(give=offer.leaves.number, to=offer.waits.job, withdraws=withdraws)
+        return Decision(give=offer.leaves.number, to=offer.waits.job, withdraws=withdraws, look_again=look_again)
 
     def took_back(self, number: int) -> None:
         """A bundle was requested again."""
         self._moved[number] = self._clock()
 
-    def _expect_free(self, groups: Sequence[Group], free: list[Mapping[str, float]], now: float
-                     ) -> list[Mapping[str, float]]:
-        """What is free soon: Ray's report of free resources is later than its table. Empty: the report is true.
+    def _expect_free(self, groups: Iterable[Group], nodes: Sequence[Node], now: float) -> list[Node]:
+        """The nodes with what is free soon: Ray's report of free resources is later than its table.
 
         Without it one worker too many would leave: the group that it left for waits for a moment longer.
         """
         placed = {group.id: group for group in groups if group.is_placed}
         removed = [group for group in self._placed.values() if group.id not in placed]
         if now >= self._settled_at or placed.keys() - self._placed.keys():  # a new group has taken some of it
-            self._soon_free = []
+            self._soon_free = {}
         if removed:
-            self._soon_free = list(self._soon_free or self._free)
-            for group in removed:
-                self._soon_free += group.bundles
+            self._soon_free = self._soon_free or {node.id: Counter(node.free) for node in self._nodes}
+            for bundle in (bundle for group in removed for bundle in group.bundles):
+                if bundle.node in self._soon_free:
+                    self._soon_free[bundle.node].update(bundle.needs)
             self._settled_at = now + SETTLE_SECONDS
-        self._placed, self._free = placed, free
-        return self._soon_free
+        self._placed, self._nodes = placed, nodes
+        return [node._replace(free=Counter(node.free) | self._soon_free.get(node.id, Counter())) for node in nodes]
 
     def _may_move(self, number: int, now: float) -> bool:
         return now - self._moved.get(number, now - CALM_SECONDS) >= CALM_SECONDS

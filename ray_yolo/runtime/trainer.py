@@ -26,10 +26,10 @@ from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, node_room
-from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.build import ALONE, TrainSpec, WorkerContext
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.loading import loader_memory
-from ray_yolo.engine.membership import Activity, warns_without_progress
+from ray_yolo.engine.membership import Activity, Rendezvous, warns_without_progress
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
@@ -59,6 +59,7 @@ from ray_yolo.sinks.report import (
     dry_placement_line,
     fine_tuning_line,
     idle_line,
+    licence_line,
     placement_line,
     tf32_line,
     transfer_line,
@@ -77,16 +78,17 @@ class TrainResult:
     best: Path  #: weights of the best epoch
     last: Path  #: weights of the last epoch
     epochs: int  #: trained in all
-    best_epoch: int  #: of these weights; counted from 0, as in results.csv
+    best_epoch: int  #: of weights/best.pt, counted from 1; 0 without a validation
     best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
-    metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
+    metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of weights/best.pt
     paused: bool = False  #: after `stop_after` epochs, with more to train
 
 
 def fit(config: RunConfig, *, quiet: bool = False,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
         trained: Callable[[], None] = lambda: None, has_own_records: bool = True,
-        functions: Mapping[str, object] = MappingProxyType({})) -> TrainResult:
+        functions: Mapping[str, object] = MappingProxyType({}),
+        origins: Mapping[str, str] = MappingProxyType({})) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
@@ -96,6 +98,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
         trained: called when log and weights are complete, before the records that are derived from them.
         has_own_records: start a process that makes the run's records; False if the caller has one for several runs.
         functions: of the caller, by name, as in `sinks.callbacks`; they replace those of the `callbacks` setting.
+        origins: of the settings by path, as of `resolve_config`; recorded for the run's page.
 
     Raises:
         InputError: for all user errors, before any cluster work (exit 2).
@@ -120,7 +123,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
                 status.print(f"warning: {slower}")
             status.phase("building the model")
             is_new = run is None
-            run = run or begin_run(config.placement, first_record(config, train, gpus, command, transfer))
+            run = run or begin_run(config.placement, first_record(
+                config, train, gpus, command, transfer, origins))
             spec = spec_of_run(run, config.placement.max_workers, train, val)
             unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
                                   val, gpus) if is_new and has_own_records else []
@@ -159,9 +163,8 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
             if lost := run.lost_checkpoints():
                 run_logger.warn(lost)
             if local:
-                with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
-                    summary = cast(Summary, run_session(
-                        spec, context, placement, run_logger.emit, stop_requested=stop_requested))
+                with _local_worker(placement, gpus, run_logger, run) as (context, rendezvous):
+                    summary = cast(Summary, run_session(spec, context, placement, run_logger.emit, rendezvous))
             else:
                 from ray_yolo.runtime.workers.run import train_on_ray
 
@@ -224,6 +227,7 @@ def dry_run(config: RunConfig) -> Planned:
     if transfer:
         notes += [transfer.note, transfer_line(transfer, recipe.weights)]
         notes += [f"new values: {name}" for name in transfer.left_out]
+        notes.append(licence_line(transfer.licence, recipe.weights))
     notes += unused_lines(given, planned, description, train, val, gpus)
     return Planned(planned, tuple(note for note in notes if note))
 
@@ -286,19 +290,20 @@ def _runs_a_script() -> bool:
 
 @contextmanager
 def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run: Run
-                  ) -> Iterator[tuple[WorkerContext, Callable[[], bool]]]:
-    """Context of a session in this process: yields its worker's context, and whether a stop was requested."""
+                  ) -> Iterator[tuple[WorkerContext, Rendezvous]]:
+    """Context of a session in this process: yields its worker's context, and its only group, which a signal stops."""
     keep_freed_memory()
-    device = torch.device("cuda" if gpus else "cpu")
-    activity = Activity()
-    with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn) as stop_requested,
+    device, rendezvous, activity = torch.device("cuda" if gpus else "cpu"), Rendezvous(ALONE), Activity()
+    if run.remote:
+        run.remote.on_loss = rendezvous.stop
+    with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn, rendezvous.stop),
           forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
             activity=activity, device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
             cuda_graphs=placement.cuda_graphs, colour_kernel=placement.colour_kernel,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
-            stored=run.remote.checkpoints if run.remote else None), lambda: stop_requested() or run.is_lost
-        if stop_requested():
+            stored=run.remote.checkpoints if run.remote else None), rendezvous
+        if rendezvous.orders.stop:
             run_logger.recorder.flush()
             extend_if_saved([run.folder])
 
@@ -306,10 +311,9 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
 def _result(run: Run, summary: Summary) -> TrainResult:
     weights = run.folder / "weights"
     _, best = best_epochs(run.folder)
-    last, epoch, fitness = summary.last_epoch, summary.best_epoch, summary.best_fitness
+    metrics = (best.metrics if best else None) or {}
     return TrainResult(run_dir=run.folder, best=weights / "best.pt", last=weights / "last.pt",
-                       epochs=summary.epoch + 1, best_epoch=best.epoch if best else epoch,
-                       best_fitness=fitness if best is None or best.fitness is None else best.fitness,
-                       metrics={name: number for name, number in ((last and last.metrics) or {}).items()
-                                if number is not None},
+                       epochs=summary.epoch + 1, best_epoch=(best.epoch if best else summary.best_epoch) + 1,
+                       best_fitness=summary.best_fitness if best is None or best.fitness is None else best.fitness,
+                       metrics={name: number for name, number in metrics.items() if number is not None},
                        paused=summary.paused)

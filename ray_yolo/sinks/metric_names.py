@@ -1,4 +1,4 @@
-"""The metrics of an epoch with their names in each sink: the only table of metric names.
+"""The metrics of an epoch with their names: the only table of metric names.
 
 The model family names the loss terms; all other names are the same for every family.
 """
@@ -14,15 +14,17 @@ from ray_yolo.core.events import ANCHOR_TERMS, METRICS, EpochEvent, Number
 class Metric(NamedTuple):
     """One number of an epoch."""
 
-    results: str | None
-    """Column of results.csv and TensorBoard tag, as in YOLOv5; None: only in MLflow."""
-    mlflow: str
+    name: str
+    """In MLflow and TensorBoard, which show the groups before the slash in the order of the alphabet."""
+    column: str | None
+    """Of results.csv, YOLOv5's name; None: it has none."""
     of: Callable[[EpochEvent], Number]
 
 
 COLUMNS = {"precision": "metrics/precision", "recall": "metrics/recall", "mAP50": "metrics/mAP_0.5",
            "mAP50-95": "metrics/mAP_0.5:0.95"}
 """YOLOv5's names of the metrics."""
+FITNESS = "metrics/fitness"
 
 
 def loss_column(part: str, term: str) -> str:
@@ -39,12 +41,12 @@ def metrics(terms: Sequence[str]) -> list[Metric]:
     """All numbers of an epoch, in the order of YOLOv5's results.csv."""
     return [
         *(_loss("train", term) for term in terms),
-        *(Metric(COLUMNS[name], f"metrics/{name}", measured(name)) for name in METRICS),
+        *measured_metrics(),
         *(_loss("val", term) for term in terms),
         *(_rate(group) for group in range(3)),
-        Metric(None, "perf/img_per_s", lambda row: row.images_per_second),
-        Metric(None, "perf/data_wait_frac", lambda row: row.wait_share),
-        Metric(None, "sys/gpu_mem_gb", lambda row: row.memory_gb),
+        Metric("x/images_per_second", None, lambda row: row.images_per_second),
+        Metric("x/data_wait_share", None, lambda row: row.wait_share),
+        Metric("x/gpu_memory_gb", None, lambda row: row.memory_gb),
     ]
 
 
@@ -54,15 +56,14 @@ def _loss(part: Literal["train", "val"], term: str) -> Metric:
 
 
 def _rate(group: int) -> Metric:
-    return Metric(f"x/lr{group}", f"lr/pg{group}", lambda row: row.lr[group])
+    name = f"x/lr{group}"
+    return Metric(name, name, lambda row: row.lr[group])
 
 
-def best_metrics() -> list[Metric]:
-    """The metrics of the best epoch, for the end of training."""
-    return [*(Metric(None, f"best/{name}", measured(name)) for name in METRICS),
-            Metric(None, "best/fitness", lambda row: row.fitness), Metric(None, "best/epoch", lambda row: row.epoch)]
+def measured_metrics() -> list[Metric]:
+    """What a validation measures: precision, recall, both mAPs, and the fitness that they give."""
+    return [*map(_measured, METRICS), Metric(FITNESS, None, lambda row: row.fitness)]
 
 
-def measured(name: str) -> Callable[[EpochEvent], Number]:
-    """A function that returns a metric of an epoch; None for an epoch without validation."""
-    return lambda row: (row.metrics or {}).get(name)
+def _measured(name: str) -> Metric:
+    return Metric(f"metrics/{name}", COLUMNS[name], lambda row: (row.metrics or {}).get(name))

@@ -21,7 +21,7 @@ from ray_yolo.config.settings import leaves
 from ray_yolo.core.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, Goodput, best_row, durable, epoch_rows, last_of, measure_goodput
-from ray_yolo.sinks.metric_names import Metric, best_metrics, loss_column, metrics, terms_of
+from ray_yolo.sinks.metric_names import Metric, loss_column, measured_metrics, metrics, terms_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 
 RUN_ID_TAG = "ray_yolo.run_id"
@@ -39,12 +39,12 @@ _STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
 class Point(NamedTuple):
-    """One value of one metric, in the order of `mlflow.entities.Metric`; MLflow's step is our epoch."""
+    """One value of one metric, in the order of `mlflow.entities.Metric`."""
 
     key: str
     value: float
     time_ms: int
-    epoch: int
+    epoch: int  # counted from 1; MLflow's step
 
 
 class Data(NamedTuple):
@@ -101,7 +101,6 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None) -> RunPl
     tracking = run.tracking or requested_tracking()
     end = last if isinstance(last, EndEvent) else None
     rows = epoch_rows(durable(events))
-    best = best_row(rows) if end else None
     return RunPlan(
         name=run.name,
         experiment=tracking.get("experiment") or Path(run.placement["project"]).name or "ray_yolo",
@@ -109,7 +108,7 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None) -> RunPl
         params=flat_params({**run.recipe, "placement": run.placement}),
         tags=_tags(run, starts, measure_goodput(events), parent_run_id or tracking.get("parent_run_id")),
         data=_data(run, last_of(events, DatasetEvent)),
-        points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
+        points=[*_points(rows, metrics(terms_of(rows))), *_final_points(rows, end)],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
         artifacts=[pattern for pattern in ARTIFACTS if not (parent_run_id and pattern.startswith("weights/"))],
@@ -166,6 +165,7 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent], cost: Goodput, parent_run
         "mlflow.source.name": run.command,
         "mlflow.source.git.commit": run.provenance.get("git_commit"),
         PARENT_TAG: parent_run_id,
+        "ray_yolo.weights_licence": run.weights_licence,
         **_lineage_tags(run),
         **{f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()},
         **{f"ray_yolo.{name}": f"{value:.6g}" for name, value in vars(cost).items()},
@@ -179,7 +179,7 @@ def _lineage_tags(run: RunEvent) -> dict[str, str]:
         return {}
     origin = run.forked_from
     return {"ray_yolo.forked_from": origin.run_id, "ray_yolo.forked_from.run": redact(origin.run),
-            "ray_yolo.forked_from.epoch": "" if origin.epoch is None else str(origin.epoch),
+            "ray_yolo.forked_from.epoch": "" if origin.epoch is None else str(origin.epoch + 1),
             "ray_yolo.forked_from.step": str(origin.step), "ray_yolo.forked_from.weights": origin.weights}
 
 
@@ -212,7 +212,19 @@ def _points(rows: Sequence[EpochEvent], numbers: Sequence[Metric]) -> Iterator[P
     for row in rows:
         for metric in numbers:
             if (number := metric.of(row)) is not None:
-                yield Point(metric.mlflow, number, _milliseconds(row), row.epoch)
+                yield Point(metric.name, number, _milliseconds(row), row.epoch + 1)
+
+
+def _final_points(rows: Sequence[EpochEvent], end: EndEvent | None) -> Iterator[Point]:
+    """What the best epoch measured, once more at the end of the last one.
+
+    MLflow's tables show the newest point of a metric. After the training that is the one of weights/best.pt.
+    """
+    best = best_row(rows)
+    if end is None or end.status != "done" or best is None or best is rows[-1]:
+        return
+    for point in _points([best], measured_metrics()):
+        yield point._replace(time_ms=_milliseconds(end), epoch=rows[-1].epoch + 1)
 
 
 def _milliseconds(event: Event) -> int:

@@ -47,7 +47,7 @@ _MONITOR_SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 class Delivery:
     """Delivers the plans of one run folder to one server, and caches the server's content.
 
-    A point whose value differs from the server's is posted again: MLflow shows the newest of a step.
+    A point is posted unless the server has its value at its step: of several values of a step, MLflow shows the newest.
 
     Args:
         folder: with the files of the run. The id of the MLflow run is stored there.
@@ -61,7 +61,7 @@ class Delivery:
         self._run_id = self._status = ""
         self._tags: dict[str, str] = {}
         self._held: set[Hashable] = set()  # names of parameters, (name, digest) of data
-        self._values: dict[tuple[str, int], float] = {}  # by key and epoch
+        self._values: set[tuple[str, int, float]] = set()  # key, step and value of each point
 
     def deliver(self, plan: RunPlan, *, with_files: bool = True) -> str:
         """Post the parts of a plan that the MLflow run lacks, with its final status last. Returns its id.
@@ -119,10 +119,10 @@ class Delivery:
     def _post_points(self, client: MlflowClient, plan: RunPlan) -> None:
         from mlflow.entities import Metric
 
-        new = [point for point in plan.points if self._values.get((point.key, point.epoch)) != point.value]
+        new = [point for point in plan.points if (point.key, point.epoch, point.value) not in self._values]
         metrics = [Metric(*point) for point in new]
         self._post(metrics, _METRICS_PER_CALL, lambda some: client.log_batch(self._run_id, metrics=some))
-        self._values.update({(point.key, point.epoch): point.value for point in new})
+        self._values.update((point.key, point.epoch, point.value) for point in new)
 
     def _post(self, items: Sequence[Any], most: int, send: Callable[[Sequence[Any]], object]) -> None:
         """Send items, at most `most` per call."""
@@ -161,12 +161,12 @@ class Delivery:
             run = self._create(client, plan)
         self._run_id, self._status, self._tags = run.info.run_id, run.info.status, dict(run.data.tags)
 
-        self._values = {}
+        self._values = set()
         for key in run.data.metrics:
             if key.startswith("system/"):  # posted by the monitor
                 continue
             for point in client.get_metric_history(self._run_id, key):
-                self._values[key, point.step] = point.value  # of a step that was corrected, the newest
+                self._values.add((key, point.step, point.value))
 
         self._held = set(run.data.params)
         for each in run.inputs.dataset_inputs if run.inputs else ():

@@ -95,7 +95,8 @@ class RecordProcess:
 
     def _start(self) -> None:
         self._starts += 1
-        self._close_pipes()  # of a process that was killed
+        if self._process is not None:
+            _close_pipes(self._process)  # it was killed
         self._failing.clear()  # the new process has not tried any record
         note_incomplete(self._folder)
         self._unread = b""
@@ -111,16 +112,8 @@ class RecordProcess:
             process = start_detached("ray_yolo.sinks.earlier_runs", str(self._folder), {URI_VARIABLE: self._uri or ""},
                                      own_session=self._own_session)
             set_priority(process.pid, "SCHED_IDLE", 19)
+            _close_pipes(process)  # it reads and says nothing
             _left.append(process)  # nothing waits for it
-
-    def _close_pipes(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what is not sent yet is lost with the process
-                    pipe.close()
 
     def _send_end(self) -> None:
         process = self._process
@@ -195,6 +188,13 @@ class RecordSink(Sink):
         if self._is_training:
             with suppress(KeyboardInterrupt):  # the user does not want to wait
                 self._process.finish(self._limit())
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what is not sent yet is lost with the process
+                pipe.close()
 
 
 def start_detached(module: str, argument: str, environment: Mapping[str, str], *, own_session: bool

@@ -25,6 +25,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, Event, StartEvent
 from ray_yolo.runs.event_log import last_of
 from ray_yolo.sinks.base import Tell, ignore
+from ray_yolo.sinks.metric_names import FITNESS
 from ray_yolo.sinks.mlflow_client import build_client, read_run_file
 from ray_yolo.sinks.mlflow_errors import explained
 from ray_yolo.sinks.mlflow_plan import CONTEXT_TAG, VALIDATION
@@ -109,7 +110,7 @@ def _create_model(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     best = run_dir / "weights" / "best.pt"
     state = read_state(best if best.exists() else best.with_name("last.pt"))
     meta = json.loads(state["meta"])
-    epoch = meta["best_epoch"] if best.exists() else max(meta["progress"][0] - 1, 0)
+    epoch = meta["best_epoch"] + 1 if best.exists() else max(meta["progress"][0], 1)  # counted from 1
     with tempfile.TemporaryDirectory() as temporary:
         folder, weights = Path(temporary) / "model", Path(temporary) / "weights.pt"
         torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without the state that only training needs
@@ -160,7 +161,7 @@ def _version_of(client: MlflowClient, name: str, run_id: str, model_id: str) -> 
         return versions[0]
     epoch = model.tags.get(_EPOCH_TAG)  # earlier versions of this package have not noted it
     return client.create_model_version(name, source, run_id, model_id=model_id, description=(
-        f"{client.get_run(run_id).info.run_name}" + (f", weights of epoch {epoch}, counted from 0" if epoch else "")))
+        f"{client.get_run(run_id).info.run_name}" + (f", weights of epoch {epoch}" if epoch else "")))
 
 
 class _Measured(NamedTuple):
@@ -181,7 +182,7 @@ def _measured(client: MlflowClient, run_id: str) -> _Measured:
         return _Measured(None, None)  # it was removed for good
     digests = [each.dataset.digest for each in (run.inputs.dataset_inputs if run.inputs else ()) for tag in each.tags
                if tag.key == CONTEXT_TAG and VALIDATION in tag.value.split(", ")]
-    return _Measured(run.data.metrics.get("best/fitness"), digests[0] if len(digests) == 1 else None)
+    return _Measured(run.data.metrics.get(FITNESS), digests[0] if len(digests) == 1 else None)
 
 
 def _move_alias(client: MlflowClient, name: str, version: ModelVersion) -> str:

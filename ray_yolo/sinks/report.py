@@ -276,8 +276,8 @@ def closing_message(run_dir: str | Path, events: Sequence[Event], *, plots: bool
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
         lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
-                 f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
-    return "\n".join([*lines, *_result_lines(Path(run_dir), plots, uri)])
+                 f"             (epoch {best.epoch} in results.csv, which counts from 0 as YOLOv5 does)"]
+    return "\n".join([*lines, *_result_lines(Path(run_dir), plots and bool(rows), uri)])
 
 
 def settings_line(recipe: Recipe) -> str:
@@ -408,6 +408,14 @@ def transfer_line(transfer: TransferRecord, weights: str) -> str:
     return line
 
 
+def licence_line(licence: str, weights: str) -> str:
+    """The licence that a file of initial weights states, in one line; '' if it states none."""
+    if not licence:
+        return ""
+    return (f"licence: {weights} states '{licence}'; its owner may hold that this covers what is trained from it "
+            "(docs/running.md, Initial weights)")
+
+
 def resources_line(event: ResourcesEvent) -> str:
     """The resources of each worker and the reasons, in one line."""
     cpus = format_count(event.cpus, "CPU")
@@ -450,6 +458,7 @@ def _result_lines(run_dir: Path, plots: bool, uri: str | None) -> list[str]:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
     if plots or (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
+        lines.append(f"page         {run_dir / 'report.html'} (all of it in one file: open in a browser, or send it)")
     if is_installed():
         lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
     else:

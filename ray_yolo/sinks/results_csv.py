@@ -42,8 +42,8 @@ def format_results(events: Sequence[Event]) -> str:
     Cells are right-aligned, 20 wide, five digits, with commas between; `nan` for missing values.
     """
     rows = epoch_rows(surviving(events))
-    shown = [metric for metric in metrics(terms_of(rows)) if metric.results]
-    names = ["epoch", *(metric.results for metric in shown)]
+    shown = [metric for metric in metrics(terms_of(rows)) if metric.column]
+    names = ["epoch", *(metric.column for metric in shown)]
     lines = [",".join(f"{name:>20}" for name in names)]
     for row in rows:
         cells: list[float] = [row.epoch]

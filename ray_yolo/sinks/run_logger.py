@@ -42,7 +42,7 @@ from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import requested_tracking
 from ray_yolo.sinks.record_process import PROMPT_SECONDS, RecordProcess, RecordSink, waiting_limit
-from ray_yolo.sinks.report import fine_tuning_line, idle_line, placement_line, transfer_line
+from ray_yolo.sinks.report import fine_tuning_line, idle_line, licence_line, placement_line, transfer_line
 from ray_yolo.sinks.results_csv import ResultsCsv, edited_options, write_options
 from ray_yolo.sinks.upload import LogUpload
 
@@ -211,7 +211,8 @@ def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str, not
         placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
         num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
         provenance=run.training.provenance, notes=notes,
-        tracking=requested_tracking(), forked_from=run.training.forked_from)
+        tracking=requested_tracking(), forked_from=run.training.forked_from,
+        weights_licence=run.training.weights_licence)
 
 
 def _start_notes(run: Run, spec: TrainSpec, placement: Placement) -> tuple[str, ...]:
@@ -227,6 +228,7 @@ def _start_notes(run: Run, spec: TrainSpec, placement: Placement) -> tuple[str, 
         notes.append(record.transfer.note)
         if not record.transfer.is_sparse:  # else it is a warning
             notes.append(transfer_line(record.transfer, record.recipe.weights))
+    notes.append(licence_line(record.weights_licence, record.recipe.weights))
     return tuple(note for note in notes if note)
 
 

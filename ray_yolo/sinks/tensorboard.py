@@ -70,8 +70,7 @@ class TensorBoard:
 
 
 def _points(row: EpochEvent, columns: Sequence[Metric]) -> Iterator[tuple[str, int, float, float]]:
-    """(tag, step, value, time) of each number of an epoch; MLflow's own metrics have no tag."""
+    """(tag, step, value, time) of each number of an epoch; the steps are the epochs, counted from 1."""
     for metric in columns:
-        number = metric.of(row)
-        if metric.results is not None and number is not None:
-            yield metric.results, row.epoch, number, row.time
+        if (number := metric.of(row)) is not None:
+            yield metric.name, row.epoch + 1, number, row.time

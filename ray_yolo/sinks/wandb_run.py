@@ -25,7 +25,7 @@ from ray_yolo.core.events import EndEvent, EpochEvent, Event, RunEvent, StartEve
 from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import best_row, durable, epoch_rows, last_of
 from ray_yolo.runs.run_record import LEDGER_FILE
-from ray_yolo.sinks.metric_names import best_metrics, metrics, terms_of
+from ray_yolo.sinks.metric_names import measured_metrics, metrics, terms_of
 from ray_yolo.sinks.retry import RecordError
 
 FOLDER = "wandb"
@@ -85,7 +85,7 @@ class WandbRun:
             step = row.epoch + 1
             if step < self._next_step:
                 continue
-            numbers = {metric.mlflow: metric.of(row) for metric in columns}
+            numbers = {metric.name: metric.of(row) for metric in columns}
             self._run.log({"epoch": step, **_known(numbers)}, step=step, commit=True)
             self._next_step = step + 1
 
@@ -93,7 +93,7 @@ class WandbRun:
         """Add the best epoch's numbers, files and weights. W&B stores no file twice: it knows them by content."""
         best = best_row(rows)
         if best:
-            self._run.summary.update(_known({metric.mlflow: metric.of(best) for metric in best_metrics()}))
+            self._run.summary.update(_known({metric.name: metric.of(best) for metric in measured_metrics()}))
         results = wandb.Artifact(f"run-{run.run_id}-results", "results")
         for pattern in FILES:
             for path in sorted(self._folder.glob(pattern)):

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
+from ray_yolo.core.documents import RunSummary
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Event, StartEvent
 from ray_yolo.core.formatting import format_count
@@ -17,6 +18,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, best_row, each_event, epoch_row
 from ray_yolo.runs.location import is_active, local_folder, run_names
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.status import describe_state
+from ray_yolo.storage.store import is_address
 from ray_yolo.tune.ledger import begun_of, pairs_claim_of, read_ledger, read_trials
 from ray_yolo.tune.pairs import claim_from, results_of
 from ray_yolo.tune.status import study_state
@@ -27,24 +29,17 @@ _READERS = 16  # runs of a bucket that are read at the same time
 _HEADER = ("run", "state", "epochs", "mAP50-95", "started", "changed")
 
 
-class Listed(NamedTuple):
-    """One run, sweep or comparison, in words."""
-
-    name: str
-    state: str  # training, finished, interrupted, ...
-    epochs: str  # '3 of 100'; of a sweep its trials, of a comparison its pairs
-    best: str  # mAP50-95 of the best epoch; of a sweep the fitness of its best trial; of a comparison its claim
-    started: float | None  # seconds since 1970; None: not recorded
-    changed: float | None
-
-
-def list_project(project: str) -> list[Listed]:
-    """The runs and sweeps of a project's folder or address, the last changed first.
+def list_project(project: str) -> list[RunSummary]:
+    """The runs and sweeps of a project's folder or address, the last changed first. Of a folder of projects, such as
+    `runs`, those of each of them.
 
     Raises:
         InputError: if there is none, or storage refuses.
     """
     names = run_names(project)
+    if not names and not is_address(project):
+        projects = sorted(folder.name for folder in Path(project).glob("*") if folder.is_dir())
+        names = [f"{each}/{name}" for each in projects for name in run_names(f"{project}/{each}")]
     if not names:
         raise InputError(f"{project}: has no runs; give the folder or address of a project, such as runs/train")
     with ThreadPoolExecutor(_READERS) as readers:
@@ -52,59 +47,82 @@ def list_project(project: str) -> list[Listed]:
     return sorted(rows, key=lambda row: (-(row.changed or 0), row.name))
 
 
-def format_table(rows: Sequence[Listed], now: float) -> list[str]:
+def format_table(rows: Sequence[RunSummary], now: float) -> list[str]:
     """Lines of aligned columns, with a header."""
     table = [_HEADER]
     for row in rows:
-        table.append((row.name, row.state, row.epochs, row.best, _date(row.started, now), _date(row.changed, now)))
+        state = row.state if row.kind in ("training", "unknown") else f"{row.kind}, {row.state}"
+        table.append((row.name, state, _count(row), _best(row), _date(row.started, now), _date(row.changed, now)))
     widths = [max(len(line[column]) for line in table) for column in range(len(_HEADER))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
-def _read(address: str, name: str) -> Listed:
+def _count(row: RunSummary) -> str:
+    if row.done is None:
+        return ""
+    nouns = {"sweep": "trial", "comparison": "pair"}
+    return format_count(row.done, nouns[row.kind]) if row.kind in nouns else f"{row.done} of {row.epochs}"
+
+
+def _best(row: RunSummary) -> str:
+    if row.kind == "comparison":
+        return f"{row.better} is better" if row.better else "no difference"
+    if row.best is None:
+        return ""
+    return f"{row.best:.4f} (fitness)" if row.kind == "sweep" else f"{row.best:.4f}"
+
+
+def _read(address: str, name: str) -> RunSummary:
     """The row of a run. If it cannot be read for any reason, the row says why, and the other rows are shown."""
     try:
-        folder = local_folder(address, whole=False)
-        if not (folder / LEDGER_FILE).is_file():
-            return _run(folder, name)
-        return _study(folder, name)
+        return summarise(local_folder(address, whole=False), name)
     except Exception as error:  # of any file in the folder
-        return Listed(name, f"unreadable: {reason_of(error)}", "", "", None, None)
+        return RunSummary(name=name, kind="unknown", state=f"unreadable: {reason_of(error)}")
 
 
-def _run(folder: Path, name: str) -> Listed:
+def summarise(folder: Path, name: str) -> RunSummary:
+    """The summary of a run, sweep or comparison, from its log or ledger.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    return _study(folder, name) if (folder / LEDGER_FILE).is_file() else _run(folder, name)
+
+
+def _run(folder: Path, name: str) -> RunSummary:
     events: list[Event] = []
     with suppress(FileNotFoundError):
         events = list(each_event(folder / EVENTS_FILE))
     if not events:
-        return Listed(name, "created", "", "", None, None)
+        return RunSummary(name=name, kind="training", state="created")
     state = describe_state(folder, events, is_active(folder), None)
     rows = epoch_rows(events)
     start = last_of(events, StartEvent)
     best = best_row(rows)
     precision = (best.metrics or {}).get("mAP50-95") if best else None
-    return Listed(
-        name=name, state=state.partition(":")[0].partition(" (")[0],
-        epochs=f"{len(rows)} of {start.epochs}" if start else "", best="" if precision is None else f"{precision:.4f}",
+    return RunSummary(
+        name=name, kind="training", state=state.partition(":")[0].partition(" (")[0],
+        done=len(rows) if start else None, epochs=start.epochs if start else None, best=precision,
         started=events[0].time, changed=events[-1].time)
 
 
-def _study(folder: Path, name: str) -> Listed:
+def _study(folder: Path, name: str) -> RunSummary:
     """The row of a sweep or comparison."""
     lines = read_ledger(folder / LEDGER_FILE)
     times = _event_times(folder)
+    summary = partial(RunSummary, name=name, started=min(times, default=None), changed=max(times, default=None))
     if lines and isinstance(begun_of(lines), ComparisonEvent):
         claim = pairs_claim_of(lines) or claim_from(results_of(lines))
-        state = f"comparison, {study_state(folder, 'comparing')}"
-        count = format_count(claim.pairs, "pair")
-        best = f"{claim.better} is better" if claim.better else "no difference"
-    else:
-        trials = list(read_trials(lines).values())
-        winner = best_trial(trials)
-        state, count = f"sweep, {study_state(folder, 'searching')}", format_count(len(trials), "trial")
-        best = f"{winner.fitness:.4f} (fitness)" if winner else ""
-    return Listed(name=name, state=state.partition(":")[0], epochs=count, best=best,
-                  started=min(times, default=None), changed=max(times, default=None))
+        return summary(kind="comparison", state=_word(study_state(folder, "comparing")), done=claim.pairs,
+                       better=claim.better)
+    trials = list(read_trials(lines).values())
+    winner = best_trial(trials)
+    return summary(kind="sweep", state=_word(study_state(folder, "searching")), done=len(trials),
+                   best=winner.fitness if winner else None)
+
+
+def _word(state: str) -> str:
+    return state.partition(":")[0]
 
 
 def _event_times(folder: Path) -> list[float]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ray_yolo.core.files import atomic_write
-from ray_yolo.core.formatting import align_columns
 from ray_yolo.plots.page import Section, render_page
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.compared import comparison_table, result_text
@@ -35,7 +34,7 @@ def _sweep(folder: Path, lines: Sequence[LedgerEvent]) -> list[Section]:
     return [
         Section("Sweep", [summary_line(trials)]),
         Section("Claim", [str(claim)] if claim else []),
-        Section("Best trials", align_columns(table) if has_results else []),
+        Section("Best trials", table=table if has_results else []),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
         Section("Failed trials", [result_line(trial) for trial in trials if trial.state == "failed"]),
     ]

@@ -25,6 +25,7 @@ from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runs.folders import is_held
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 from ray_yolo.runtime.ray_internals import expect_no_result_files, keep_trial_processes, on_node
+from ray_yolo.runtime.workers.client import QueueHandle, stop_answer
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.trainable import wait_until_released
@@ -53,14 +54,15 @@ class Observer(Protocol):
         """Called many times a second."""
 
 
-def run_tasks(trainable: Any, dispatcher: Dispatcher, observer: Observer, folder: Path, *, max_failures: int,
-              processes: int, on_this_node: bool) -> None:
+def run_tasks(trainable: Any, dispatcher: Dispatcher, observer: Observer, folder: Path, queue: QueueHandle, *,
+              max_failures: int, processes: int, on_this_node: bool) -> None:
     """Train the tasks of a study with Ray Tune until it has ended.
 
     If this command is interrupted, the workers save the step in progress, and Ray Tune ends.
 
     Args:
         folder: of the study.
+        queue: of the pool whose workers train the tasks.
         max_failures: restarts of a task whose recipe did not cause its failure.
         processes: that are kept between tasks, because a new process takes seconds.
         on_this_node: keep the processes of the tasks on this node; their workers may be anywhere.
@@ -85,7 +87,7 @@ def run_tasks(trainable: Any, dispatcher: Dispatcher, observer: Observer, folder
     def before_end(outcome: Future[Any]) -> None:
         trials = list((folder / "trials").iterdir())
         try:
-            request_stop(trials, observer.say)
+            request_stop(lambda: stop_answer(queue.stop.remote()), trials, observer.say)
             wait_until_released(trials, deadline.seconds_left(_RECORD_SECONDS))
         finally:  # otherwise Tune would go on in its thread, if this process continues, as a notebook does
             searcher.end()

@@ -173,7 +173,7 @@ class Study(ABC, Generic[Result]):
         workers = self.config.placement.model_copy(update={"num_workers": self.pool_range()})
         with standing_pool(workers, self.gpus, self._note_workers, grows=self.grows) as queue:
             trainable = ray.tune.with_parameters(train_task, payload=self.payload(), queue=queue)
-            run_tasks(trainable, self.dispatcher, self, self.folder,
+            run_tasks(trainable, self.dispatcher, self, self.folder, queue,
                       max_failures=self.config.placement.max_failures, processes=self.most_at_once(self.slots),
                       on_this_node=self.run.remote is not None)  # the folder of the study is on this node
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import cache, partial
@@ -57,7 +58,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     folder = project_folder(run_config.placement) / run_config.placement.name
     wait_until_released([folder], _PATIENCE_SECONDS)
     download_run(run_config.placement)
-    share = PoolShare(queue, config["end"], _recorder())
+    share = PoolShare(queue, uuid.uuid4().hex, config["end"], _recorder())
     try:
         outcome, is_new = train_to_outcome(run_config, config["until"], partial(_train, share=share))
     except KeyboardInterrupt:  # the driver is about to end this process: Tune must not start the task again

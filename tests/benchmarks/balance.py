@@ -65,10 +65,10 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> tuple[li
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
                             activity=Activity())
     steps_known = balance.STEPS_KNOWN if balanced else 10**9  # then no speed is ever known
-    is_slow = collectives.worker == 1
+    is_slow = collectives.rank == 1
     with half_a_core() if is_slow else nullcontext(), patch.object(balance, "STEPS_KNOWN", steps_known):
         session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
-        session.train(lambda: False)
+        session.train()
     weights = capture(session.components, session.state, {})["model"].values()
     seconds = [event.seconds for event in events if isinstance(event, StepEvent)]
     return seconds[SETTLED:], torch.cat([tensor.double().flatten() for tensor in weights])

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     def train() -> None:
         for number in range(given.steps):
             began = time.perf_counter()
-            summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.ControlFlags)
+            summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.Orders)
             loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
             parts.context.activity.finished(number, time.perf_counter() - began)
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
 
     def train_listed() -> dict[str, float]:
         members = RendezvousClient(coordinator, 0, parts.context.activity, parts.context.device, 60.0, print,
-                                lambda: False, alone=True)
+                                lambda: False, lambda: False, alone=True)
         members.join(None)
         try:
             return timed(train)

@@ -232,7 +232,7 @@ def take_step(model: str, precision: str, device: torch.device, imgsz: int) -> t
     parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4, tf32=False)
     before = weights(parts)
     for _ in range(HALVINGS):
-        steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.ControlFlags)
+        steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.Orders)
         result = loop.finish_step(parts, next(steps))
         assert not result.skipped
         if math.isfinite(result.gradient_norm):
@@ -717,7 +717,7 @@ def take_steps(parts: TrainComponents, most: int | None = None) -> float:
     """Seconds of an epoch's steps, or of its first ones, to the end of the last one on the device."""
     synchronize(parts)
     began = time.perf_counter()
-    steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.ControlFlags)
+    steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.Orders)
     for number, launched in enumerate(steps, 1):
         loop.finish_step(parts, launched)
         if number == most:

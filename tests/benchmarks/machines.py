@@ -125,7 +125,7 @@ class Way:
     def step(self) -> None:
         self.tree.start([1] * self.collectives.num_workers)
         with self.tree.microbatch(last=True):
-            loss = self.replica(torch.tensor(self.collectives.worker + 1.0))
+            loss = self.replica(torch.tensor(self.collectives.rank + 1.0))
             self.tree.attach_row(torch.ones(4))
             loss.backward()
         self.tree.finish()

@@ -105,13 +105,13 @@ def answer(given: argparse.Namespace) -> None:
 
     def do(asked: Any) -> None:
         if asked == "gate":
-            summed = loop.sum_microbatches(parts, step, iter(batches), 0, loop.ControlFlags)
+            summed = loop.sum_microbatches(parts, step, iter(batches), 0, loop.Orders)
             found = {f"grad {name}": p.grad for name, p in parts.model.named_parameters()}
             torch.save({"loss": summed.losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
             parts.optimizer.zero_grad()
             return
         for number in range(asked):
-            summed = loop.sum_microbatches(parts, step, iter(batches), number, loop.ControlFlags)
+            summed = loop.sum_microbatches(parts, step, iter(batches), number, loop.Orders)
             loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
 
     serve(do)

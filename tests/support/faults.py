@@ -28,11 +28,12 @@ from ray_yolo.core.events import CheckpointEvent, Event, StartEvent, StepEvent, 
 from ray_yolo.engine import session as own_session
 from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import read_events, surviving
-from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runtime import cluster as own_cluster
 from ray_yolo.runtime import trainer
+from ray_yolo.runtime.workers import run as own_run
 from ray_yolo.runtime.workers import worker as own_worker
+from ray_yolo.runtime.workers.client import JobClient
 from tests.support.jobs import make_config
 from tests.support.run_log import only
 
@@ -119,6 +120,7 @@ class Training:
         settings = {"cpus_per_worker": 1, "stall_seconds": 4, "max_failures": 1, **placement}
         self.config: RunConfig = make_config(folder, num_workers, settings, **EXACT)
         self.error: BaseException | None = None
+        self._stops: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self.run, daemon=True)
         if begin:
             self._thread.start()
@@ -126,9 +128,27 @@ class Training:
     def run(self) -> None:
         """Train, or resume."""
         try:
-            trainer.fit(self.config, quiet=True)
+            with self._stoppable():
+                trainer.fit(self.config, quiet=True)
         except BaseException as error:
             self.error = error
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Context in which `stop` finds what a signal would call, if the training ran in the main thread."""
+        def graceful_signals(notify: object, stop: Callable[[], None]) -> contextlib.nullcontext[None]:
+            self._stops.append(stop)
+            return contextlib.nullcontext()
+
+        def client(queue: Any, job: str, wanted: int) -> JobClient:
+            made = JobClient(queue, job, wanted)
+            self._stops.append(made.stop)
+            return made
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "graceful_signals", graceful_signals)
+            patch.setattr(own_run, "JobClient", client)
+            yield
 
     @property
     def events(self) -> list[Event]:
@@ -180,7 +200,8 @@ class Training:
 
     def stop(self) -> None:
         """Stop it after the current step."""
-        (self.run_dir / STOP_REQUEST).touch()
+        for stop in self._stops:
+            stop()
         self.join(KeyboardInterrupt)
 
     def join(self, error: type[BaseException] | None = None) -> None:
@@ -214,12 +235,9 @@ def check(training: Training, uninterrupted: Path) -> None:
 def uninterrupted_run(folder: Path, steps: int = UNINTERRUPTED_STEPS, **placement: Any) -> Path:
     """The run folder of a training without faults, in this process, of at least `steps` steps."""
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
-        patch.setattr(trainer, "graceful_signals", lambda notify: contextlib.nullcontext(stop.exists))
-        training = Training(folder, 0, **placement)
-        training.wait(lambda events: training.step >= steps)
-        training.stop()
+    training = Training(folder, 0, **placement)
+    training.wait(lambda events: training.step >= steps)
+    training.stop()
     return training.run_dir
 
 

@@ -14,7 +14,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_yolo.core.structures import Orders
 from ray_yolo.engine.collectives import LOOPBACK, Collectives, ddp_options, leave_process_group, use_interface
+from ray_yolo.engine.membership import Rendezvous
 
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
@@ -35,6 +37,18 @@ def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -
 def wrap_model(model: nn.Module, collectives: Collectives) -> nn.Module:
     """The model as Ray's prepare_model wraps it on CPUs with the package's options."""
     return DistributedDataParallel(model, **ddp_options()) if collectives.num_workers > 1 else model
+
+
+class Ordered(Rendezvous):
+    """A permanent group whose worker gets the orders that a function returns, which is called in each step."""
+
+    def __init__(self, collectives: Collectives, give_orders: Callable[[], Orders]) -> None:
+        super().__init__(collectives)
+        self._give_orders = give_orders
+
+    @property
+    def orders(self) -> Orders:
+        return self._give_orders()
 
 
 def _work(worker: int, num_workers: int, folder: str, function: Callable[..., Any], args: tuple) -> None:

@@ -70,6 +70,7 @@ ELSEWHERE = {
     "--from": "runs/test_fork.py::test_a_fork_has_the_recipe_with_the_given_changes",
     "--recipe": "config/test_named_recipes.py::test_values_are_those_of_the_publication",
     "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
+    "--json": "test_answers.py::test_a_training_answers_with_its_result",
     "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",
     "--wait-for-resources":  # starts Ray
         "runtime/test_trainer.py::test_a_request_larger_than_the_cluster_is_announced_then_refused_with_advice",
@@ -95,8 +96,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
-    callback = torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, print))
-    return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder, callback, trains=True)
+    coordinator: Any = None  # nothing fails
+    callback = torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, print), 1, coordinator)
+    return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder, callback)
 
 
 @pytest.mark.parametrize("words", ASKED)

@@ -23,6 +23,7 @@ FLOORS = (  # lowest first; modules of the package that are not named here are o
     ("sinks",),
     ("runtime",),
     ("tune",),
+    ("instruments",),
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "comparer", "runner", "task", "trainable", "ray_adapter"))
 DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sinks/", "tune/mlflow.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.cli import train as main
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import resolve
-from ray_yolo.config.settings import describe
+from ray_yolo.config.settings import config_fields, describe
 from ray_yolo.core.errors import InputError
 
 
@@ -20,8 +21,13 @@ from ray_yolo.core.errors import InputError
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """What the trainer was called with; a stand-in for the runtime, which needs Ray."""
     seen: list[RunConfig] = []
+
+    def fit(config: RunConfig, origins: Mapping[str, str]) -> None:
+        assert set(origins) == set(config_fields(RunConfig))
+        seen.append(config)
+
     stand_ins = {
-        "trainer": SimpleNamespace(fit=seen.append, dry_run=lambda config: SimpleNamespace(
+        "trainer": SimpleNamespace(fit=fit, dry_run=lambda config: SimpleNamespace(
             config=config.model_copy(update={"recipe": resolve(config.recipe, 2, gpu=False)}), notes=("a note",))),
     }
     for name, module in stand_ins.items():

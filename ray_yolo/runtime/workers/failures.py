@@ -16,7 +16,6 @@ import ray.exceptions
 from ray_yolo.core.errors import LoaderError, LostWorkersError, PeerLostError, RayYoloError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
-from ray_yolo.engine.membership import TOGETHER_SECONDS
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
@@ -29,6 +28,7 @@ PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryEr
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
+TOGETHER_SECONDS = 5.0  # workers that fail within it are one failure: those of one node end one after the other
 
 T = TypeVar("T")
 
@@ -135,11 +135,11 @@ def decide_lost(coordinator: JobClient, failures: Mapping[int, Exception], polic
         policy.decide({worker: failures[worker] for worker in failed}, others_continue=continues)
 
 
-def run_gracefully(work: Callable[[], T], run_dir: Path, notify: Callable[[str], None]) -> T:
+def run_gracefully(work: Callable[[], T], stop: Callable[[], bool], run_dir: Path, notify: Callable[[str], None]) -> T:
     """Return or raise the outcome of `work`; on a signal its workers save the current step first (`request_stop`)."""
     def before_end(result: Future[T]) -> None:
         try:
-            request_stop([run_dir], notify, result.done)
+            request_stop(stop, [run_dir], notify, result.done)
         finally:
             if not result.done():
                 cluster.stop_workers(run_dir)  # otherwise they would continue without a recorder

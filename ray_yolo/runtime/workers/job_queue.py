@@ -19,14 +19,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import Summary
+from ray_yolo.core.structures import Orders
 from ray_yolo.core.system import Process, undo_niceness
 from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_SILENCE_SECONDS
-from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply
+from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats of a worker, if its orders stay the same
 SILENCE_SECONDS = 10.0  # without a message, until an idle worker is lost; heartbeats contain a busy one's limit
 HUNG_SECONDS = 10.0
 """Beyond a busy worker's limit. Within it, the driver of its job finds that it hangs, and kills its process. If the
@@ -58,6 +60,14 @@ class JobAssignment(NamedTuple):
     config: Any
 
 
+class NextTask(NamedTuple):
+    """The queue's reply to an idle worker: what it shall do now."""
+
+    orders: Orders = Orders()  # to leave the pool, or to stop because the queue is closed
+    task: JobAssignment | None = None  # to train
+    ask_again: float = 0.0  # seconds, if there is no task yet
+
+
 class Failure(NamedTuple):
     """The failure of a job on one worker."""
 
@@ -70,6 +80,7 @@ class JobStatus(NamedTuple):
 
     summary: Summary | None
     failures: tuple[Failure, ...]
+    stopped: bool = False  # it was ordered to stop, and no worker trains it
 
 
 @dataclass
@@ -96,7 +107,7 @@ class _QueueWorker:
     number: int = 0
     step: int = 0  # of that job
     limit: float = SILENCE_SECONDS  # without a message, until it is lost
-    draining: bool = False  # has to leave its job
+    leaving: bool = False  # leaves its job
 
 
 @dataclass
@@ -145,21 +156,38 @@ class JobQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._clock = clock
         self._quiet_until = clock() + COORDINATOR_SILENCE_SECONDS if restarted else -math.inf
-        self._jobs: dict[str, _Job] = {}  # in the order of submission
-        self._folders: dict[str, str] = {}  # of these jobs and the newest ended ones
-        self._coordinators: dict[str, Coordinator] = {}  # the same
+        self._jobs: dict[str, _Job] = {}
+        """The jobs whose trials wait for their end, in the order of submission."""
+        self._folders: dict[str, str] = {}
+        """The run folder of each of these jobs, and of the newest cancelled ones."""
+        self._coordinators: dict[str, Coordinator] = {}
+        """The coordinator of each of these jobs, and of those that were never submitted, as of a fixed number."""
         self._workers: dict[str, _QueueWorker] = {}
-        self._idle: set[str] = set()  # those without a job
-        self._teams: dict[str, _Team] = {}  # the others, by job
-        self._ended: dict[int, tuple[_QueueWorker, float]] = {}  # by bundle; and when: the driver reports the reason
-        self._recalled: set[str] = set()  # those that have to leave their job, but not because of their node
-        self._draining: frozenset[str] = frozenset()  # nodes
-        self._given: frozenset[int] = frozenset()  # bundles that other programs of the cluster get
+        self._idle: set[str] = set()
+        """The workers without a job."""
+        self._teams: dict[str, _Team] = {}
+        """The other workers, by job."""
+        self._ended: dict[int, tuple[_QueueWorker, float]] = {}
+        """The workers whose processes have ended, by bundle, and when: the driver is about to report the reason."""
+        self._recalled: set[str] = set()
+        """The workers that leave their job, but not because of their node or bundle."""
+        self._draining: frozenset[str] = frozenset()
+        """The nodes whose workers leave."""
+        self._given: frozenset[int] = frozenset()
+        """The bundles that other programs of the cluster get."""
         self._progress, self._scanned = 0, -math.inf
-        self._has_changed = True  # since the next jobs were chosen
-        self._next_needed: str | None = None  # the job that the next idle worker gets
-        self._next_helped: str | None = None  # the job that it gets if it has been idle for long
+        self._has_changed = True
+        """Whether anything has changed since the next jobs were chosen."""
+        self._next_needed: str | None = None
+        """The job that the next idle worker gets."""
+        self._next_helped: str | None = None
+        """The job that an idle worker gets if it has been idle for long."""
+        self._stops = False
+        """Whether all jobs were ordered to stop."""
+        self._ordered = asyncio.Event()
+        """Set, and replaced, at each order that workers should get at once."""
         self._closed: RayYoloError | None = None
+        """Why there is no more work."""
 
     def submit(self, job: str, folder: str, wanted: int, most: int, config: Any, priority: float = 0.0) -> None:
         """Add a job.
@@ -175,9 +203,31 @@ class JobQueue:
 
     def coordinator(self, job: str, wanted: int, method: str, *arguments: Any) -> Any:
         """Call a method of a job's coordinator, whose first generation has `wanted` workers."""
+        return getattr(self._coordinator(job, wanted), method)(*arguments)
+
+    def _coordinator(self, job: str, wanted: int) -> Coordinator:
         if job not in self._coordinators:
-            self._coordinators[job] = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
-        return getattr(self._coordinators[job], method)(*arguments)
+            made = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
+            if self._stops:
+                made.stop()
+            self._coordinators[job] = made
+        return self._coordinators[job]
+
+    def order(self, job: str, wanted: int, method: str, *arguments: Any) -> Any:
+        """As `coordinator`, for a call by which workers get other orders: they get them at once."""
+        reply = self.coordinator(job, wanted, method, *arguments)
+        self._announce()
+        return reply
+
+    def stop(self) -> bool:
+        """Order all jobs to stop after their current step, and assign no more. Returns whether workers have steps to
+        save."""
+        self._stops = True
+        for job in self._jobs.values():
+            job.news.set()
+        self._announce()
+        have_steps = [coordinator.stop() for coordinator in self._coordinators.values()]
+        return any(have_steps)
 
     async def wait_for_news(self, job: str, seconds: float) -> JobStatus | RayYoloError | None:
         """`poll`, at the next failure or end of a worker's part in the job, or after `seconds`."""
@@ -203,7 +253,7 @@ class JobQueue:
         state.heard, state.judged = now, not failures
         self._has_changed |= not was_open
         over = state.summary and (now - state.ended > ENDING_SECONDS or job not in self._teams)
-        return JobStatus(state.summary if over else None, failures)
+        return JobStatus(state.summary if over else None, failures, stopped=self._stops and job not in self._teams)
 
     def cancel(self, job: str) -> None:
         """A job's trial no longer waits for it."""
@@ -213,37 +263,51 @@ class JobQueue:
             del self._folders[old]
             self._coordinators.pop(old, None)
 
-    def acquire(self, uid: str, worker: PoolWorker) -> JobAssignment | Literal["over", "leave"] | float:
-        """Work for an idle worker.
-
-        Returns:
-            The assignment; `leave`: its node is draining, or its bundle is given away; `over`: the queue is closed; or,
-            if there is no work yet, the seconds until it should ask again.
-        """
+    def next_task(self, uid: str, worker: PoolWorker) -> NextTask:
+        """What an idle worker shall do. It leaves if its node is draining, or its bundle is given away."""
         if self._closed is not None:
-            return "over"
+            return NextTask(Orders(stop=True))
         if worker.node in self._draining or worker.number in self._given:
             self._remove(uid)
-            return "leave"
+            return NextTask(Orders(leave=True))
         idle = self._set_idle(uid, worker)
         self._scan()
         job = self._choose(idle)
         if job is None:
-            return min(max(LEAST_WAIT, len(self._idle) / CALLS_PER_SECOND), MOST_WAIT)
+            return NextTask(ask_again=min(max(LEAST_WAIT, len(self._idle) / CALLS_PER_SECOND), MOST_WAIT))
+        # The worker counts as training from now on: its start-up takes seconds, and no second one must take its place.
         team = self._teams.get(job)
         idle.number, idle.limit = team.free_number() if team else 0, START_SECONDS
         self._set_busy(uid, idle, job)
         self._progress += 1
-        return JobAssignment(job, idle.number, self._jobs[job].config)
+        return NextTask(task=JobAssignment(job, idle.number, self._jobs[job].config))
 
-    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], wanted: int, member: str,
-                  heartbeat: Heartbeat) -> HeartbeatReply:
-        """A worker trains at (job, number). Returns its coordinator's reply, and whether it has to leave the job.
+    async def report(self, known: Orders, job: str, wanted: int, member: str, heartbeat: Heartbeat,
+                     current: tuple[Registration, Quorum] | None, seat: tuple[str, PoolWorker, int] | None) -> Orders:
+        """A worker's heartbeat. Returns its orders: at once if they are not the `known` ones, else as soon as they
+        change by an order, or after `HEARTBEAT_SECONDS`.
 
         Args:
             wanted: see `coordinator`.
             member: the worker's id in the job's coordinator.
+            current: see `Coordinator.heartbeat`.
+            seat: of a worker of this pool: its id in the queue, its place, and its number in the job.
         """
+        if seat:
+            uid, worker, number = seat
+            orders = self.heartbeat(uid, worker, (job, number), wanted, member, heartbeat, current)
+        else:
+            uid, orders = "", self._coordinator(job, wanted).heartbeat(member, heartbeat, current)
+        until = self._clock() + HEARTBEAT_SECONDS
+        while orders == known and (seconds := until - self._clock()) > 0:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ordered.wait(), seconds)
+            orders = self._orders(uid, job, wanted, member, current)
+        return orders
+
+    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], wanted: int, member: str,
+                  heartbeat: Heartbeat, current: tuple[Registration, Quorum] | None = None) -> Orders:
+        """A worker of this pool trains at (job, number). Returns its orders at once; see `report`."""
         state = self._workers.get(uid) or _QueueWorker(worker, 0.0, 0.0)
         state.heard, state.limit = self._clock(), heartbeat.heartbeat_limit + HUNG_SECONDS
         job, number = assignment
@@ -252,13 +316,29 @@ class JobQueue:
             state.number = number
             self._workers[uid] = state
             self._set_busy(uid, state, job)
-        if heartbeat.must_leave and not state.draining:
+        if heartbeat.leaves and not state.leaving:
             self._recall(uid, state)  # another worker takes its part
         self._progress += heartbeat.step > state.step
         state.step = heartbeat.step
         self._scan()
-        reply: HeartbeatReply = self.coordinator(job, wanted, "heartbeat", member, heartbeat)
-        return reply._replace(must_leave=self._leaves(state))
+        self._coordinator(job, wanted).heartbeat(member, heartbeat, current)
+        return self._orders(uid, job, wanted, member, current)
+
+    def _orders(self, uid: str, job: str, wanted: int, member: str, current: object) -> Orders:
+        """The orders of a member of a job, which has the id `uid` in the queue if it is a worker of this pool."""
+        worker = self._workers.get(uid)
+        leaves = False
+        if worker is not None and worker.job == job and self._leaves(worker):
+            leaves = True
+            self._coordinator(job, wanted).let_leave(member, at_once=worker.identity.number in self._given)
+        orders: Orders = self._coordinator(job, wanted).orders(member, is_in_group=current is not None)
+        is_cancelled = job in self._folders and job not in self._jobs  # no driver waits for its end
+        return orders._replace(leave=orders.leave or leaves, stop=orders.stop or is_cancelled)
+
+    def _announce(self) -> None:
+        """Reply to the heartbeats that wait for orders."""
+        self._ordered.set()
+        self._ordered = asyncio.Event()
 
     def ended(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], result: Summary | Exception | None
               ) -> None:
@@ -346,10 +426,11 @@ class JobQueue:
     def _recall(self, uid: str, worker: _QueueWorker) -> None:
         """Make a worker leave its job after the current step."""
         assert worker.job is not None, "it trains"
-        worker.draining = True
+        worker.leaving = True
         self._recalled.add(uid)
         self._teams[worker.job].leaving.add(uid)
         self._has_changed = True
+        self._announce()
 
     def _remove(self, uid: str) -> _QueueWorker | None:
         """Remove a worker from all indices; returns it if it was known."""
@@ -367,7 +448,7 @@ class JobQueue:
         return worker
 
     def _leaves(self, worker: _QueueWorker) -> bool:
-        return worker.draining or self._leaves_pool(worker)
+        return worker.leaving or self._leaves_pool(worker)
 
     def _leaves_pool(self, worker: _QueueWorker) -> bool:
         """Whether a worker leaves for good: its end is no failure."""
@@ -376,6 +457,7 @@ class JobQueue:
     def _mark_leaving(self) -> None:
         """Mark the workers that leave after a change of what is draining or given away."""
         self._has_changed = True
+        self._announce()
         for team in self._teams.values():
             team.leaving = {uid for uid, worker in team.workers.items() if self._leaves(worker)}
 
@@ -388,7 +470,7 @@ class JobQueue:
     def _choose(self, idle: _QueueWorker) -> str | None:
         """The job of an idle worker, if there is one for it."""
         now = self._clock()
-        if now < self._quiet_until:
+        if now < self._quiet_until or self._stops:
             return None
         self._choose_next()
         if self._next_needed is None and now - idle.since >= IDLE_SECONDS:

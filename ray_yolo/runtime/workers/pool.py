@@ -26,14 +26,13 @@ from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import Emit, PlacementEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.ray_internals import available_resources, has_lost_all_nodes, is_removed, is_waiting
-from ray_yolo.runtime.sharing import CALM_SECONDS, GroupKind, Sharing, group_name
+from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed, is_waiting
+from ray_yolo.runtime.sharing import Bundle, Decision, GroupKind, Sharing, group_name
 from ray_yolo.runtime.workers.client import QueueHandle, answer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.watchdog import drain_nodes
 
 _POLL_SECONDS = 1.0
-_SHARE_SECONDS = 1.0  # between two looks at what other programs of the cluster wait for
 _GATHER_SECONDS = 1.0  # after a worker has failed, to find the cause among the errors of others
 _END_SECONDS = 15.0  # for the other workers, after the first has finished
 
@@ -189,7 +188,8 @@ class Supervisor:
         self._leaving: dict[int, str] = {}  # workers on draining nodes: their end is no failure
         self._held: dict[int, str] = {}  # empty bundles on draining nodes; launched once Ray has moved them
         self._trainable_at = time.monotonic()  # when a worker was present last, or could have been placed
-        self._sharing = Sharing(cluster.own_job(), time.monotonic)
+        place = Bundle(cluster.resources_of(placement, gpus))
+        self._sharing = Sharing(cluster.own_job(), place, time.monotonic)
         self._giving: set[int] = set()  # bundles whose workers are about to leave for other programs
         self._share_at = time.monotonic()
 
@@ -214,21 +214,29 @@ class Supervisor:
             del self._held[number]
             self._pool.launch(number)
         if cluster.is_shared() and time.monotonic() >= self._share_at:
-            self._share_at = time.monotonic() + _SHARE_SECONDS
-            self._share()
+            decision = self._decide()
+            self._share_at = time.monotonic() + decision.look_again
+            self._share(decision)
         self._check_room(present)
         return False
 
-    def _share(self) -> None:
+    def _decide(self) -> Decision:
+        """What to do with the places above the minimum; nothing, if Ray does not answer."""
+        try:
+            groups, nodes = cluster.placement_groups(), cluster.nodes_with_places()
+        except Exception:  # of Ray's client, which has many kinds: to share is optional, and training goes on
+            return Decision()
+        return self._sharing.decide(groups, nodes, self._giving)
+
+    def _share(self, decision: Decision) -> None:
         """Give a place to another program of the cluster that waits for it, or request places again."""
-        decision = self._sharing.decide(cluster.placement_groups(), available_resources().values(), self._giving)
         if decision.give is not None:
             if self._held.pop(decision.give, None) is None:
                 self._giving.add(decision.give)  # until its worker has left
             else:  # it has left its draining node
                 self._pool.give(decision.give)
             self._policy.notify(f"worker place {decision.give} is given to {cluster.describe_job(decision.to)}, which "
-                                f"waits for it; it is requested again after {CALM_SECONDS:g} s in which nothing waits")
+                                "waits for it; it is requested again when there is room for it")
         if self._giving or self._pool.given:
             given = {*self._giving, *self._pool.given}
             answer(self._queue.give_bundles.remote(given))  # again: a queue that was restarted does not know it
@@ -236,8 +244,8 @@ class Supervisor:
             for number in self._pool.waiting_extras():
                 self._pool.give(number)
         if decision.takes_back and self._pool.given and not self._giving:
-            numbers = self._pool.given
-            answer(self._queue.give_bundles.remote(set()))
+            numbers = self._pool.given[:decision.takes_back]
+            answer(self._queue.give_bundles.remote({*self._pool.given} - {*numbers}))
             for number in numbers:
                 self._pool.take_back(number)
                 self._sharing.took_back(number)

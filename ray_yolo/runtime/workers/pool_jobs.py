@@ -35,6 +35,7 @@ class PoolShare(NamedTuple):
     """A training's access to a standing pool, which assigns its workers to the job of the least priority first."""
 
     queue: QueueHandle
+    job: str  # the name of the training in the queue
     priority: float = 0.0
     recorder: ActorHandle[Recorder] | None = None  # writes the logs of one training after another
 
@@ -134,6 +135,7 @@ def train_on_queue(coordinator: JobClient, payload: dict[str, Any], placement: P
 
     Raises:
         RayYoloError: by the failure policy, or if the pool has ended.
+        KeyboardInterrupt: if all jobs of the queue were ordered to stop, and no worker trains this one.
     """
     queue, job = coordinator.queue, coordinator.job
     reference = [ray.put(payload)]  # in a list: the queue itself does not load it
@@ -145,6 +147,8 @@ def train_on_queue(coordinator: JobClient, payload: dict[str, Any], placement: P
             if status is None:
                 most = most_together(placement, spec.recipe)
                 answer(queue.submit.remote(job, str(spec.run_dir), placement.max_workers, most, reference, priority))
+            elif status.stopped:
+                raise KeyboardInterrupt
             elif status.failures:
                 failures = {number: error or ray.exceptions.WorkerCrashedError()
                             for number, error in status.failures}

@@ -35,41 +35,36 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     |---|---|---|
     | of a sweep's pool (`share`) | that pool, as one of its jobs | is replaced by another worker of the pool |
     | a range | a new pool, with this job alone | is replaced in its bundle |
-    | a fixed number | Ray's TorchTrainer | is replaced if Ray can; otherwise all restart |
+    | a fixed number | Ray's TorchTrainer | is replaced by Ray Train |
 
     Raises:
         RayYoloError: by the failure policy.
         ResourcesError: if no worker can be placed.
     """
     on_pool = share is not None or placement.is_elastic
-    if on_pool:
-        has_coordinator = True
-    else:
-        with uninterrupted():
-            from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools do not need it
-
-        has_coordinator = torch_trainer.replaces_in_place(placement)
-    coordinator = None
-    if has_coordinator:
-        queue = share.queue if share else start_queue()
-        coordinator = JobClient(queue, uuid.uuid4().hex, placement.min_workers)
+    queue, job = (share.queue, share.job) if share else (start_queue(), uuid.uuid4().hex)
+    coordinator = JobClient(queue, job, placement.min_workers)
+    if run.remote:
+        run.remote.on_loss = coordinator.stop
     payload = {"spec": worker.to_payload(spec), "placement": placement, "driver": own_process(),
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
                "stored": run.remote.payload if run.remote else None}
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)
 
     def train_on_own_pool() -> Summary:
-        assert coordinator is not None, "every pool has a queue"
         with pool_of(coordinator.queue, placement, gpus, policy, emit=policy.emit):
             return train_on_queue(coordinator, payload, placement, spec, policy)
 
     with watchdog(coordinator, spec.run_dir, run_logger.warn):
-        if share and coordinator:
+        if share:
             return train_on_queue(coordinator, payload, placement, spec, policy, share.priority)
         threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),
                          name="ray_yolo wait", daemon=True).start()
         if on_pool:
-            return run_gracefully(train_on_own_pool, spec.run_dir, policy.notify)
+            return run_gracefully(train_on_own_pool, coordinator.stop, spec.run_dir, policy.notify)
+        with uninterrupted():
+            from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools do not need it
+
         return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
 
 

@@ -1,7 +1,7 @@
-"""Workers of Ray Train's TorchTrainer, for trainings with a fixed number of workers and for validations.
+"""Workers of Ray Train's TorchTrainer, for trainings with a fixed number of workers.
 
-If possible, Ray replaces only the lost worker; otherwise all workers restart from the newest checkpoint. Importing Ray
-Train takes seconds.
+Workers form their process groups themselves, by the job's coordinator, and Ray replaces a lost worker alone. If all are
+lost, they restart from the newest checkpoint. Importing Ray Train takes seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import Summary
 from ray_yolo.core.threads import run_in_thread
-from ray_yolo.engine.collectives import BACKENDS, use_interface
-from ray_yolo.runs.recorder import STOP_REQUEST
-from ray_yolo.runtime.cluster import free, held_by, leave_notice, resources_of, stop_workers, worker_environment
-from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
+from ray_yolo.engine.collectives import BACKENDS
+from ray_yolo.runtime.cluster import free, held_by, resources_of, stop_workers, worker_environment
+from ray_yolo.runtime.ray_internals import in_place_backend
 from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.failures import FailurePolicy, decide_lost, run_gracefully
-from ray_yolo.runtime.workers.rendezvous import own_address
 from ray_yolo.runtime.workers.watchdog import await_departure, drain_nodes
 from ray_yolo.runtime.workers.worker import prepare_process
 
@@ -48,78 +45,37 @@ class InPlaceConfig(TorchConfig):
         return in_place_backend(prepare_process)
 
 
-@dataclass
-class InterfaceConfig(TorchConfig):
-    """Ray forms the process group, over the network interface whose address Ray lists for the node."""
-
-    trains: bool = False  # each worker is prepared to train
-
-    @property
-    def backend_cls(self) -> Any:
-        """Read by Ray."""
-        base: Any = super().backend_cls
-        trains = self.trains
-
-        class InterfaceBackend(base):
-            """Ray's backend, after the network interface was chosen."""
-
-            def on_start(self, worker_group: Any, config: TorchConfig) -> None:
-                worker_group.execute(_use_interface)
-                if trains:
-                    worker_group.execute(prepare_process)
-                super().on_start(worker_group, config)
-
-        return InterfaceBackend
-
-
-def _use_interface() -> None:
-    use_interface(own_address())
-
-
-def replaces_in_place(placement: Placement) -> bool:
-    """Whether Ray Train can replace a lost worker while the others continue: only for a fixed number of workers."""
-    return isinstance(placement.num_workers, int) and can_replace_in_place()
-
-
 class FailureCallback(ray.train.UserCallback):
-    """Applies the failure policy in Ray's controller, before it restarts workers.
+    """Applies the failure policy in Ray's controller, before it replaces workers.
 
     Args:
-        workers: their number, if Ray replaces one while the others continue; 0: Ray restarts all.
+        workers: their number. If fewer fail, Ray replaces them while the others continue.
         coordinator: of these workers. The end of a draining worker is no failure, nor is any end after training.
     """
 
-    def __init__(self, policy: FailurePolicy, workers: int = 0, coordinator: JobClient | None = None) -> None:
+    def __init__(self, policy: FailurePolicy, workers: int, coordinator: JobClient) -> None:
         self.policy, self._workers, self._coordinator = policy, workers, coordinator
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, with these keyword names."""
-        others_continue = len(worker_exceptions) < self._workers
-        if self._coordinator is None:
-            self.policy.decide(worker_exceptions, others_continue=others_continue)
-        elif not outcome_of(self._coordinator):
-            decide_lost(self._coordinator, worker_exceptions, self.policy, others_continue=others_continue)
+        if not outcome_of(self._coordinator):
+            decide_lost(self._coordinator, worker_exceptions, self.policy,
+                        others_continue=len(worker_exceptions) < self._workers)
 
 
 def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, callback: ray.train.UserCallback, *, trains: bool, in_place: bool = False
-                  ) -> TorchTrainer:
+                  folder: Path, callback: ray.train.UserCallback) -> TorchTrainer:
     """A Ray trainer of `train_fn(payload)` on the placement's workers; Ray keeps its own files in `folder`/ray.
 
     Each trainer has a new Ray run name: under a known name, Ray would continue from Ray's checkpoints, not from ours.
 
     Args:
         callback: it counts failures, and ends the run by raising.
-        trains: the workers train, so each is prepared to save before it has to leave.
-        in_place: only the lost worker is replaced; otherwise all restart.
     """
     scaling = ray.train.ScalingConfig(
         num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
-    backend = BACKENDS if gpus else "gloo"
-    timeout = math.ceil(placement.timeout_seconds)
-    process_group = (InPlaceConfig(backend=backend, timeout_s=timeout) if in_place
-                     else InterfaceConfig(backend=backend, timeout_s=timeout, trains=trains))
+    process_group = InPlaceConfig(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds))
     run = ray.train.RunConfig(
         name=f"{folder.name}-{uuid.uuid4().hex[:8]}",
         storage_path=str(folder / "ray"),
@@ -133,27 +89,23 @@ def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, 
 
 def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement,
                       gpus: float, policy: FailurePolicy) -> Any:
-    """Return the result of `train_fn(payload)` on the first of the placement's workers.
+    """Return how a training on the placement's workers ended, each of which calls `train_fn(payload)`.
 
-    Ray restarts worker groups as the failure policy allows. It restarts neither a dead controller nor a failed set-up
-    of a process group, so this function does. Each attempt is a new Ray run, because training continues from our
-    checkpoints, not from Ray's.
+    Ray replaces workers as the failure policy allows. It does not restart a dead controller, so this function does.
+    Each attempt is a new Ray run, because training continues from our checkpoints, not from Ray's.
 
     Raises:
         RayYoloError: by the failure policy.
         LostWorkersError: by the failure policy, if Ray itself fails.
     """
-    coordinator, folder = payload.get("coordinator"), policy.run_dir
-    callback = FailureCallback(policy, placement.max_workers if coordinator else 0, coordinator)
+    coordinator, folder = payload["coordinator"], policy.run_dir
+    callback = FailureCallback(policy, placement.max_workers, coordinator)
+    patience = _COPY_SECONDS if payload["stored"] else _END_SECONDS
     while True:
         try:
-            trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback, trains="recorder" in payload,
-                                    in_place=bool(coordinator))
-            patience = _COPY_SECONDS if payload.get("stored") else _END_SECONDS
-            result = run_gracefully(partial(_fit, trainer, coordinator, policy, patience), folder, policy.notify)
-            if not getattr(result, "stopped", False) or (folder / STOP_REQUEST).exists():
-                return result
-            policy.notify("a worker had to leave: all restart from the step that they have saved")
+            trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback)
+            return run_gracefully(partial(_fit, trainer, coordinator, policy, patience), coordinator.stop, folder,
+                                  policy.notify)
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             decision = getattr(error, "controller_failure", None)
             if isinstance(decision, RayYoloError):
@@ -162,10 +114,8 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
             stop_workers(folder)  # a killed controller has not freed its workers' resources; the next one needs them
 
 
-def _fit(trainer: TorchTrainer, coordinator: JobClient | None, policy: FailurePolicy,
-         patience: float = _END_SECONDS) -> Any:
-    """Return the result of the trainer's first worker, or the training's outcome as soon as the coordinator has it.
-    Meanwhile workers leave draining nodes; without a coordinator, all workers stop after the current step.
+def _fit(trainer: TorchTrainer, coordinator: JobClient, policy: FailurePolicy, patience: float) -> Any:
+    """Return the training's outcome as soon as the coordinator has it. Meanwhile workers leave draining nodes.
 
     Ray's controller blocks until the resources of a lost worker are available again; training may end before that. If
     Ray has not ended `patience` seconds after all workers have left, they are killed.
@@ -173,9 +123,6 @@ def _fit(trainer: TorchTrainer, coordinator: JobClient | None, policy: FailurePo
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
     while not wait([result], _POLL_SECONDS).done:
-        if coordinator is None:
-            draining = draining or _stop_on_draining_nodes(policy)
-            continue
         if outcome := outcome_of(coordinator):
             await_departure(coordinator)
             if not wait([result], patience).done:
@@ -183,21 +130,7 @@ def _fit(trainer: TorchTrainer, coordinator: JobClient | None, policy: FailurePo
             return outcome
         with contextlib.suppress(ray.exceptions.RayError):
             draining, _ = drain_nodes(coordinator.drain_nodes, draining, policy.notify)
-    if draining and coordinator is None:
-        (policy.run_dir / STOP_REQUEST).unlink(missing_ok=True)
-    return (coordinator and outcome_of(coordinator)) or result.result()
-
-
-def _stop_on_draining_nodes(policy: FailurePolicy) -> set[str]:
-    """Make all workers stop after the current step if some of their nodes are draining. Returns these nodes."""
-    if not (nodes := draining_nodes()) or not (groups := held_by(policy.run_dir)):
-        return set()
-    if nodes := nodes & nodes_of(groups[-1]):
-        with contextlib.suppress(OSError):  # of failing storage; the node's end is a failure then
-            (policy.run_dir / STOP_REQUEST).touch()
-        for node in nodes:
-            policy.notify(leave_notice(node))
-    return nodes
+    return outcome_of(coordinator) or result.result()
 
 
 def outcome_of(coordinator: JobClient) -> Summary | None:

@@ -19,6 +19,7 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.client import JobClient, QueueHandle, answer
 from ray_yolo.runtime.workers.job_queue import JobQueueActor
 
+_MAX_CALLS = 10_000  # of the queue at once: the heartbeat of each worker waits there for orders
 _WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 _DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
@@ -28,7 +29,7 @@ def start_queue() -> QueueHandle:
     """Start a job queue on this node, without reserving a CPU."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(JobQueueActor).options(
-        num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=_MAX_CALLS, scheduling_strategy=here)
     return cast(QueueHandle, actor.remote())
 
 
@@ -58,11 +59,11 @@ def await_departure(coordinator: JobClient) -> None:
 
 
 @contextlib.contextmanager
-def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str], None]) -> Iterator[None]:
+def watchdog(coordinator: JobClient, run_dir: Path, notify: Callable[[str], None]) -> Iterator[None]:
     """Context in which the driver reports stalls, kills hung workers, and writes the status of workers to a file."""
     over = threading.Event()
 
-    def watch(coordinator: JobClient) -> None:
+    def watch() -> None:
         to_kill: set[Process] = set()  # the coordinator names each once
         while not over.wait(_WATCH_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
@@ -81,8 +82,7 @@ def watchdog(coordinator: JobClient | None, run_dir: Path, notify: Callable[[str
         with contextlib.suppress(OSError):
             (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 
-    if coordinator:
-        threading.Thread(target=watch, args=(coordinator,), name="ray_yolo watchdog", daemon=True).start()
+    threading.Thread(target=watch, name="ray_yolo watchdog", daemon=True).start()
     try:
         yield
     finally:

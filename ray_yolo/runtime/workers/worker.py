@@ -28,15 +28,14 @@ from ray_yolo.core.redact import without_secrets
 from ray_yolo.core.system import Process, own_process, undo_niceness
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import TrainSpec, WorkerContext
-from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
+from ray_yolo.engine.collectives import ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
 from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import hold_folder
-from ray_yolo.runtime.graceful_stop import poll_stop_request
-from ray_yolo.runtime.workers.client import JobClient, PoolJobClient, answer
+from ray_yolo.runtime.workers.client import JobClient, answer
 from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
@@ -81,16 +80,16 @@ def pool_worker(config: dict[str, Any], number: int) -> bool:
     queue, uid = config["queue"], uuid.uuid4().hex
     worker = PoolWorker(number, ray.get_runtime_context().get_node_id(), own_process())
     while not received_sigterm():
-        reply: JobAssignment | str | float = answer(queue.acquire.remote(uid, worker))
-        if isinstance(reply, str):
-            return reply == "over"
-        if isinstance(reply, float):
-            time.sleep(reply)
+        orders, task, ask_again = answer(queue.next_task.remote(uid, worker))
+        if orders.stop or orders.leave:
+            return bool(orders.stop)
+        if task is None:
+            time.sleep(ask_again)
             continue
-        result = _train_assignment(uid, worker, reply)
+        result = _train_assignment(uid, worker, task)
         gc.collect()  # loaders, their processes and DDP are in reference cycles
         torch.cuda.empty_cache()  # the next job may measure what is free; without a GPU this does nothing
-        answer(queue.ended.remote(uid, worker, reply[:2], result))
+        answer(queue.ended.remote(uid, worker, task[:2], result))
         if isinstance(result, Exception) and not isinstance(result, (RayYoloError, ray.exceptions.RayError)):
             return False
     return False
@@ -100,8 +99,7 @@ def _train_assignment(uid: str, worker: PoolWorker, assignment: JobAssignment) -
     """Train a job to its end, or until this worker has to leave it. Returns how it ended for this worker."""
     try:
         payload = answer(assignment.config[0])
-        coordinator = PoolJobClient(payload["coordinator"], uid, worker, assignment)
-        return train_job(payload, assignment.number, coordinator)
+        return train_job(payload, assignment.number, payload["coordinator"].of_worker(uid, worker, assignment))
     except Exception as error:
         release_frames(error)
         return error
@@ -124,12 +122,12 @@ def received_sigterm() -> bool:
     return not _sigterms.empty()
 
 
-def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | None) -> Summary | None:
+def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary; None if this worker had to leave before the end.
 
     Args:
         worker: its number among the job's workers.
-        coordinator: of the job; None: Ray has formed the process group.
+        coordinator: of the job.
     """
     recorder: RecorderClient = payload["recorder"]
     recorder.wait(_RECORDER_SECONDS)
@@ -147,11 +145,12 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
                "RAY_worker_niceness=0")
     members = None
     try:
-        context = _assigned_context(payload["on_pool"], worker, coordinator is not None)
-        if coordinator:
-            members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
-                                       lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), received_sigterm,
-                                       alone=worker == 0 and placement.min_workers == 1)
+        context = _assigned_context(payload["on_pool"])
+        members = RendezvousClient(coordinator, worker, activity, context.device, placement.timeout_seconds,
+                                   lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)), received_sigterm,
+                                   partial(_is_orphan, payload["driver"], recorder),
+                                   alone=worker == 0 and placement.min_workers == 1,
+                                   max_failures=placement.max_failures)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
             if payload["stored"]:
@@ -164,16 +163,7 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
                 cache=placement.image_cache, cuda_graphs=placement.cuda_graphs, activity=activity,
                 colour_kernel=placement.colour_kernel, stored=stored)
             torch.set_num_threads(context.threads)
-            poll_request = poll_stop_request(recorder, worker, placement.max_workers)
-            driver: Process = payload["driver"]
-
-            def stop_requested() -> bool:
-                if driver.has_ended:  # Ray takes a driver for alive that was killed but not reaped
-                    return True
-                # without a coordinator all stop, and restart from the step that they have saved
-                return poll_request() or (coordinator is None and received_sigterm())
-
-            summary = run_session(spec, context, placement, emit, members, stop_requested)
+            summary = run_session(spec, context, placement, emit, members)
             recorder.flush()  # before this worker leaves: the driver then kills those that have left
             return summary
     except Exception as error:
@@ -185,13 +175,19 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient | Non
         recorder.flush()  # events are sent without waiting, and the process may end now
 
 
-def _assigned_context(on_pool: bool, worker: int, has_coordinator: bool) -> WorkerContext:
-    """The context with the device that Ray has assigned. With a coordinator, workers form their process groups."""
+def _is_orphan(driver: Process, recorder: RecorderClient) -> bool:
+    """Whether the training's driver has ended. On another node this shows by its recorder, which ends with it."""
+    if driver.is_here:
+        return driver.has_ended  # Ray takes a driver for alive that was killed and not reaped
+    return recorder.is_gone()
+
+
+def _assigned_context(on_pool: bool) -> WorkerContext:
+    """The context with the device that Ray has assigned. Workers form their process groups themselves."""
     if on_pool:  # a worker of a pool sees no other GPU
         gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         device = torch.device("cuda", 0) if gpus else torch.device("cpu")
         return WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device))
-    from ray.train import get_context
     from ray.train import torch as ray_torch
 
     def prepare_model(model: nn.Module) -> nn.Module:
@@ -199,7 +195,7 @@ def _assigned_context(on_pool: bool, worker: int, has_coordinator: bool) -> Work
         return ray_torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
                                        parallel_strategy_kwargs=ddp_options())
 
-    collectives = Collectives() if has_coordinator else Collectives(worker, get_context().get_world_size())
-    # The loop copies batches itself; copies of Ray before 2.60 could be overwritten on the GPU
+    # Ray places no batch: the loop copies them on a stream of its own while the step before is computed. Ray keeps the
+    # sampler too, as it is a DistributedSampler: the plan says which images a worker takes, not rank and world size
     prepare_loader = partial(ray_torch.prepare_data_loader, move_to_device=False)
-    return WorkerContext(collectives, ray_torch.get_device(), prepare_model, prepare_loader)
+    return WorkerContext(device=ray_torch.get_device(), prepare_model=prepare_model, prepare_loader=prepare_loader)

@@ -12,6 +12,7 @@ import pytest
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import CheckpointEvent, Event
+from ray_yolo.core.structures import Orders
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.session import run_session
@@ -19,7 +20,7 @@ from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save
 from tests.support.jobs import make_spec
 from tests.support.object_storage import DistantStore
-from tests.support.workers import run_workers, wrap_model
+from tests.support.workers import Ordered, run_workers, wrap_model
 from tests.unit.checkpoints.test_remote_checkpoints import Machine, here, names, store
 
 __all__ = ["here", "store"]  # fixtures
@@ -28,12 +29,13 @@ __all__ = ["here", "store"]  # fixtures
 def train(collectives: Collectives, spec: TrainSpec, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
     """Train as a worker of a machine of its own until a step. Returns the digests of the saved states by step."""
     events: list[Event] = []
-    spec = replace(spec, run_dir=machines / str(collectives.worker))
+    spec = replace(spec, run_dir=machines / str(collectives.rank))
     spec.run_dir.mkdir(parents=True)
     calls = iter(range(1, 100))
     run_session(spec, WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
                           stored=RemoteCheckpoints(FolderStore(bucket), 1)),
-                Placement(keep_checkpoints=1), events.append, stop_requested=lambda: next(calls) == stops_at)
+                Placement(keep_checkpoints=1), events.append,
+                Ordered(collectives, lambda: Orders(stop=next(calls) == stops_at)))
     return {str(event.step): event.digest for event in events if isinstance(event, CheckpointEvent)}
 
 

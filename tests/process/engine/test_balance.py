@@ -71,7 +71,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
     forward = loop.forward
 
     def slow_forward(*args: Any) -> Any:
-        if collectives.num_workers > 1 and collectives.worker == (1 if activity.step < CHANGE else 0):
+        if collectives.num_workers > 1 and collectives.rank == (1 if activity.step < CHANGE else 0):
             time.sleep(SLOW_SECONDS)
         return forward(*args)
 
@@ -80,7 +80,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
         patch.setattr(balance, "STEPS_KNOWN", 3 if balanced else 10**9)
         patch.setattr(balance, "STEPS_BETWEEN", 5)
         session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
-        session.train(lambda: False)
+        session.train()
     state = capture(session.components, session.state, {})
     tensors = [part.double().flatten() for part in [*state["model"].values(), *state["ema"].values()]]
     changes = [event.model_dump_json() for event in run_log.only(BalanceEvent, events)]

@@ -30,10 +30,10 @@ from tests.unit.engine.test_collectives import Group
 
 
 def gather_everything(collectives: Collectives) -> dict[str, Tensor]:
-    rows = torch.full((collectives.worker, 2), float(collectives.worker))  # worker 0 has none
-    x = torch.tensor([1.0 + collectives.worker], requires_grad=True)
+    rows = torch.full((collectives.rank, 2), float(collectives.rank))  # worker 0 has none
+    x = torch.tensor([1.0 + collectives.rank], requires_grad=True)
     total = collectives.global_sum(x)
-    (total.sum() * (collectives.worker + 1)).backward()
+    (total.sum() * (collectives.rank + 1)).backward()
     return {
         "known": collectives.gather_rows(rows, list(range(collectives.num_workers))),
         "unknown": collectives.gather(rows),
@@ -53,7 +53,7 @@ def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
 
 def send_a_gpus_tensor(collectives: Collectives) -> Tensor:
     """What arrives of a tensor that worker 0 has on a GPU, of which the others have none of that number."""
-    state = {"x": torch.tensor([1.0, 2.0])} if collectives.worker == 0 else None
+    state = {"x": torch.tensor([1.0, 2.0])} if collectives.rank == 0 else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:3")
         return collectives.broadcast_state(state, source=0)["x"]
@@ -80,9 +80,9 @@ def wait_for_an_absent_peer(collectives: Collectives) -> dict[str, float]:
     store = serve_rendezvous_store("127.0.0.1")
     port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
     leave_process_group()
-    quorum = form_process_group(store, ("127.0.0.1", port), collectives.worker, 2, 60.0, torch.device("cpu"))
+    quorum = form_process_group(store, ("127.0.0.1", port), collectives.rank, 2, 60.0, torch.device("cpu"))
     began = time.monotonic()
-    if collectives.worker:
+    if collectives.rank:
         time.sleep(8.0)
         return {}
     threading.Timer(1.0, abort_process_group).start()
@@ -101,15 +101,15 @@ def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
     ports = [int(collectives.gather(torch.tensor([[float(store.port)]]))[0]) for store in stores]
     leave_process_group()
     cpu, group = torch.device("cpu"), Group(0.0)
-    quorum = form_process_group(stores[0], ("127.0.0.1", ports[0]), collectives.worker, 2, 60.0, cpu)
+    quorum = form_process_group(stores[0], ("127.0.0.1", ports[0]), collectives.rank, 2, 60.0, cpu)
     module._group.nccl = (group,)
     threading.Timer(1.0, abort_process_group).start()
     began = time.monotonic()
     with pytest.raises(PeerLostError), collective_errors():
-        dist.broadcast(torch.zeros(1), 1 - collectives.worker)
+        dist.broadcast(torch.zeros(1), 1 - collectives.rank)
     seconds = time.monotonic() - began
     leave_process_group()
-    quorum = form_process_group(stores[1], ("127.0.0.1", ports[1]), collectives.worker, 2, 60.0, cpu)
+    quorum = form_process_group(stores[1], ("127.0.0.1", ports[1]), collectives.rank, 2, 60.0, cpu)
     return {"seconds": seconds, "aborted": group.aborted, "then": quorum.gather(torch.ones(1, 1))}
 
 
@@ -126,7 +126,7 @@ def exchange_on_two_machines(collectives: Collectives) -> dict[str, Any]:
     store = serve_rendezvous_store("127.0.0.1")
     ports = collectives.gather(torch.tensor([[float(store.port)]]))
     leave_process_group()
-    formed = form_process_group(store, ("127.0.0.1", int(ports[0])), collectives.worker, 4, 60.0, torch.device("cpu"),
+    formed = form_process_group(store, ("127.0.0.1", int(ports[0])), collectives.rank, 4, 60.0, torch.device("cpu"),
                                 ["a", "a", "b", "b"])
     groups = formed.node_groups
     assert groups is not None
@@ -202,7 +202,7 @@ def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:
     port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
     leave_process_group()
     cpu = torch.device("cpu")
-    if collectives.worker:
+    if collectives.rank:
         dist.TCPStore("127.0.0.1", port, is_master=False).add("come", 1)
         time.sleep(1.0)
         return {}
@@ -221,8 +221,8 @@ def slow_gather(collectives: Collectives) -> dict[str, Tensor]:
     store = serve_rendezvous_store("127.0.0.1")
     port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
     leave_process_group()
-    quorum = form_process_group(store, ("127.0.0.1", port), collectives.worker, 2, 60.0, torch.device("cpu"))
-    if collectives.worker:
+    quorum = form_process_group(store, ("127.0.0.1", port), collectives.rank, 2, 60.0, torch.device("cpu"))
+    if collectives.rank:
         time.sleep(4.0)
     return {"rows": quorum.gather(torch.ones(1, 1))}
 

@@ -70,7 +70,7 @@ def train(components: TrainComponents) -> list[Tensor]:
     for epoch in range(components.plan.recipe.epochs):
         components.sampler.start(epoch, 0, None)
         for launched in loop.launch_steps(components, Progress(epoch, 0, progress.step), iter(components.loader),
-                                             loop.ControlFlags):
+                                             loop.Orders):
             result = loop.finish_step(components, launched)
             progress = Progress(epoch, launched.summed.step.images.stop, progress.step + 1)
             numbers.append(result.losses)
@@ -164,7 +164,7 @@ def worker_bits(collectives: Collectives, folder: Path) -> tuple[list[Tensor], i
     recorder = FunctionRecorder()
     with pytest.MonkeyPatch.context() as patch:
         decide_as_on_a_gpu(patch, recorder)
-        bits = train(components_of(folder / str(collectives.worker), context))
+        bits = train(components_of(folder / str(collectives.rank), context))
     return bits, recorder.repeats
 
 

@@ -155,7 +155,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     components.loss.terms(torch.ones(len(components.loss.names), 1, device=device), torch.ones((), device=device))
     stack.enter_context(Watch())
     components.loader = [batch] * 4
-    for launched in loop.launch_steps(components, Progress(), iter(components.loader), loop.ControlFlags):
+    for launched in loop.launch_steps(components, Progress(), iter(components.loader), loop.Orders):
         assert not loop.finish_step(components, launched).skipped
     loop.blank_loss(components).backward()
     return actions

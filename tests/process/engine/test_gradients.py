@@ -57,7 +57,7 @@ def summed(collectives: Collectives, count: int) -> Tensor:
     tree = GradientTree(replica, collectives, ROW)
     sums = []
     for step in range(STEPS):
-        inputs, own = data(count, step), shard(count, collectives.worker, collectives.num_workers)
+        inputs, own = data(count, step), shard(count, collectives.rank, collectives.num_workers)
         tree.start([len(shard(count, worker, collectives.num_workers)) for worker in range(collectives.num_workers)])
         for number in own:
             last = number == own[-1]
@@ -97,7 +97,7 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
 
 
 def summed_on_machines(collectives: Collectives, machines: list[str], counts: list[int]) -> list[Tensor]:
-    formed = form_node_groups(machines, collectives.worker, timedelta(seconds=30))
+    formed = form_node_groups(machines, collectives.rank, timedelta(seconds=30))
     assert formed is not None
     return summed_of_all(replace(collectives, node_groups=formed), counts)
 
@@ -112,7 +112,7 @@ def test_the_bits_do_not_depend_on_machines(machines: str) -> None:
 
 def numbers_that_leave(collectives: Collectives, machines: list[str], by_machines: bool) -> float:
     """What this worker sends to other machines by all-to-all in a step, in units of the gradient's size."""
-    formed = form_node_groups(machines, collectives.worker, timedelta(seconds=30))
+    formed = form_node_groups(machines, collectives.rank, timedelta(seconds=30))
     assert formed is not None
     send, left = dist.all_to_all_single, [0]
 
@@ -120,7 +120,7 @@ def numbers_that_leave(collectives: Collectives, machines: list[str], by_machine
                       ) -> Any:
         members = dist.get_process_group_ranks(options["group"] or dist.group.WORLD)
         left[0] += sum(size for size, member in zip(sent_sizes, members, strict=True)
-                       if machines[member] != machines[collectives.worker])
+                       if machines[member] != machines[collectives.rank])
         return send(received, sent, received_sizes, sent_sizes, **options)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,7 @@ from ray_yolo.core.events import (
     WarningEvent,
     parse_event,
 )
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine import build as build_module
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine import loop, session
@@ -56,7 +56,7 @@ from ray_yolo.models.detector import Detector
 from ray_yolo.ops.recolour import recoloured_input
 from tests.support import run_log
 from tests.support.jobs import TINY, make_spec
-from tests.support.workers import run_workers, wrap_model
+from tests.support.workers import Ordered, run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 STEPS = 8  # two in each epoch
@@ -84,13 +84,13 @@ def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_a
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
 
-    def stop_requested() -> bool:
-        asked = collectives.worker == asked_worker % collectives.num_workers and context.activity.phase != "validating"
-        return asked and len(calls.append(None) or calls) == stop_at
+    def stop_at_step() -> Orders:
+        asked = collectives.rank == asked_worker % collectives.num_workers and context.activity.phase != "validating"
+        return Orders(stop=asked and len(calls.append(None) or calls) == stop_at)
 
     calls: list[None] = []
     with contextlib.suppress(Killed):
-        run_session(spec, context, placement, emit, stop_requested=stop_requested)
+        run_session(spec, context, placement, emit, Ordered(collectives, stop_at_step))
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events]}
 
 
@@ -142,7 +142,8 @@ def test_a_stop_in_a_validation_saves_the_last_step_at_once(
     monkeypatch.setattr(session, "evaluate", killed_in_the_second)
     context = WorkerContext(collectives=Collectives())
     with pytest.raises(Killed):
-        run_session(spec, context, BY_EPOCH, lambda event: None, stop_requested=lambda: len(validations) == 2)
+        run_session(spec, context, BY_EPOCH, lambda event: None,
+                    Ordered(Collectives(), lambda: Orders(stop=len(validations) == 2)))
     monkeypatch.undo()
     progress = Progress(*json.loads(last_state(spec)["meta"])["progress"])
     assert (progress.epoch, progress.step) == (1, 4)  # the second epoch is not closed
@@ -254,33 +255,33 @@ class Scripted(Rendezvous):
         self.both, self.joined = collectives, Collectives()
         self.asked = self.joins = 0
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary:
         self.joins += 1
         if progress and progress.step == STEPS:
             return ENDED
-        if self.both.worker == 1 and self.joins == 1:
+        if self.both.rank == 1 and self.joins == 1:
             assert progress is None
             return Generation(self.joined, None, False)
-        assert (progress and progress.step) == (2 if self.both.worker else None)
+        assert (progress and progress.step) == (2 if self.both.rank else None)
         self.joined = self.both
         return Generation(self.both, 1, True)
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
-        return self.asked == 2 and self.joins == 1 and self.both.worker == 1
+        return Orders(regroup=self.asked == 2 and self.joins == 1 and self.both.rank == 1)
 
 
 def train_with_a_newcomer(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
     rendezvous, events, reported = Scripted(collectives), [], []
 
-    def note_step() -> bool:
-        if context.activity.phase != "validating":
+    def note_step(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepEvent):
             reported.append(context.activity.step)
-        return False
 
     context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
-    run_session(spec, context, Placement(save_steps=1), events.append, rendezvous,
-                note_step)
+    run_session(spec, context, Placement(save_steps=1), note_step, rendezvous)
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events],
             "joins": rendezvous.joins, "reported": reported}
 
@@ -304,17 +305,18 @@ class Parting(Rendezvous):
         self.both, self.joined = collectives, collectives
         self.asked = self.joins = 0
 
-    def join(self, progress: Progress | None) -> Generation | None:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | None:
         self.joins += 1
         if self.joins == 1:
             return Generation(self.both, None, False)
         assert (progress and progress.step) == 2
         self.joined = Collectives()
-        return Generation(self.joined, 0, False) if self.both.worker else None
+        return Generation(self.joined, 0, False) if self.both.rank else None
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
-        return self.asked == 2 and self.both.worker == 0
+        return Orders(regroup=self.asked == 2 and self.both.rank == 0)
 
 
 def train_with_a_leaver(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
@@ -335,6 +337,60 @@ def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_contin
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
 
 
+class Given(Rendezvous):
+    """Two workers train the first epoch. Then both leave at once for another program; worker 1 alone learns of it."""
+
+    lasting = False
+
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
+        self.both, self.joined = collectives, collectives
+        self.asked = 0
+        self.registered: list[tuple[int | None, bool]] = []
+
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | None:
+        self.registered.append((progress and progress.step, is_saved))
+        return Generation(self.both, None, False) if len(self.registered) == 1 else None
+
+    @property
+    def orders(self) -> Orders:
+        self.asked += 1
+        ends = self.asked == 2 and self.both.rank == 1
+        return Orders(save=ends, regroup=ends, leave=ends)
+
+
+def give_places(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
+    rendezvous = Given(collectives)
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    summary = run_session(spec, context, placement, lambda event: None, rendezvous)
+    return {"summary": summary, "registered": rendezvous.registered}
+
+
+def test_workers_whose_places_are_given_save_their_step(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever was saved before, and though the epoch is not validated yet. The next worker continues there."""
+    spec = make_spec(tmp_path, **EXACT)
+    first, second = run_workers(2, give_places, spec, BY_EPOCH)
+    assert first["summary"] is second["summary"] is None
+    assert first["registered"][1] == (2, True)
+    assert second["registered"][1] == (2, False)  # it has not written it
+    assert [path.name for path in (spec.run_dir / "checkpoints").iterdir()] == ["step-2"]
+    events: list[Event] = []
+    run_session(spec, WorkerContext(), BY_EPOCH, events.append)
+    assert steps({"events": [event.model_dump_json() for event in events]}) == [3, 4, 5, 6, 7, 8]
+    assert_same(last_state(spec), uninterrupted["state"])
+
+
+def test_a_training_that_saves_nothing_leaves_without(tmp_path: Path) -> None:
+    (found,) = run_workers(1, give_places_alone, make_spec(tmp_path, **EXACT), Placement(nosave=True))
+    assert found["registered"][1] == (1, True)
+
+
+def give_places_alone(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Given, "orders", property(lambda self: Orders(save=True, regroup=True, leave=True)))
+        return give_places(collectives, spec, placement)
+
+
 class Moving(Rendezvous):
     """In the second generation another worker records."""
 
@@ -344,7 +400,7 @@ class Moving(Rendezvous):
         super().__init__(Collectives())
         self.is_busy, self.found = is_busy, list[bool]()
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         self.found.append(self.is_busy())
         return Generation(Collectives(len(self.found) - 1), progress and 0, False)
 
@@ -381,8 +437,9 @@ class Abandoned(Rendezvous):
         super().__init__(collectives)
         self.steps = steps
 
-    def all_draining(self) -> bool:
-        return self.steps() >= 2
+    @property
+    def orders(self) -> Orders:
+        return Orders(save=self.steps() >= 2)
 
 
 def train_abandoned(collectives: Collectives, spec: TrainSpec, nosave: bool, seconds: float) -> dict[str, Any]:
@@ -462,22 +519,23 @@ class Aborted(Rendezvous):
             received.fill_(7.0)
         return SimpleNamespace(wait=lambda: None)
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         if progress is None:
             return Generation(self.both, None, False)
         assert progress.step == self.at - 1
         self.joined = Collectives()
         return Generation(self.joined, 0, False)
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
-        if self.both.worker and self.asked == self.at:
+        if self.both.rank and self.asked == self.at:
             raise Killed
-        return False
+        return Orders()
 
     def elect_saver(self) -> bool:
         self.rescued += 1
-        return self.both.worker == 0
+        return self.both.rank == 0
 
 
 def train_beside_an_abort(collectives: Collectives, spec: TrainSpec, at: int, silent: bool) -> dict[str, Any]:
@@ -514,7 +572,7 @@ class Garbled(Rendezvous):
     def __init__(self, collectives: Collectives, patch: pytest.MonkeyPatch, left: str) -> None:
         super().__init__(collectives)
         self.asked, self.joins, self.left, self.stale = 0, 0, left, torch.zeros(())
-        self.last = collectives.worker + 1 == collectives.num_workers
+        self.last = collectives.rank + 1 == collectives.num_workers
         self._gather = dist.all_gather_into_tensor
         patch.setattr(dist, "all_gather_into_tensor", self.gather)
 
@@ -532,17 +590,18 @@ class Garbled(Rendezvous):
                                             "the rows before": self.stale.view(torch.float32)}[self.left])
         return received[-len(own):].copy_(own)
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         self.joins += 1
         if self.joins == 2:
             raise Killed
-        return Generation(Collectives(self._collectives.worker, self._collectives.num_workers), None, False)
+        return Generation(Collectives(self._collectives.rank, self._collectives.num_workers), None, False)
 
-    def must_regroup(self) -> bool:
+    @property
+    def orders(self) -> Orders:
         self.asked += 1
         if self.asked == 3 and not self.last:
             raise Killed
-        return False
+        return Orders()
 
     def elect_saver(self) -> bool:
         return True
@@ -595,7 +654,7 @@ class Losing(Rendezvous):
 
         patch.setattr(session, where, lose)
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         return Generation(Collectives(), None if progress is None else 0, False)
 
     def elect_saver(self) -> bool:
@@ -609,9 +668,14 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
     """Also in a validation, which is then repeated."""
     spec, events = make_spec(tmp_path, **EXACT), []
     rendezvous = Losing(spec, monkeypatch, 1, where)
-    poll_controls = iter([False, False, True])  # leaves the loop after its third step
-    monkeypatch.setattr(rendezvous, "must_regroup", lambda: where == "train" and next(poll_controls, False))
-    run_session(spec, WorkerContext(), BY_EPOCH, events.append, rendezvous)
+    regroups = iter([False, False, True])  # leaves the loop after its third step
+    context = WorkerContext()
+
+    def orders(_: Losing) -> Orders:
+        return Orders(regroup=where == "train" and context.activity.phase != "validating" and next(regroups, False))
+
+    monkeypatch.setattr(Losing, "orders", property(orders))
+    run_session(spec, context, BY_EPOCH, events.append, rendezvous)
     assert_same(last_state(spec), uninterrupted["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
     assert rendezvous.rescued == 1
@@ -620,27 +684,30 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
     assert [event.images for event in run_log.only(ShardEvent, events)] == [len(spec.train)] * 4
 
 
-def test_training_fails_if_peers_are_lost_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "TOGETHER_SECONDS", 0.0)
-    spec = make_spec(tmp_path, **EXACT)
+def test_a_training_ends_when_no_other_generation_may_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator counts the groups that fail by themselves, and the driver the workers that depart."""
+    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
+    answers = iter([True, True, False])
+    monkeypatch.setattr(rendezvous, "may_regroup", lambda: next(answers))
     with pytest.raises(PeerLostError, match="Connection reset by peer"):
-        run_session(spec, WorkerContext(), Placement(), lambda event: None, Losing(spec, monkeypatch, 100, "evaluate"))
+        run_session(rendezvous.spec, WorkerContext(), Placement(), lambda event: None, rendezvous)
+    assert 100 - rendezvous.left == 3
 
 
 def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: int) -> str:
     """One weight of worker `broken` changes its sign after the second step. Returns what ended this worker."""
     components: list[Any] = []
 
-    def flip() -> bool:
-        if collectives.worker == broken and len(components.append(None) or components) == 3:
+    def flip() -> Orders:
+        if collectives.rank == broken and len(components.append(None) or components) == 3:
             weight = next(made.components.model.parameters())
             weight.data[0, 0, 0, 0] *= -1
-        return False
+        return Orders()
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
-    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Rendezvous(collectives))
+    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Ordered(collectives, flip))
     try:
-        made.train(flip)
+        made.train()
     except (WrongWeightsError, PeerLostError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -659,7 +726,7 @@ class Together(Rendezvous):
         self.both, self.joined = collectives, collectives
         self.ended, self.lost = folder / "ended", folder / "lost"
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary:
         if progress is None:
             return Generation(self.both, None, False)
         while not self.lost.exists():
@@ -678,7 +745,7 @@ def train_to_a_last_save(collectives: Collectives, spec: TrainSpec, fate: str) -
     rendezvous, events, write = Together(collectives, spec.run_dir.parent), list[Event](), checkpoint.save_checkpoint
 
     def save(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
-        if step == STEPS and collectives.worker == 0:
+        if step == STEPS and collectives.rank == 0:
             time.sleep(1.0)
             if fate == "killed":
                 raise Killed
@@ -720,14 +787,14 @@ class Outvoted(Together):
         super().__init__(collectives, folder)
         self.progress: list[Progress | None] = []
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary:
         self.progress.append(progress)
         if len(self.progress) == 1:
             return Generation(self.both, None, False)
         if progress and progress.step == STEPS:
             return super().join(progress)
         dist.destroy_process_group()
-        place, number = self.ended.parent / "rendezvous", self.both.worker // 2
+        place, number = self.ended.parent / "rendezvous", self.both.rank // 2
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
         self.joined = Collectives(number, 2)
         return Generation(self.joined, None, False)
@@ -737,15 +804,16 @@ def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placem
     """One weight of worker 1 changes its sign after the third step, which is detected after the fourth."""
     rendezvous, events, components = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[Any]()
 
-    def flip() -> bool:
-        if collectives.worker == 1 and len(components.append(None) or components) == 4:
+    def flip() -> Orders:
+        if collectives.rank == 1 and len(components.append(None) or components) == 4:
             next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
-        return False
+        return Orders()
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     made = session.Session(spec, context, placement, events.append, rendezvous)
-    with contextlib.suppress(WrongWeightsError):
-        made.train(flip)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(WrongWeightsError):
+        patch.setattr(Outvoted, "orders", property(lambda self: flip()))
+        made.train()
     made.close()
     return {
         "step": made.summary and made.summary.step,
@@ -772,7 +840,7 @@ def test_the_steps_to_which_a_wrong_worker_contributed_are_undone(
 class Parted(Rendezvous):
     """Joins workers that are at the same step."""
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation:
         return Generation(self._collectives, None if progress is None else 0, False)
 
 
@@ -786,14 +854,14 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     )
     made.join()
     made.state.progress = Progress(0, 32, 3)
-    if collectives.worker == 0:
+    if collectives.rank == 0:
         made.state.progress = Progress(0, 16, 2)
         made._save_agreed()
         made.state.progress = Progress(0, 32, 3)
         made._save()  # after a peer was lost: it was not compared
         made.saver.wait(needed=True)
-    made._agreed = 2 if collectives.worker else -1  # the recording worker has just joined
-    if collectives.worker == wrong:
+    made._agreed = 2 if collectives.rank else -1  # the recording worker has just joined
+    if collectives.rank == wrong:
         next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
     try:
         made.join()
@@ -832,7 +900,7 @@ def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placemen
 
         patch.setattr(made, "after_step", slow_after_step)
         patch.setattr(made, "_save_agreed", note)
-        made.train(lambda: False)
+        made.train()
     return {"saved": [event.step for event in run_log.only(CheckpointEvent, events)], "agreed": agreed}
 
 
@@ -864,34 +932,6 @@ def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
     assert set(phases) == {"saving"}
 
 
-def test_as_many_lost_peers_in_a_row_as_failures_are_allowed(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, joins in ((0, 1), (5, 6)):
-        monkeypatch.setattr(session, "TOGETHER_SECONDS", 0.0)
-        rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
-        with pytest.raises(PeerLostError):
-            run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=limit), lambda event: None, rendezvous)
-        assert 100 - rendezvous.left == joins
-        monkeypatch.undo()
-    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 30, "evaluate")
-    assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=-1), lambda event: None, rendezvous)
-
-
-def test_peers_that_are_lost_one_soon_after_the_other_are_one_loss(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with their node. An exchange that fails again and again for longer than that still ends the training."""
-    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 4, "evaluate")
-    monkeypatch.setattr(session, "TOGETHER_SECONDS", 1000.0)
-    assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
-    monkeypatch.undo()
-    rendezvous = Losing(make_spec(tmp_path / "always", **EXACT), monkeypatch, 10**9, "evaluate")
-    monkeypatch.setattr(session, "TOGETHER_SECONDS", 0.5)
-    began = time.monotonic()
-    with pytest.raises(PeerLostError):
-        run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
-    assert time.monotonic() - began > 0.5
-
-
 def test_colours_that_are_left_to_the_device_give_the_same_training(
         uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; here the device is the CPU."""
@@ -904,21 +944,6 @@ def test_colours_that_are_left_to_the_device_give_the_same_training(
     assert_same(last_state(spec), uninterrupted["state"])
     assert sum(recoloured) == spec.recipe.epochs * len(spec.train)
     build_module.colour_tables_on.cache_clear()
-
-
-def test_losses_with_a_step_between_them_are_not_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 0, "train")
-    after_step = session.Session.after_step
-
-    def lose_after_step(made: session.Session, *given: Any) -> None:
-        after_step(made, *given)
-        if made.state.progress.step <= 4:
-            raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection reset by peer")
-
-    monkeypatch.setattr(session.Session, "after_step", lose_after_step)
-    summary = run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
-    assert summary
-    assert summary.step == STEPS
 
 
 @pytest.mark.parametrize(("workers", "ended"), [
@@ -1256,7 +1281,7 @@ def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "MEETING_SECONDS", 0.2)
         module._set_group_timeout(None, 1.0)
-        store: Any = SlowStore(2.0 + collectives.worker)
+        store: Any = SlowStore(2.0 + collectives.rank)
         activity = Activity()
         made = build(spec, WorkerContext(collectives=collectives, activity=activity, stored=store))
         over, longest = threading.Event(), [0.0]

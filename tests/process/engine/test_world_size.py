@@ -92,7 +92,7 @@ def break_something(control: str, collectives: Collectives, patch: pytest.Monkey
     """Remove one guard."""
     if control == "random augmentation per worker":
         patch.setattr(
-            dataset, "generator", lambda *key: generator(*key, *[collectives.worker] * (collectives.worker > 0))
+            dataset, "generator", lambda *key: generator(*key, *[collectives.rank] * (collectives.rank > 0))
         )
     elif control == "loss means per worker":
         patch.setattr(loop, "forward", with_local_counts)

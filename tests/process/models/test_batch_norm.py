@@ -15,9 +15,9 @@ def synchronised(collectives: Collectives, counts: list[int]) -> dict[str, Tenso
     """Output, gradients and statistics of this worker's part of 6 images."""
     layer = make()
     statistics = Statistics(layer, collectives.global_sum)
-    first = sum(counts[: collectives.worker])
-    part = images(6)[first : first + counts[collectives.worker]].requires_grad_()
-    target = torch.arange(6.0)[first : first + counts[collectives.worker], None, None, None]
+    first = sum(counts[: collectives.rank])
+    part = images(6)[first : first + counts[collectives.rank]].requires_grad_()
+    target = torch.arange(6.0)[first : first + counts[collectives.rank], None, None, None]
     output = layer(part)
     (output - target).square().sum().backward()
     return {"output": output.detach(), "input": part.grad, "weight": collectives.global_sum(layer.weight.grad),

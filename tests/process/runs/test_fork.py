@@ -170,7 +170,7 @@ def test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was(p
     plan = plan_run(events)
     assert plan is not None
     assert plan.tags["ray_yolo.forked_from"] == past.run_id
-    assert plan.tags["ray_yolo.forked_from.epoch"] == "1"
+    assert plan.tags["ray_yolo.forked_from.epoch"] == "2"
     assert plan.tags["ray_yolo.forked_from.step"] == str(saved.step)
     assert plan.tags["ray_yolo.forked_from.weights"] == saved.digest
 

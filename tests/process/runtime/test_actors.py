@@ -5,6 +5,7 @@ The coordinator alone: test_coordinator.py; the job queue alone: test_job_queue.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +37,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kill_actor(kind: str) -> float:
     """kill -9 the newest actor of a class that this process has started. Returns when."""
-    found = [process for process in psutil.Process().children(recursive=True)
-             if "".join(process.cmdline()).startswith(f"ray::{kind}")]
-    max(found, key=psutil.Process.create_time).kill()
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # others end meanwhile
+            if "".join(process.cmdline()).startswith(f"ray::{kind}"):
+                found[process.create_time()] = process
+    found[max(found)].kill()
     return time.time()
 
 

@@ -18,6 +18,7 @@ from ray_yolo.data.image_cache import node_room
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.node_checks import least_room
 from ray_yolo.runtime.resources import NodeResources
+from ray_yolo.runtime.sharing import Bundle, Group, Places, group_name
 
 KNOCK = """
 import os, subprocess, sys
@@ -45,6 +46,32 @@ def test_a_local_cluster_denies_access_and_leaves_no_token(tmp_path: Path) -> No
                           capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["127.0.0.1", "False", "True", "0", "1"], done.stderr
     assert not (tmp_path / ".ray").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_groups_have_nodes_resources_and_label_selectors() -> None:
+    """Those that wait, too; those that were removed are left out."""
+    placed = ray.util.placement_group([{"CPU": 1}], name=group_name("extra", -3, 7))
+    huge = ray.util.placement_group([{"CPU": 1, "memory": 1e13}], strategy="SPREAD")
+    elsewhere = ray.util.placement_group([{"CPU": 1}], bundle_label_selector=[{"zone": "in(a,b)"}])
+    gone = ray.util.placement_group([{"CPU": 1}])
+    try:
+        assert placed.wait(30)
+        ray.util.remove_placement_group(gone)
+        found = {group.id: group for group in cluster.placement_groups()}
+        (node,) = cluster.nodes_with_places()
+        assert found[placed.id.hex()] == Group(
+            placed.id.hex(), cluster.own_job(), (Bundle({"CPU": 1.0}, node.id),), "PACK", "extra", -3, 7)
+        assert found[huge.id.hex()].bundles == (Bundle({"CPU": 1.0, "memory": 1e13}),)
+        assert found[huge.id.hex()].strategy == "SPREAD"
+        assert found[elsewhere.id.hex()].bundles == (Bundle({"CPU": 1.0}, labels={"zone": "in(a,b)"}),)
+        assert gone.id.hex() not in found
+        assert node.free["CPU"] <= 3
+        assert Places(list(found.values()), [node], list(found)).offer is None  # nobody could hold them
+    finally:
+        for group in (placed, huge, elsewhere):
+            ray.util.remove_placement_group(group)
 
 
 @pytest.mark.ray

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import ray
 
 from ray_yolo.runtime.sharing import CALM_SECONDS
 from tests.support.faults import left_over, ray_nodes
 from tests.support.run_log import messages
 from tests.support.shared_jobs import assert_bits_of_a_lone_run, job
+from tests.support.weights import make_weights
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -33,6 +39,26 @@ def test_a_range_gives_places_to_another_and_both_end_with_the_bits_of_a_lone_ru
         assert [text for text in said if "requested again" in text and "given" not in text]
     assert_bits_of_a_lone_run((first, second), tmp_path / "lone")
     print(f"the second one's first step after {second.first_step():.1f} s")
+
+
+def test_a_server_gets_places_of_a_range_that_fills_the_cluster(tmp_path: Path) -> None:
+    weights = make_weights(tmp_path / "served")
+    with ray_nodes(4), job(tmp_path / "first") as first:
+        first.wait(lambda: first.workers() == 4, 120)
+        environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        command = [sys.executable, "-m", "ray_yolo.serve", "--weights", str(weights), "--num-replicas", "2"]
+        with (tmp_path / "log").open("w") as log:
+            server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        try:
+            began = time.monotonic()
+            first.wait(lambda: "POST picture files to" in (tmp_path / "log").read_text(), 120)
+            print(f"it serves after {time.monotonic() - began:.1f} s")
+            assert first.workers() == 2
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+        first.wait(lambda: first.workers() == 4, 120)
+        first.stop()
 
 
 def test_of_three_priorities_the_lower_ones_keep_their_minimum_until_the_higher_one_ends(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.validator import ValResult, check, validate
-from ray_yolo.sinks.metric_names import metrics, terms_of
+from ray_yolo.sinks.metric_names import FITNESS, metrics, terms_of
 from tests.support import run_log
 from tests.support.jobs import make_config, make_dataset
 from tests.support.label_cases import place
@@ -317,10 +317,10 @@ def test_a_validation_is_an_mlflow_run_on_request_with_the_names_of_a_trainings(
     experiment = client.get_experiment_by_name("check")
     [run] = client.search_runs([experiment.experiment_id])
     last = run_log.events_of(run_dir, EpochEvent)[-1]
-    said = {metric.mlflow: metric.of(last.model_copy(update=outcome)) for metric in metrics(terms_of([last]))
+    said = {metric.name: metric.of(last.model_copy(update=outcome)) for metric in metrics(terms_of([last]))
             for outcome in [{"metrics": result.metrics, "val": result.losses}]}
     assert {name: value for name, value in run.data.metrics.items() if not name.startswith("ms_per_image/")} == {
-        name: value for name, value in said.items() if name.startswith(("metrics/", "val/"))}
+        name: value for name, value in said.items() if name.startswith(("metrics/", "val/")) and name != FITNESS}
     assert (run.info.run_name, run.info.status, run.data.params["split"]) == ("exp", "FINISHED", "val")
     assert run.data.tags["ray_yolo.training_run_id"] == "of-training"
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["results.json"]

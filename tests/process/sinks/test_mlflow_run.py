@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from ray_yolo.core.events import ANCHOR_TERMS, RunEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.sinks.metric_names import best_metrics, metrics
+from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.mlflow_plan import ARTIFACTS, plan_validation
 from ray_yolo.sinks.mlflow_run import Delivery
@@ -85,9 +85,7 @@ def points(client, run_id):
     return Counter((key, point.step) for key in keys for point in client.get_metric_history(run_id, key))
 
 
-BEST = [metric.mlflow for metric in best_metrics()]
-EXPECTED = Counter([*((metric.mlflow, epoch) for metric in metrics(ANCHOR_TERMS) for epoch in range(3)),
-                    *((key, 2) for key in BEST)])
+EXPECTED = Counter((metric.name, epoch) for metric in metrics(ANCHOR_TERMS) for epoch in (1, 2, 3))
 
 
 class TestSynchronise:
@@ -103,7 +101,7 @@ class TestSynchronise:
         assert {(each.dataset.digest, each.tags[0].value) for each in run.inputs.dataset_inputs} == {
             ("a1", "training"), ("b2", "validation")}
         values = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "metrics/mAP50")}
-        assert values == {0: 0.125, 1: 1.125, 2: 2.125}
+        assert values == {1: 0.125, 2: 1.125, 3: 2.125}
 
     def test_a_data_set_that_is_its_own_validation_is_named_once_as_both(self, uri, client, run_dir):
         notify(run_dir, [run_log.run(), run_log.dataset(train="a1", val="a1"), *STORY[2:]])
@@ -151,7 +149,7 @@ class TestSynchronise:
 
     def test_what_may_be_taken_back_is_not_posted(self, uri, client, run_dir):
         notify(run_dir, [*STORY[:5], run_log.epoch(1)])
-        assert {epoch for _, epoch in points(client, synchronise(run_dir, uri))} == {0}
+        assert {epoch for _, epoch in points(client, synchronise(run_dir, uri))} == {1}
 
     def test_an_interruption_leaves_no_trace_but_the_number_of_attempts(self, uri, client, run_dir):
         notify(run_dir, [*STORY[:7], run_log.epoch(2)])
@@ -166,8 +164,7 @@ class TestSynchronise:
         assert synchronise(run_dir, uri) == first
         run = client.get_run(first)
         assert (run.info.status, run.data.tags["ray_yolo.attempts"]) == ("FINISHED", "2")
-        twice = Counter((key, 1) for key in BEST)  # it was the best one when training stopped
-        assert points(client, first) == EXPECTED + twice
+        assert points(client, first) == EXPECTED
 
     @pytest.mark.parametrize("at", [0, 1, 2, 3])
     @pytest.mark.parametrize("arrived", [False, True])

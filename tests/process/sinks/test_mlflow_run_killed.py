@@ -12,9 +12,9 @@ from mlflow import MlflowClient
 
 from ray_yolo.core.events import WarningEvent
 from ray_yolo.engine import loop
-from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.sinks.metric_names import best_metrics, metrics, terms_of
+from ray_yolo.sinks.metric_names import metrics, terms_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 from tests.support.jobs import make_config
 from tests.support.servers import MlflowServer
@@ -61,10 +61,13 @@ def test_a_server_that_is_killed_in_a_training_and_comes_back_has_everything(
         run = client.get_run(about["run_id"])
         rows = epoch_rows(read_events(run_dir / EVENTS_FILE))
         for metric in metrics(terms_of(rows)):
-            history = client.get_metric_history(run.info.run_id, metric.mlflow)
-            assert sorted((point.step, point.value) for point in history) == [
-                (row.epoch, metric.of(row)) for row in rows if metric.of(row) is not None]
-        assert {metric.mlflow for metric in best_metrics()} <= run.data.metrics.keys()
+            history = client.get_metric_history(run.info.run_id, metric.name)
+            of_epochs = [point for point in history if point.timestamp < run.info.end_time]
+            assert sorted((point.step, point.value) for point in of_epochs) == [
+                (row.epoch + 1, metric.of(row)) for row in rows if metric.of(row) is not None]
+        best = best_row(rows)
+        assert best
+        assert run.data.metrics["metrics/mAP50-95"] == (best.metrics or {})["mAP50-95"]
         assert run.info.status == "FINISHED"
         assert {file.path for file in client.list_artifacts(run.info.run_id, "weights")} == {
             "weights/best.pt", "weights/last.pt"}

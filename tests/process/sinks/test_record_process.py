@@ -179,7 +179,7 @@ def test_pictures_of_a_background_that_was_killed_are_drawn_by_sync(
         if process.is_running:
             os.kill(pid_of(process), signal.SIGKILL)
             wait_until(lambda: not process.is_running)
-            process._close_pipes()
+            process._let_go()
 
     monkeypatch.setattr(RecordProcess, "finish", kill)
     run = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=2, noval=False), quiet=True).run_dir
@@ -241,6 +241,8 @@ def test_an_earlier_run_is_not_waited_for(tmp_path: Path) -> None:
         process = RecordProcess(MODULE, run, None, pytest.fail, own_session=False)
         start(process)
         other = record_process._left[-1]
+        assert other.stdin.closed
+        assert other.stdout.closed
         set_priority(other.pid, "SCHED_OTHER", 0)
         connection, _ = silent.accept()
         with connection:

@@ -156,7 +156,7 @@ def trained(client: MlflowClient, folder: Path, fitness: float | None, digest: s
     experiment = client.get_experiment_by_name("train")
     run_id = str(client.create_run(experiment.experiment_id, run_name="other").info.run_id)
     if fitness is not None:
-        client.log_metric(run_id, "best/fitness", fitness)
+        client.log_metric(run_id, "metrics/fitness", fitness)
     for context, each in (("training", "t"), ("validation", digest)):
         client.log_inputs(run_id, [DatasetInput(Dataset("data", each, "local", "{}"),
                                                 [InputTag("mlflow.data.context", context)])])
@@ -183,14 +183,14 @@ def test_the_version_and_its_source_name_the_epoch_of_the_weights(
         weights: Path, uri: str, client: MlflowClient, folder: Path, model_uri: str) -> None:
     run_id = trained(client, folder, 0.5, "v")
     registered = log_model(weights.parents[1], uri, run_id, "fish")
-    epoch = json.loads(read_state(weights)["meta"])["best_epoch"]
+    epoch = json.loads(read_state(weights)["meta"])["best_epoch"] + 1
     model_id = registered.uri.removeprefix("models:/")
     assert client.get_logged_model(model_id).name.endswith(f"-epoch{epoch}")
     [output] = client.get_run(run_id).outputs.model_outputs
     assert (output.model_id, output.step) == (model_id, epoch)
-    assert f"weights of epoch {epoch}, counted from 0" in registered.line
+    assert f"weights of epoch {epoch}" in registered.line
     [version] = client.search_model_versions("name = 'fish'")
-    assert version.description == f"other, weights of epoch {epoch}, counted from 0"
+    assert version.description == f"other, weights of epoch {epoch}"
 
 
 def test_a_run_without_weights_is_refused(uri: str, run_id: str, client: MlflowClient, tmp_path: Path) -> None:

@@ -187,4 +187,4 @@ def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_th
         assert query["runs"] == [runs["trial1"], runs["trial0"]]
         assert query["experiments"] == [experiment]
     assert query["metric"] == "metrics/mAP50-95"
-    assert set(query["plot_metric_keys"]) <= {metric.mlflow for metric in metrics(())}
+    assert set(query["plot_metric_keys"]) <= {metric.name for metric in metrics(())}

@@ -19,6 +19,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import ConfigError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import ShardEvent, StartEvent
 from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.workers.watchdog import start_queue
 from ray_yolo.tune import runner
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
 from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, ProposedEvent, ScheduledEvent
@@ -79,12 +80,12 @@ def check_tracking(folder: Path, trainings: int) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
-    """Have trials done by a function that needs no workers."""
+    """Have trials done by a function that needs no workers, but a queue that can be ordered to stop."""
     monkeypatch.setattr(runner, "train_task", trial)
-    monkeypatch.setattr(runner, "standing_pool", lambda *given, **options: contextlib.nullcontext())
+    monkeypatch.setattr(runner, "standing_pool", lambda *given, **options: contextlib.nullcontext(start_queue()))
 
 
-def formula_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
+def formula_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: object) -> None:
     """A task without a training: its fitness follows from its genes, seed and epochs. Stands in for `train_task`."""
     import ray.tune
 
@@ -101,7 +102,7 @@ def tasks_of(folder: Path) -> list[str]:
     return (folder / "tasks").read_text().splitlines()
 
 
-def failing_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
+def failing_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: object) -> None:
     """A task that fails with a reason, or whose process dies without one."""
     import os
 
@@ -191,7 +192,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     expect_states(tmp_path, FAILED=1)  # the sweep's own: no trial came to have one
 
 
-def unlucky_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
+def unlucky_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: object) -> None:
     """The first trial's first attempt dies, and its second finds no room."""
     import os
 
@@ -248,7 +249,7 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
     expect_states(tmp_path, FINISHED=1)
 
 
-def endless_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
+def endless_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: object) -> None:
     """A task that notes its start and does not end."""
     import time
 

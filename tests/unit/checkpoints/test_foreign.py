@@ -156,6 +156,16 @@ def test_the_size_of_a_training_is_that_of_its_settings(
     assert read_weights(tmp_path / "x.pt").imgsz == size
 
 
+@pytest.mark.parametrize(("entries", "licence"), [
+    ({"license": "AGPL-3.0 License (https://ultralytics.com/license)"},
+     "AGPL-3.0 License (https://ultralytics.com/license)"),
+    ({"license": "MIT\n\x1b[2J"}, "MIT\\n\\x1b[2J"), ({"license": "x" * 300}, "x" * 200),
+    ({"license": 7}, ""), ({}, "")])
+def test_the_licence_of_a_file_is_what_it_states(tmp_path: Path, entries: dict[str, Any], licence: str) -> None:
+    torch.save({"model": {"a": torch.ones(2)}, **entries}, tmp_path / "x.pt")
+    assert read_weights(tmp_path / "x.pt").licence == licence
+
+
 def test_safetensors_are_read(detector: Detector, tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch")
     torch_files.save_file(detector.state_dict(), tmp_path / "x.safetensors")

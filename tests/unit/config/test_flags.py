@@ -45,6 +45,7 @@ TRAIN_FLAGS = frozenset([
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
     "--dry-run", "--device",
     "--version", "--help",
+    "--json",
 ])
 
 VAL_FLAGS = frozenset([
@@ -56,6 +57,7 @@ VAL_FLAGS = frozenset([
     "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
     "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
+    "--json",
 ])
 
 PREDICT_FLAGS = frozenset([
@@ -66,6 +68,7 @@ PREDICT_FLAGS = frozenset([
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
     "--visualize", "--update", "--dnn", "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
+    "--json",
 ])
 
 EXPORT_FLAGS = frozenset([
@@ -133,6 +136,7 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
         others = {path for path in command.flags.values() if path not in fields}
         named = {"--recipe"} if has_recipe(command.model) else set()
         named |= {"--from"} if command.inherit else set()
+        named |= {"--json"} if command.has_json else set()
         assert others == {*OPTIONS, *command.unsupported, *named}, command.prog
 
 
@@ -265,6 +269,8 @@ REFUSED = {
     "--img 100": "--img: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
     "--img-size 640 320": "--img-size 640 320: training and validation use the same size; give one number",
     "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
+    "--optimizer auto": "--optimizer: optimizer.name: got 'auto': leave it out: without it, a short training from "
+                        "weights takes AdamW, and any other SGD (docs/running.md, Fine-tuning)",
     "--cache no": "--cache: got 'no'; expected one of auto, none, ram, disk",
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",

@@ -40,10 +40,6 @@ def test_other_numbers_of_cpus_are_refused(cpus: object) -> None:
         Placement.model_validate({"cpus_per_worker": cpus})
 
 
-def test_a_range_of_workers_is_elastic_unless_a_strict_strategy_binds_them() -> None:
-    for num_workers, strategy, expected in [
-        (2, "PACK", False), (1, "PACK", False), ((2, 4), "SPREAD", True), ((1, 2), "PACK", True),
-        ((2, 4), "STRICT_SPREAD", False),
-    ]:
-        placement = Placement(num_workers=num_workers, placement_strategy=strategy)
-        assert placement.is_elastic is expected, (num_workers, strategy)
+def test_a_range_of_workers_is_elastic() -> None:
+    for num_workers, expected in [(2, False), (1, False), ((2, 4), True), ((1, 2), True)]:
+        assert Placement(num_workers=num_workers).is_elastic is expected, num_workers

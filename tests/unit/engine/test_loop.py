@@ -109,11 +109,11 @@ def train(
     after_step: Hook = lambda *_: None,
     state: TrainState | None = None,
     ends: list[tuple[float, ...]] | None = None,
-    poll_controls: loop.PollControls = loop.ControlFlags,
+    poll_orders: loop.PollOrders = loop.Orders,
 ) -> TrainState:
     """Appends the mean losses of each epoch to `ends`."""
     state, ends = state or TrainState(), [] if ends is None else ends
-    loop.train(components, state, after_step, lambda _: bool(ends.append(state.close_epoch())), poll_controls)
+    loop.train(components, state, after_step, lambda _: bool(ends.append(state.close_epoch())), poll_orders)
     return state
 
 
@@ -300,7 +300,7 @@ def test_a_training_continues_from_the_step_and_inside_the_epoch_where_it_stoppe
     uninterrupted, stopped = (make_line(tmp_path / name, epochs=2, optimizer={"momentum": 0.9}) for name in "ab")
     train(uninterrupted)
     state, asked = TrainState(), []
-    train(stopped, state=state, poll_controls=lambda: loop.ControlFlags(stop=len(asked.append(None) or asked) == 3))
+    train(stopped, state=state, poll_orders=lambda: loop.Orders(stop=len(asked.append(None) or asked) == 3))
     assert state.progress == (1, 4, 3)
     train(stopped, state=state)
     assert state.progress == (2, 0, 4)
@@ -357,7 +357,7 @@ def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather
         context = dataclasses.replace(components.context, collectives=Collectives(worker, 2))
         losses, complete, _, reports = loop.gather_measurements(
             dataclasses.replace(components, context=context), [torch.full((3,), worker + 1.0)], [1, 1],
-            loop.ControlFlags(), SpeedReport(worker + 0.5, 3.0), 5)
+            loop.Orders(), SpeedReport(worker + 0.5, 3.0), 5)
     assert reports.tolist() == [[0.5, 3.0], [1.5, 3.0]]
     assert losses.tolist() == [[1.0] * 3, [2.0] * 3]
     assert bool(complete) is (not aborted)

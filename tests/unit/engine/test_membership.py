@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Generation, Phase, Rendezvous, warns_without_progress
 
@@ -60,6 +60,8 @@ def test_a_fixed_group_never_changes() -> None:
     assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(
         collectives, None, False, members=(0, 1))
     assert members.lasting
-    assert not members.must_regroup()
-    assert not members.all_draining()
+    assert members.orders == Orders()
+    assert not members.may_regroup()
     assert not members.elect_saver()
+    members.stop()
+    assert members.orders == Orders(stop=True)

@@ -198,7 +198,7 @@ def test_an_export_is_read_as_it_is_meant(tmp_path: Path, capsys: pytest.Capture
         assert index.boxes.tolist() == [list(CAT), list(DOG)]
         assert index.other_files.labels == index.other_files.images == ()
     assert [line for line in page.splitlines() if line.startswith("pictures with their boxes: ")]
-    assert (tmp_path / "runs" / "checks" / "exp" / "labels.jpg").stat().st_size > 5000
+    assert (tmp_path / "runs" / "checks" / "exp" / "dataset.jpg").stat().st_size > 5000
 
 
 def labelme(root: Path) -> str:

@@ -14,8 +14,8 @@ import pytest
 from ray_yolo import cli
 from ray_yolo.core.errors import InputError
 from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.instruments.dataset_check import read_readable_splits
 from ray_yolo.labels.versions import ChangeKind, ImageChange, compare_versions, images_of
-from ray_yolo.runtime.dataset_check import read_readable_splits
 from tests.support import run_log
 from tests.support.jobs import make_dataset
 

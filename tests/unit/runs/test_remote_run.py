@@ -145,11 +145,11 @@ def test_the_next_command_uploads_what_a_dead_driver_had_not(
 
 
 def test_a_driver_notices_that_it_has_lost_its_lease(start: Start, bucket: FolderStore) -> None:
-    run = start()
+    run, stopped = start(), threading.Event()
+    remote(run).on_loss = stopped.set
     bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
-    while not remote(run).is_lost:
-        pass
-    assert (run.folder / ".stop").exists()
+    assert stopped.wait(60)
+    assert remote(run).is_lost
 
 
 def test_who_has_lost_a_run_overwrites_nothing_of_it(start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch,

@@ -86,6 +86,15 @@ def test_a_training_without_a_process_has_a_final_state(tmp_path: Path, events: 
     assert describe_run(tmp_path)[0] == f"{tmp_path}: finished"
 
 
+def test_a_finished_run_has_its_best_epoch_and_files(tmp_path: Path) -> None:
+    run_log.write(tmp_path / EVENTS_FILE, [*TRAINING, *run_log.trained_epoch(0), run_log.epoch(1, best=False)])
+    for name in ("weights/best.pt", "report.html", "finished"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert describe_run(tmp_path)[2:5] == [
+        "best epoch 1: mAP50 0.125, mAP50-95 0.0625", f"{tmp_path}/weights/best.pt", f"{tmp_path}/report.html"]
+
+
 def test_the_cost_of_interruptions_is_shown(tmp_path: Path) -> None:
     run_log.write(tmp_path / EVENTS_FILE, [*TRAINING, run_log.start(5, regrouped=True), run_log.step(6)])
     assert any(line.startswith("0 restarts, 1 regrouping: 2 steps done twice") for line in describe_run(tmp_path))

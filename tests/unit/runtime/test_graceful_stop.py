@@ -13,21 +13,18 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.core import deadline, signals
-from ray_yolo.core.events import ResourcesEvent
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.runs.event_log import EventLog
-from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import graceful_stop
 from ray_yolo.runtime.graceful_stop import (
     MESSAGE,
-    StopRequested,
     extend_if_saved,
     graceful_signals,
     request_stop,
     run_in_background,
 )
 from tests.support import run_log
-
-RESOURCES = ResourcesEvent(cpus=1.0, threads=1, loader_processes=0, cache="ram", reasons=())
 
 
 class TerminatedError(Exception):
@@ -52,9 +49,13 @@ def tell_myself(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+StopRequested = Callable[[], bool]
+
+
 def train(work: Callable[[StopRequested], None], notify: Callable[[str], None] = lambda text: None) -> None:
-    with graceful_signals(notify) as stop_requested:
-        work(stop_requested)
+    rendezvous = Rendezvous(Collectives())
+    with graceful_signals(notify, rendezvous.stop):
+        work(lambda: rendezvous.orders.stop)
 
 
 @pytest.fixture(autouse=True)
@@ -222,52 +223,42 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
     assert seen == [terminate, False]
 
 
-def wait_for_request(folder: Path) -> None:
-    """Wait until a training is requested to stop."""
-    while not (folder / STOP_REQUEST).exists():
-        time.sleep(0.01)
+class Workers:
+    """A training's workers: they have saved half a second after the order, unless they hang."""
+
+    def __init__(self, folder: Path, *, trains: bool = True, hangs: bool = False) -> None:
+        self.log, self.trains, self.hangs = EventLog(folder / "events.jsonl"), trains, hangs
+        self.asked_at = 0.0
+        self.orders = 0
+
+    def stop(self) -> bool:
+        self.orders += 1
+        self.asked_at = self.asked_at or time.monotonic()
+        return self.trains and not self.has_ended()
+
+    def has_ended(self) -> bool:
+        return not self.hangs and time.monotonic() - self.asked_at > 0.5
 
 
-def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
-    log.append(run_log.start())
-    answers = iter([False, False, True])
-    request_stop([tmp_path], lambda text: None, lambda: next(answers))
+@pytest.mark.parametrize(("trains", "hangs", "seconds"), [(False, False, 0.0), (True, False, 0.5), (True, True, 1.5)])
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, hangs: bool, seconds: float, is_asked: bool
+        ) -> None:
+    """Workers that have not begun have nothing to save. The order is repeated, as the queue may be restarted."""
+    monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 1.5)
+    workers, messages, began = Workers(tmp_path, trains=trains, hangs=hangs), list[str](), time.monotonic()
+    request_stop(workers.stop, [tmp_path], messages.append, workers.has_ended if is_asked else None)
+    assert seconds <= time.monotonic() - began < seconds + 1.0
+    assert messages == [MESSAGE] * trains
+    assert (workers.orders > 1) is trains
 
 
-def test_a_training_that_begins_while_others_stop_is_stopped_too(tmp_path: Path) -> None:
-    """It is a trial of a sweep that waited for a worker of one that has stopped."""
-    folders = tmp_path / "trial0", tmp_path / "trial1"
-    for folder in folders:
-        folder.mkdir()
-    training, starting = (EventLog(folder / "events.jsonl") for folder in folders)
-    training.append(run_log.start())
-    starting.append(RESOURCES)
-    seen = []
-
-    def work() -> None:
-        wait_for_request(folders[0])
-        (folders[1] / STOP_REQUEST).unlink(missing_ok=True)  # as its recorder does when it starts
-        starting.append(run_log.start())
-        training.append(run_log.end(5, "stopped"))
-        wait_for_request(folders[1])
-        seen.append(folders[1])
-        starting.append(run_log.end(1, "stopped"))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    request_stop(folders, lambda text: None)
-    thread.join(1)
-    assert seen == [folders[1]]
-
-
-def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:
-    (tmp_path / STOP_REQUEST).touch()
-    recorder, log = Recorder(), str(tmp_path / "events.jsonl")
-    recorder.open(log)
-    assert not recorder.stop_requested(log)
-    (tmp_path / STOP_REQUEST).touch()
-    assert recorder.stop_requested(log)
+def test_what_follows_the_stop_has_time_if_a_step_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extended: list[list[Path]] = []
+    monkeypatch.setattr(graceful_stop, "extend_if_saved", extended.append)
+    request_stop(Workers(tmp_path).stop, [tmp_path], lambda text: None)
+    assert extended == [[tmp_path]]
 
 
 def test_it_gives_back_what_the_work_returns_or_raises() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,17 @@ def test_workers_of_a_training_share_no_gpu(
         check_early(config)
         return
     with pytest.raises(ConfigError, match=r"^gpus_per_worker: 0\.\d+ for \d workers: .* cannot share a GPU, .*; use "):
+        check_early(config)
+
+
+@pytest.mark.parametrize(("workers", "strategy", "refused"), [
+    ((2, 4), "STRICT_PACK", True), ((2, 4), "STRICT_SPREAD", True), ((2, 4), "PACK", False), (2, "STRICT_PACK", False),
+    (0, "STRICT_SPREAD", False)])
+def test_a_range_under_a_strict_strategy_is_refused(
+        tmp_path: Path, workers: object, strategy: str, refused: bool) -> None:
+    config = make_config(tmp_path, workers, {"placement_strategy": strategy})
+    message = r"^placement_strategy: STRICT_\w+ for 2-4 workers: .*; use --num-workers 4, or --placement-strategy PACK"
+    with pytest.raises(ConfigError, match=message) if refused else contextlib.nullcontext():
         check_early(config)
 
 

@@ -59,7 +59,6 @@ def test_failures_have_the_attributes_that_are_read(sources: str) -> None:
     ("ray._private.state", "state", ray_internals._state),
     ("ray._raylet", "RAY_INTERNAL_NAMESPACE_PREFIX", ray_internals._running_jobs),
     ("ray.util.placement_group", "NODE_ID_LABEL_KEY", lambda: ray_internals.on_node("a")),
-    ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
     ("ray.train.torch.config", "_TorchBackend", lambda: ray_internals.in_place_backend.__wrapped__(print)),
 ])
 def test_a_ray_without_one_is_a_plain_error(module: str, name: str, use: Callable[[], Any],

@@ -5,11 +5,9 @@ import pytest
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.events import ANCHOR_TERMS
-from ray_yolo.sinks.metric_names import best_metrics, metrics
+from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.sinks.mlflow_plan import plan_run, plan_validation
 from tests.support import run_log
-
-BEST = [metric.mlflow for metric in best_metrics()]
 
 
 def plan(*events):
@@ -74,9 +72,9 @@ def test_an_older_log_says_nothing_of_data_sets():
 
 def test_only_durable_epochs_are_planned():
     points = plan(*run_log.trained_epoch(0), run_log.epoch(1)).points
-    assert {point.epoch for point in points} == {0}
+    assert {point.epoch for point in points} == {1}
     assert {point.key: point.value for point in points}["metrics/mAP50"] == 0.125
-    assert [point.key for point in points] == [metric.mlflow for metric in metrics(ANCHOR_TERMS)]
+    assert [point.key for point in points] == [metric.name for metric in metrics(ANCHOR_TERMS)]
 
 
 def test_every_metric_has_the_value_of_its_own_place():
@@ -84,9 +82,8 @@ def test_every_metric_has_the_value_of_its_own_place():
     assert tracked == {
         "train/box_loss": 0.5, "train/obj_loss": 0.25, "train/cls_loss": 0.125, "val/box_loss": 0.4,
         "val/obj_loss": 0.2, "val/cls_loss": 0.1, "metrics/precision": 0.5, "metrics/recall": 0.25,
-        "metrics/mAP50": 0.125, "metrics/mAP50-95": 0.0625, "lr/pg0": 0.1, "lr/pg1": 0.01, "lr/pg2": 0.001,
-        "perf/img_per_s": 100.0, "perf/data_wait_frac": 0.02, "sys/gpu_mem_gb": 1.5, "best/precision": 0.5,
-        "best/recall": 0.25, "best/mAP50": 0.125, "best/mAP50-95": 0.0625, "best/fitness": 0.07, "best/epoch": 0}
+        "metrics/mAP50": 0.125, "metrics/mAP50-95": 0.0625, "metrics/fitness": 0.07, "x/lr0": 0.1, "x/lr1": 0.01,
+        "x/lr2": 0.001, "x/images_per_second": 100.0, "x/data_wait_share": 0.02, "x/gpu_memory_gb": 1.5}
 
 
 def test_time_is_that_of_the_event_in_milliseconds():
@@ -95,7 +92,8 @@ def test_time_is_that_of_the_event_in_milliseconds():
 
 
 def test_what_was_not_measured_has_no_point():
-    keys = {point.key for point in plan(run_log.epoch(0, metrics=None, val=None), run_log.checkpoint(10)).points}
+    row = run_log.epoch(0, metrics=None, fitness=None, val=None)
+    keys = {point.key for point in plan(row, run_log.checkpoint(10)).points}
     assert not any(key.startswith(("val/", "metrics/")) for key in keys)
     assert "train/box_loss" in keys
 
@@ -112,18 +110,28 @@ def test_a_start_after_an_end_runs_again():
     assert (made.status, made.end_ms) == ("RUNNING", None)
 
 
-def test_the_best_epoch_is_posted_at_the_end_only():
+def test_the_newest_metrics_at_the_end_are_the_best():
     story = [run_log.start(), *run_log.trained_epoch(0), run_log.epoch(1, best=False), run_log.checkpoint(20)]
-    assert not any(point.key in BEST for point in plan(*story).points)
-    best = {point.key: point for point in plan(*story, run_log.end(20)).points if point.key in BEST}
-    assert best["best/mAP50"].value == 0.125
-    assert best["best/epoch"].value == 0
-    assert {point.epoch for point in best.values()} == {0}
+
+    def mean_precisions(*events):
+        return [(point.epoch, point.value) for point in plan(*story, *events).points if point.key == "metrics/mAP50"]
+
+    assert mean_precisions() == mean_precisions(run_log.end(20, "stopped")) == [(1, 0.125), (2, 1.125)]
+    assert mean_precisions(run_log.end(20)) == [(1, 0.125), (2, 1.125), (2, 0.125)]
+    ended = plan(*story, run_log.end(20))
+    last = {point.key: point for point in ended.points if point.time_ms == ended.end_ms}
+    assert sorted(last) == ["metrics/fitness", "metrics/mAP50", "metrics/mAP50-95", "metrics/precision",
+                            "metrics/recall"]
 
 
-def test_a_run_that_never_validated_has_no_best():
+def test_a_run_whose_last_epoch_is_its_best_has_each_point_once():
+    made = plan(run_log.start(), *run_log.trained_epoch(0), run_log.end(10))
+    assert len(made.points) == len(metrics(ANCHOR_TERMS))
+
+
+def test_a_run_that_never_validated_has_no_metrics():
     made = plan(run_log.start(), run_log.epoch(0, metrics=None, fitness=None, best=False), run_log.end(10))
-    assert not any(point.key in BEST for point in made.points)
+    assert not any(point.key.startswith("metrics/") for point in made.points)
 
 
 def test_a_validation_of_weights_at_the_root_has_no_training(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ class TestClosingMessage:
             "                square          9          7     0.5000     0.2500     1.1250     0.0625"]
         assert "done: 3 epochs in 0:03:00" in output
         at = output.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
-        assert output[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
+        assert output[at + 1].strip() == "(epoch 1 in results.csv, which counts from 0 as YOLOv5 does)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
@@ -248,6 +248,13 @@ class TestClosingMessage:
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
             "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics?workflowType=machine_learning)"]
+
+    def test_it_names_pictures_and_page_from_the_first_epoch_on(self, tmp_path):
+        story = run_log.numbered([*BEGIN, run_log.end(1, "stopped")])
+        assert "plots " not in closing_message(tmp_path, story, plots=True)
+        later = closing_message(tmp_path, run_log.numbered([*self.STORY, run_log.end(30)]), plots=True)
+        assert f"\npage         {tmp_path}/report.html " in later
+        assert "report.html" not in closing_message(tmp_path, run_log.numbered(self.STORY))
 
     def test_without_tensorboard_it_names_what_to_install(self, tmp_path, monkeypatch):
         monkeypatch.setattr("ray_yolo.sinks.tensorboard.find_spec", lambda name: None)
@@ -264,8 +271,9 @@ class TestClosingMessage:
 
     def test_pictures_and_an_mlflow_run_that_are_still_made_are_named(self, tmp_path):
         """At a prompt, both may be complete some seconds later."""
-        output = closing_message(tmp_path, [], plots=True, uri="sqlite:////x.db").splitlines()
-        assert output[-4].startswith(f"plots        {tmp_path} (results.png")
+        story = run_log.numbered(self.STORY)
+        output = closing_message(tmp_path, story, plots=True, uri="sqlite:////x.db").splitlines()
+        assert output[-5].startswith(f"plots        {tmp_path} (results.png")
         assert output[-2:] == ["mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
                                "             (and open http://127.0.0.1:5000)"]
         output = closing_message(tmp_path, [], uri="https://ann:s3cr3t@host").splitlines()
@@ -291,8 +299,6 @@ def test_a_dry_run_describes_the_workers() -> None:
          "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
         ({"num_workers": (2, 4), "placement_strategy": "SPREAD"}, 0.0,
          "Ray: 2 to 4 workers of an elastic pool, placed by SPREAD; each has its share of a node's CPUs, 0 GPU"),
-        ({"num_workers": (2, 4), "placement_strategy": "STRICT_SPREAD"}, 0.0,
-         "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its share of a node's CPUs, 0 GPU"),
         ({"num_workers": 1, "cpus_per_worker": 2.0}, None,
          "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
     ):

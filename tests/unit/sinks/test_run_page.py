@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from ray_yolo.core.events import ClassResult, WorkerEvent
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sections import OptimizerConfig
+from ray_yolo.core.events import ClassResult, ShardEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.run_record import RunRecord, write_record
 from ray_yolo.sinks.records import RunRecords
 from ray_yolo.sinks.run_page import RunPage, run_page
 from tests.support import run_log
 from tests.support.pictures import smooth_picture, write_image
+
+
+def cells(row: str) -> list[str]:
+    """The texts of a row of a table."""
+    return re.findall(r"<td[^>]*>([^<]*)</td>", row)
+
 
 LOG = [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(2, "done")]
 
@@ -26,7 +36,8 @@ def test_a_page_has_the_result_and_each_picture_of_the_folder(tmp_path: Path) ->
     page = run_page(folder, read_events(folder / EVENTS_FILE))
     assert "<h1>exp</h1>" in page
     assert [name for name in names if f'alt="{name}"' not in page] == []
-    assert "best epoch   1" in page
+    assert "<b>1 of 1</b><span>best epoch</span>" in page
+    assert "<b>0.1250</b><span>mAP50</span>" in page
 
 
 def test_a_page_has_the_hours_of_workers_by_market_type_from_the_whole_log(tmp_path: Path) -> None:
@@ -34,7 +45,9 @@ def test_a_page_has_the_hours_of_workers_by_market_type_from_the_whole_log(tmp_p
     start = run_log.start(members=(0,), num_workers=1, gpus=1, time=0.0)
     lines = [event.model_dump_json() for event in (worker, start, run_log.end(2).model_copy(update={"time": 9000.0}))]
     (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
-    assert "<pre>2.50 GPU hours: 2.50 spot</pre>" in run_page(tmp_path, [])
+    events = read_events(tmp_path / EVENTS_FILE)
+    page = run_page(tmp_path, [event for event in events if event.type != "worker"])
+    assert "<td>2.50 GPU hours: 2.50 spot</td>" in page
 
 
 def test_a_page_has_a_row_for_each_class_of_the_best_epoch(tmp_path: Path) -> None:
@@ -47,9 +60,44 @@ def test_a_page_has_a_row_for_each_class_of_the_best_epoch(tmp_path: Path) -> No
         run_log.checkpoint(10), run_log.epoch(1, best=False), run_log.checkpoint(20), run_log.end(20, "done")])
     records = RunRecords(tmp_path, [RunPage(tmp_path)], pytest.fail)
     records.update(ended=True)
-    rows = [line.split() for line in (tmp_path / "report.html").read_text().splitlines()]
-    assert [row[:3] for row in rows if row[:1] in (["all"], ["circle"], ["square"]) and len(row) == 7] == [
-        ["all", "80", "42"], ["circle", "8", "31"], ["square", "8", "11"]]
+    page = (tmp_path / "report.html").read_text()
+    assert [cells(line) for line in page.splitlines() if line.startswith("<tr>") and line.count("<td") == 7] == [
+        ["all", "80", "42", "0.5000", "0.2500", "0.1250", "0.0625"],
+        ["circle", "8", "31", "0.5000", "0.5000", "0.5000", "0.2500"],
+        ["square", "8", "11", "0.5000", "0.5000", "0.5000", "0.2500"]]
+
+
+def test_settings_that_are_no_default_have_their_origin(tmp_path: Path) -> None:
+    run_log.write(tmp_path / EVENTS_FILE, LOG)
+    asked = Recipe(epochs=3, batch_size=8, optimizer=OptimizerConfig(lr0=0.1))
+    write_record(tmp_path, RunRecord(
+        digest="d", asked=asked, recipe=asked.model_copy(update={"microbatch": 4, "precision": "fp32"}),
+        architecture=None, anchors=None, num_parameters=7, names=("circle",), labels="l", command="c", provenance={},
+        origins={"epochs": "--epochs", "optimizer.lr0": "hyp.yaml:3"}))
+    page = run_page(tmp_path, read_events(tmp_path / EVENTS_FILE))
+    assert [cells(line) for line in page.splitlines() if line.startswith("<tr>") and line.count("<td") == 4] == [
+        ["epochs", "3", "100", "--epochs"], ["batch_size", "8", "open", "given"],
+        ["microbatch", "4", "open", "decided at the start"], ["precision", "fp32", "auto", "decided at the start"],
+        ["optimizer.lr0", "0.1", "0.01", "hyp.yaml:3"]]
+
+
+def test_the_parts_of_the_time_are_its_sum(tmp_path: Path) -> None:
+    """One command of 100 s: an epoch of 60 s, 40 s of which are steps, in which the workers wait 4 and 8 s."""
+    shards = [ShardEvent(epoch=0, step=10, worker=worker, images=40, wait_seconds=wait, seconds=seconds, node="n",
+                         pid=1) for worker, wait, seconds in ((0, 4.0, 40.0), (1, 8.0, 38.0))]
+    events = [run_log.run(), run_log.dataset(train="t"), run_log.start(), *shards, run_log.epoch(0, seconds=60.0),
+              run_log.checkpoint(10), run_log.end(10)]
+    times = [0.0, 0.0, 20.0, 80.0, 80.0, 80.0, 90.0, 100.0]
+    lines = [event.model_copy(update={"seq": number, "time": time}).model_dump_json()
+             for number, (event, time) in enumerate(zip(events, times, strict=True))]
+    (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
+    page = run_page(tmp_path, read_events(tmp_path / EVENTS_FILE))
+    for name, text in (("steps", "0:00:34 (34 %)"), ("waiting for images", "0:00:06 (6 %)"),
+                       ("validation and saves", "0:00:20 (20 %)"), ("start, end and interruptions", "0:00:40 (40 %)")):
+        assert f"<tr><th>{name}</th><td>{text}</td></tr>" in page
+    assert "<b>0:01:40</b><span>time</span>" in page
+    assert "<tr><th>labels of train</th><td>digest t</td></tr>" in page
+    assert "<tr><th>commit</th><td>abc123</td></tr>" in page
 
 
 def test_the_page_is_written_at_the_end_and_again_for_a_later_picture(tmp_path: Path) -> None:

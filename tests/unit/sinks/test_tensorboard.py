@@ -11,12 +11,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from ray_yolo.core.events import Event
+from ray_yolo.core.events import ANCHOR_TERMS, Event
 from ray_yolo.runtime.trainer import fit
+from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.sinks.tensorboard import TensorBoard
 from tests.support import run_log
 from tests.support.jobs import make_config
-from tests.unit.sinks.test_metric_names import HEADER
 
 TWO = [*run_log.trained_epoch(0), *run_log.trained_epoch(1)]
 
@@ -38,14 +38,14 @@ def write(folder: Path, events: Sequence[Event]) -> dict[str, list[tuple[int, fl
     return scalars(folder)
 
 
-def test_tags_are_yolov5s_and_steps_are_epochs(tmp_path: Path) -> None:
+def test_tags_are_mlflows_and_steps_are_epochs(tmp_path: Path) -> None:
     found = write(tmp_path, TWO)
-    assert tuple(found) == HEADER
-    assert found["metrics/mAP_0.5"] == [(0, 0.125), (1, 1.125)]
+    assert set(found) == {metric.name for metric in metrics(ANCHOR_TERMS)}
+    assert found["metrics/mAP50"] == [(1, 0.125), (2, 1.125)]
 
 
 def test_only_durable_epochs_are_written(tmp_path: Path) -> None:
-    assert write(tmp_path, [*run_log.trained_epoch(0), run_log.epoch(1)])["train/box_loss"] == [(0, 0.5)]
+    assert write(tmp_path, [*run_log.trained_epoch(0), run_log.epoch(1)])["train/box_loss"] == [(1, 0.5)]
 
 
 def test_nothing_is_written_before_there_is_an_epoch(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_growing_logs_and_new_starts_repeat_no_point(tmp_path: Path) -> None:
         notify(board, story[:length])
         notify(board, story[:length], ended=True)
     # files of one second are read in the order of their names, in which the tenth comes before the ninth
-    assert sorted(step for step, _ in scalars(tmp_path)["x/lr2"]) == [0, 1, 2]
+    assert sorted(step for step, _ in scalars(tmp_path)["x/lr2"]) == [1, 2, 3]
 
 
 def test_a_writer_that_fails_in_the_middle_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_writer_that_fails_in_the_middle_is_made_good(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="no space"):
         notify(board, TWO)
     notify(board, TWO, ended=True)
-    assert all([step for step, _ in points] == [0, 1] for points in scalars(tmp_path).values())
+    assert all([step for step, _ in points] == [1, 2] for points in scalars(tmp_path).values())
 
 
 def test_points_that_a_failing_writer_lost_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_points_that_a_failing_writer_lost_are_written_later(tmp_path: Path, mon
         with pytest.raises(OSError, match="no space"):
             notify(board, TWO)
     notify(board, TWO, ended=True)
-    assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]
+    assert scalars(tmp_path)["train/box_loss"] == [(1, 0.5), (2, 0.5)]
 
 
 def test_what_was_not_measured_has_no_point(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.cli import list_runs
+from ray_yolo.core.documents import RunSummary
 from ray_yolo.core.errors import InputError
-from ray_yolo.tune.listing import Listed, format_table, list_project
+from ray_yolo.tune.listing import format_table, list_project
 from tests.support import run_log
 
 
@@ -34,10 +35,10 @@ def project(tmp_path: Path, sweep: Path) -> Path:
 
 def test_a_table_has_each_run_with_its_state_epochs_and_best_result(project: Path) -> None:
     rows = {row.name: row for row in list_project(str(project))}
-    assert {name: (row.state, row.epochs, row.best) for name, row in rows.items()} == {
-        "exp": ("stopped", "1 of 3", "0.0625"), "done": ("finished", "1 of 3", "0.0625"),
-        "created": ("created", "", ""),
-        "sweep": ("sweep, interrupted", "2 trials", "0.2500 (fitness)")}
+    assert {name: (row.kind, row.state, row.done, row.epochs, row.best) for name, row in rows.items()} == {
+        "exp": ("training", "stopped", 1, 3, 0.0625), "done": ("training", "finished", 1, 3, 0.0625),
+        "created": ("training", "created", None, None, None),
+        "sweep": ("sweep", "interrupted", 2, None, 0.25)}
     events = [event.time for event in run_log.events_of(project / "exp", object)]
     assert (rows["exp"].started, rows["exp"].changed) == (events[0], events[-1])
 
@@ -58,17 +59,30 @@ def test_a_folder_that_cannot_be_read_is_one_row_among_the_others(
         (odd / file).write_bytes(content)
     rows = {row.name: row.state for row in list_project(str(project))}
     assert rows.pop("odd").startswith(f"unreadable: {reason}")
-    assert rows == {"exp": "stopped", "done": "finished", "created": "created", "sweep": "sweep, interrupted"}
+    assert rows == {"exp": "stopped", "done": "finished", "created": "created", "sweep": "interrupted"}
 
 
 def test_the_last_changed_run_is_first_and_columns_are_aligned() -> None:
     now = time.mktime((2026, 5, 4, 3, 2, 0, 0, 0, -1))
-    rows = [Listed("a", "training", "1 of 3", "0.5000", now - 60, now), Listed("long", "created", "", "", None, None)]
+    rows = [RunSummary(name="a", kind="training", state="training", done=1, epochs=3, best=0.5, started=now - 60,
+                       changed=now),
+            RunSummary(name="long", kind="training", state="created"),
+            RunSummary(name="s", kind="sweep", state="finished", done=2, best=0.25),
+            RunSummary(name="c", kind="comparison", state="finished", done=1, better="B")]
     assert format_table(rows, now) == [
-        "run   state     epochs  mAP50-95  started      changed",
-        "a     training  1 of 3  0.5000    05-04 03:01  05-04 03:02",
-        "long  created"]
-    assert "2025-05-04" in format_table([rows[0]._replace(changed=now - 365 * 86400)], now)[1]
+        "run   state                 epochs    mAP50-95          started      changed",
+        "a     training              1 of 3    0.5000            05-04 03:01  05-04 03:02",
+        "long  created",
+        "s     sweep, finished       2 trials  0.2500 (fitness)",
+        "c     comparison, finished  1 pair    B is better"]
+    assert "2025-05-04" in format_table([rows[0].model_copy(update={"changed": now - 365 * 86400})], now)[1]
+
+
+def test_a_folder_of_projects_lists_the_runs_of_each(project: Path) -> None:
+    other = project.parent / "other"
+    shutil.copytree(project / "exp", other / "exp")
+    names = {row.name for row in list_project(str(project.parent))}
+    assert names == {"other/exp", "project/exp", "project/done", "project/created", "project/sweep"}
 
 
 def test_the_command_lists_a_folder_and_refuses_one_without_runs(

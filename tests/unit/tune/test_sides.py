@@ -96,7 +96,7 @@ def test_the_differences_are_named_and_the_seed_is_none() -> None:
     (["base", "sweep"], "B: sweep: is a sweep or a comparison; give one of its trainings"),
     (["base", "s3://bucket/run"], "B: s3://bucket/run: a run or data set in a bucket cannot be a side"),
     (["base", "evaluate.iou=0.5"], "so their fitness would be measured differently; give the settings of evaluate"),
-    (["base", "base", "--pairs", "2"], "--pairs: got '2'; expected a whole number >= 3 and <= 1000"),
+    (["base", "base", "--pairs", "2"], "--pairs: got '2'; expected a whole number >= 4 and <= 1000"),
     (["base", "base", "--num-workers", "2"], "--num-workers: use --workers-per-training"),
 ])
 def test_what_cannot_be_compared_is_refused_with_what_to_do(words: list[str], message: str) -> None:

@@ -20,7 +20,7 @@ def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
     desk = with_one_that_has_ended()
     desk.coordinator.register("a", Registration(0, own_process(), ("a", 1), Progress(0, 4, 1), JOINING))
     assert desk.members("a") == [0]
-    assert desk.coordinator.quorum("a").num_workers == 1
+    assert desk.coordinator.quorum("a").size == 1
 
 
 def test_a_process_that_has_ended_is_no_worker_that_hangs() -> None:
@@ -30,7 +30,7 @@ def test_a_process_that_has_ended_is_no_worker_that_hangs() -> None:
     said = []
     for _ in range(60):
         desk.now += 1.0
-        assert desk.coordinator.heartbeat("a", exchanging).peer_lost
+        assert desk.coordinator.heartbeat("a", exchanging).abort
         said += [desk.coordinator.describe_stall(), desk.coordinator.find_hung_worker()]
         assert [each.worker for each in desk.coordinator.worker_statuses()] == [0]
     assert set(said) == {None}
@@ -87,7 +87,7 @@ def seconds_of_a_generation(num_workers: int) -> float:
         for name in names:
             found = coordinator.quorum(name)
             assert isinstance(found, Quorum)
-            assert found.num_workers == len(names)
+            assert found.size == len(names)
         for _ in range(5):
             now += 1.0
             for name in names:

@@ -16,9 +16,9 @@ def test_the_reason_of_an_ended_process_is_the_drivers_and_is_not_waited_for_lon
     desk.submit("1", wanted=3)
     with subprocess.Popen(["sleep", "60"]) as process:
         for name in "ab":
-            desk.queue.acquire(name, desk.place(name)._replace(process=process_of(process.pid)))
+            desk.queue.next_task(name, desk.place(name)._replace(process=process_of(process.pid)))
         process.kill()
-    desk.queue.acquire("c", desk.place("c"))
+    desk.queue.next_task("c", desk.place("c"))
     desk.now += 1.0
     assert desk.failures("1") == []  # both have ended
     assert desk.queue.present() == 1

@@ -17,11 +17,12 @@ import pytest
 
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import StartEvent
+from ray_yolo.core.structures import Orders
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.status import read_members
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.client import JobClient
-from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
+from ray_yolo.runtime.workers.job_queue import JobAssignment, NextTask, PoolWorker
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, pool_sweep
 from tests.unit.runtime.workers.test_pool_jobs import LocalQueue, pool_process
@@ -63,15 +64,15 @@ def kill_a_trials_process(trial: Path, pids: list[int]) -> None:
 @pytest.mark.usefixtures("own_signal_handlers", "pool_process")
 def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process ends, and a new one is launched in its bundle."""
-    def acquire(uid: str, place: PoolWorker) -> str | float:
+    def next_task(uid: str, place: PoolWorker) -> NextTask:
         asked.append(uid)
         signal.raise_signal(signal.SIGTERM)
-        return "over" if len(asked) > 1 else 0.1
+        return NextTask(Orders(stop=True)) if len(asked) > 1 else NextTask(ask_again=0.1)
 
     asked: list[str] = []
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
-    assert not worker.pool_worker({"queue": SimpleNamespace(acquire=SimpleNamespace(remote=acquire))}, 0)
+    assert not worker.pool_worker({"queue": SimpleNamespace(next_task=SimpleNamespace(remote=next_task))}, 0)
     assert len(asked) == 1
     gc.unfreeze()
 
@@ -83,12 +84,12 @@ def test_a_process_that_may_have_caused_an_error_is_replaced(
     def fail(*_: Any) -> None:
         raise error
 
-    def acquire(uid: str, place: PoolWorker) -> JobAssignment | str:
-        return JobAssignment("job", 0, [payload]) if len(results) < 2 else "over"
+    def next_task(uid: str, place: PoolWorker) -> NextTask:
+        return NextTask(task=JobAssignment("job", 0, [payload])) if len(results) < 2 else NextTask(Orders(stop=True))
 
     results = list[Any]()
     payload = {"coordinator": JobClient(LocalQueue(), "job", 1)}
-    queue = SimpleNamespace(acquire=SimpleNamespace(remote=acquire),
+    queue = SimpleNamespace(next_task=SimpleNamespace(remote=next_task),
                             ended=SimpleNamespace(remote=lambda *report: results.append(report[-1])))
     monkeypatch.setattr(worker, "train_job", fail)
     assert worker.pool_worker({"queue": queue}, 0) is (jobs == 2)

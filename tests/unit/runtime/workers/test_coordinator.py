@@ -32,7 +32,7 @@ class Desk:
             self.coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), progress, JOINING, node=name))
 
     def heartbeat(self, names: str, heartbeat: Heartbeat = EXCHANGING) -> list[bool]:
-        return [self.coordinator.heartbeat(name, heartbeat).must_regroup for name in names]
+        return [self.coordinator.heartbeat(name, heartbeat).regroup for name in names]
 
     def pass_by(self, seconds: int, alive: str = "", heartbeat: Heartbeat = EXCHANGING) -> None:
         """Seconds pass, in each of which living workers send a heartbeat."""
@@ -48,7 +48,7 @@ class Desk:
     def members(self, names: str) -> list[int | None]:
         """The number that each has in its generation."""
         found = [self.coordinator.quorum(name) for name in names]
-        return [each.worker if isinstance(each, Quorum) else None for each in found]
+        return [each.rank if isinstance(each, Quorum) else None for each in found]
 
 
 def started(names: str = "abc") -> Desk:
@@ -214,7 +214,7 @@ def test_a_newcomer_that_dies_while_it_waits_disturbs_no_member() -> None:
     assert desk.heartbeat("abc") == [False] * 3
     desk.register("abc", 5)
     assert desk.members("abc") == [0, 1, 2]
-    assert desk.coordinator.quorum("a").num_workers == 3
+    assert desk.coordinator.quorum("a").size == 3
 
 
 def test_a_silent_worker_that_returns_is_a_newcomer() -> None:
@@ -242,12 +242,12 @@ def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
     for name in "ab":
         desk.coordinator.drain_nodes({name})
     assert desk.heartbeat("ab") == [False, False]
-    assert [desk.coordinator.heartbeat(name, EXCHANGING).all_draining for name in "abc"] == [True, True, False]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).save for name in "abc"] == [True, True, False]
     desk.register("c", None)
     assert desk.heartbeat("ab") == [True, True]
     desk.register("ab", 5)
     assert desk.members("c") == [2]  # takes over the state
-    assert not desk.coordinator.heartbeat("a", EXCHANGING).all_draining
+    assert not desk.coordinator.heartbeat("a", EXCHANGING).save
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 6)
     assert [desk.coordinator.quorum(name) for name in "ab"] == ["left", "left"]
@@ -264,16 +264,16 @@ def test_a_draining_newcomer_does_not_wait() -> None:
 
 def test_a_worker_that_reports_that_it_must_leave_is_draining() -> None:
     """By a heartbeat; or by its registration, also at a restarted coordinator."""
-    desk, joining = started(), Registration(3, ELSEWHERE, ("d", 1), None, JOINING._replace(must_leave=True))
+    desk, joining = started(), Registration(3, ELSEWHERE, ("d", 1), None, JOINING._replace(leaves=True))
     desk.coordinator.register("d", joining)
     assert desk.coordinator.quorum("d") == "left"
-    desk.heartbeat("b", EXCHANGING._replace(must_leave=True))
+    desk.heartbeat("b", EXCHANGING._replace(leaves=True))
     assert desk.heartbeat("abc") == [True] * 3
     quorum = restarted(desk)
     for number, name in enumerate("abc"):
-        heartbeat = EXCHANGING._replace(must_leave=name == "b")
-        assert desk.coordinator.introduce(
-            name, Registration(number, ELSEWHERE, (name, 1), None, heartbeat), quorum[name])
+        heartbeat = EXCHANGING._replace(leaves=name == "b")
+        registration = Registration(number, ELSEWHERE, (name, 1), None, heartbeat)
+        assert not desk.coordinator.heartbeat(name, heartbeat, (registration, quorum[name])).abort
     desk.register("abc", 5)
     desk.pass_by(4, "abc")
     assert [desk.coordinator.quorum(name) == "left" for name in "abc"] == [False, True, False]
@@ -308,7 +308,7 @@ def test_a_lost_worker_that_returns_is_refused() -> None:
     desk.register("ac", 5)
     assert desk.members("ac") == [0, 1]
     desk.register("b", 4)
-    assert desk.heartbeat("abc") == [False] * 3
+    assert desk.heartbeat("abc") == [False, True, False]
     assert desk.coordinator.quorum("b") == "left"
     desk.pass_by(60, "ac")
     assert desk.coordinator.find_hung_worker() is None
@@ -334,6 +334,24 @@ def test_one_of_a_generation_rescues_its_last_step() -> None:
     desk.members("abc")
     assert desk.coordinator.elect_saver(2)
     assert not desk.coordinator.elect_saver(1)
+
+
+@pytest.mark.parametrize(("happens", "allowed"), [
+    ("nothing", [True, False, False]), ("a step", [True, True, True]), ("a departure", [True, True, True])])
+def test_groups_that_fail_by_themselves_are_counted(happens: str, allowed: list[bool]) -> None:
+    """Workers that cannot reach each other fail without a departure, and would form groups for ever."""
+    desk = started("abcdef")
+    answers = []
+    for number in range(3):
+        names = "abcdef"
+        if happens == "a departure":
+            names = "abcdef"[number + 1:]
+            desk.coordinator.mark_lost([number])
+        desk.register(names, number if happens == "a step" else None)
+        assert desk.members(names)[-1] == len(names) - 1
+        answers.append(desk.coordinator.may_regroup(1))
+        assert desk.coordinator.may_regroup(-1)
+    assert answers == allowed
 
 
 def test_a_restarted_coordinator_elects_one_of_a_generation_that_it_does_not_know_yet() -> None:
@@ -485,11 +503,11 @@ def test_a_stall_is_reported_once_for_each_step() -> None:
 
 def test_all_workers_dump_their_stacks_once_for_each_hung_worker() -> None:
     desk = started()
-    before = desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests
+    before = desk.coordinator.heartbeat("a", EXCHANGING).dumps
     desk.heartbeat("b", Heartbeat("loading", 3, 31.0, 30.0))
     desk.coordinator.find_hung_worker()
     desk.coordinator.find_hung_worker()
-    assert desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests == before + 1
+    assert desk.coordinator.heartbeat("a", EXCHANGING).dumps == before + 1
 
 
 @pytest.mark.parametrize("lose", [
@@ -499,12 +517,12 @@ def test_members_that_wait_for_an_ended_worker_are_informed(lose: Callable[[Desk
     desk = started()
     desk.heartbeat("c", EXCHANGING)
     desk.pass_by(20, "ab")
-    assert [desk.coordinator.heartbeat(name, EXCHANGING).peer_lost for name in "ab"] == [False, False]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).abort for name in "ab"] == [False, False]
     lose(desk)
-    assert [desk.coordinator.heartbeat(name, EXCHANGING).peer_lost for name in "ab"] == [True, True]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).abort for name in "ab"] == [True, True]
     desk.register("ab", 3)
     assert desk.members("ab") == [0, 1]
-    assert [desk.coordinator.heartbeat(name, EXCHANGING).peer_lost for name in "ab"] == [False, False]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).abort for name in "ab"] == [False, False]
 
 
 def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchanging") -> tuple[float, list[str]]:
@@ -523,7 +541,7 @@ def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchang
             stuck -= {"abc"[int(found.text.split()[1])]}
         desk.heartbeat("".join(outside), JOINING)
         for name in sorted(stuck):
-            if desk.coordinator.heartbeat(name, Heartbeat(phase, 3, desk.now - began, 30.0)).peer_lost and aborts:
+            if desk.coordinator.heartbeat(name, Heartbeat(phase, 3, desk.now - began, 30.0)).abort and aborts:
                 desk.register(name, 3)
                 stuck.remove(name)
                 outside.append(name)
@@ -594,7 +612,7 @@ def test_a_worker_without_heartbeats_is_lost_in_any_phase() -> None:
         assert waited == ("training stalls: 2 of 3 workers wait for worker 1 on node7 (process 42), "
                           "without a heartbeat for 8 s after step 0"), phase
         assert ended == f"worker 1 on node7 (process 42) has not moved for 12 s ({phase}, after step 0)", phase
-        assert desk.coordinator.heartbeat("a", heartbeat).peer_lost, phase
+        assert desk.coordinator.heartbeat("a", heartbeat).abort, phase
 
 
 def test_a_silent_worker_for_which_no_other_waits_is_no_stall() -> None:
@@ -622,9 +640,9 @@ def restarted(desk: Desk) -> dict[str, Quorum]:
 
 
 def introduce(desk: Desk, name: str, quorum: Quorum) -> bool:
-    assert desk.coordinator.heartbeat(name, EXCHANGING).unknown
-    arrival = Registration("abc".index(name), ELSEWHERE, (name, 1), None, EXCHANGING)
-    return desk.coordinator.introduce(name, arrival, quorum)
+    """A heartbeat of a member that the coordinator may have no record of. Returns whether its generation goes on."""
+    registration = Registration("abcdef".index(name), ELSEWHERE, (name, 1), None, EXCHANGING)
+    return not desk.coordinator.heartbeat(name, EXCHANGING, (registration, quorum)).abort
 
 
 def test_members_rejoin_a_restarted_coordinator_before_newcomers_form_a_group() -> None:
@@ -649,8 +667,7 @@ def test_workers_that_waited_at_a_restarted_coordinator_register_again() -> None
     assert [desk.coordinator.quorum(name) for name in "ab"] == ["unknown", "unknown"]
     desk.register("ab", 4)
     desk.pass_by(2, "ab")
-    arrival = Registration(2, ELSEWHERE, ("c", 1), None, EXCHANGING)
-    assert desk.coordinator.introduce("c", arrival, Quorum(1, 2, 3, ("a", 1), None, False))
+    assert introduce(desk, "c", Quorum(1, 2, 3, ("a", 1), None, False))
     desk.pass_by(2, "abc")
     assert desk.members("abc") == [None, None, 2]
     desk.register("c", 4)
@@ -669,7 +686,7 @@ def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
     beside = desk.coordinator.quorum("d")
     assert isinstance(beside, Quorum)
     assert [introduce(desk, name, quorum[name]) for name in "abc"] == [True] * 3
-    assert not desk.coordinator.introduce("d", Registration(3, ELSEWHERE, ("d", 1), None, EXCHANGING), beside)
+    assert not introduce(desk, "d", beside)
     desk.register("def", 2)
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 9)
@@ -686,5 +703,43 @@ def test_a_member_of_an_ended_generation_is_informed() -> None:
     assert not introduce(desk, "b", quorum)
     assert desk.coordinator.worker_statuses()[-1].worker == 2
     desk.coordinator.mark_lost([0])
-    reply = desk.coordinator.heartbeat("a", EXCHANGING)
-    assert (reply.peer_lost, reply.unknown) == (True, False)  # has been given up
+    assert desk.coordinator.heartbeat("a", EXCHANGING).abort  # it counts as departed
+
+
+def test_a_stop_is_ordered_of_all_workers_until_they_have_left() -> None:
+    desk = started()
+    assert not desk.coordinator.stop()  # they have not trained yet: there is nothing to save
+    assert [desk.coordinator.orders(name).stop for name in "abc"] == [True] * 3
+    desk.pass_by(1, "abc")
+    assert desk.coordinator.stop()
+    desk.register("abc", 4)  # to regroup: their steps are still unsaved
+    assert desk.coordinator.stop()
+    desk.register("d", None)
+    assert desk.coordinator.orders("d").stop
+    for name in "abc":
+        desk.coordinator.leave(name)
+    assert not desk.coordinator.stop()
+
+
+def test_a_restarted_coordinator_has_steps_to_save_until_it_knows_its_workers() -> None:
+    desk = Desk()
+    desk.coordinator = Coordinator(3, lambda: desk.now, restarted=True)
+    assert desk.coordinator.stop()
+    desk.now += 4.0
+    assert not desk.coordinator.stop()
+
+
+def test_a_stop_after_the_end_waits_for_no_worker() -> None:
+    desk = started()
+    desk.pass_by(1, "abc")
+    desk.coordinator.end(ENDED)
+    assert not desk.coordinator.stop()
+
+
+def test_the_last_leaving_worker_has_to_save() -> None:
+    desk = started("ab")
+    desk.coordinator.let_leave("a")
+    assert [desk.coordinator.orders(name)[:4] for name in "ab"] == [
+        (False, False, True, True), (False, False, True, False)]  # stop, save, regroup, leave
+    desk.coordinator.let_leave("b")
+    assert [desk.coordinator.orders(name)[:4] for name in "ab"] == [(False, True, False, True)] * 2

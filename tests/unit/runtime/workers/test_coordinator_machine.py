@@ -1,19 +1,19 @@
 """Whatever happens to the workers of a training: in the end one group trains, and no finished step is lost.
 
-`hypothesis` draws workers that come, die, freeze and drain, and coordinators that are restarted. The workers follow the
-protocol of `RendezvousClient` on a simulated clock.
+`hypothesis` draws workers that come, die, freeze, drain and give their places to other programs, and coordinators that
+are restarted. The workers follow the protocol of `RendezvousClient` on a simulated clock.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
@@ -34,9 +34,9 @@ class Worker:
     step: int | None = None  # that its state has reached; None: it has no state
     quorum: Quorum | None = None  # of the group that it trains in; None: it has registered
     frozen_until: float = 0.0
-    must_regroup: bool = False
-    all_draining: bool = False
+    orders: Orders = field(default_factory=Orders)
     blocked_since: float | None = None  # since when it waits for a peer that does not come
+    is_saved: bool = False  # its state is on storage
 
     @property
     def node(self) -> str:
@@ -52,8 +52,10 @@ class Training(RuleBasedStateMachine):
         self.workers: list[Worker] = []
         self.born = 0
         self.draining: set[str] = set()
+        self.given: set[int] = set()  # bundles that other programs get
+        self.stored = 0  # newest step on storage
         self.furthest = 0  # step of a state that some worker still has
-        self.was_restarted = False
+        self.was_restarted = self.is_stopped = False
         self.trained_in = 0  # the newest group that has finished a step
         self.late: set[int] = set()  # older groups that have finished one after that
 
@@ -72,7 +74,7 @@ class Training(RuleBasedStateMachine):
             return
         self.born += 1
         worker = Worker(f"w{self.born}", number)
-        if worker.node in self.draining:
+        if worker.node in self.draining or number in self.given:
             return
         self.workers.append(worker)
         self.register(worker)
@@ -100,11 +102,27 @@ class Training(RuleBasedStateMachine):
         self.draining = nodes
         self.coordinator.drain_nodes(nodes)
 
+    @rule(numbers=st.sets(st.sampled_from(NUMBERS)))
+    def give(self, numbers: set[int]) -> None:
+        self.given = numbers
+        self.order_leaves()
+
+    def order_leaves(self) -> None:
+        for worker in self.workers:
+            if worker.number in self.given:
+                self.coordinator.let_leave(worker.uid, at_once=True)
+
     @rule()
     def restart(self) -> None:
         """The coordinator's process dies, and Ray starts it again without its memory."""
         self.coordinator = Coordinator(1, lambda: self.now, restarted=True)
         self.was_restarted = True
+
+    @precondition(lambda self: self.born > len(NUMBERS) + 2)
+    @rule()
+    def stop(self) -> None:
+        """The driver is interrupted. It repeats the order until it has ended."""
+        self.is_stopped = True
 
     # The workers, one tick each
 
@@ -114,9 +132,12 @@ class Training(RuleBasedStateMachine):
         awake = [worker for worker in self.workers if worker.frozen_until <= self.now]
         for worker in awake:
             self.send_heartbeat(worker)
+        self.order_leaves()
         for worker in awake:
             if worker.quorum is None:
                 self.ask_for_quorum(worker)
+        if self.is_stopped and not self.coordinator.stop():
+            assert all(worker.step is None for worker in awake), "the driver would not wait for their step"
         self.train(awake)
         self.coordinator.describe_stall()  # the driver's watchdog asks for both
         hung = self.coordinator.find_hung_worker()
@@ -125,14 +146,15 @@ class Training(RuleBasedStateMachine):
                 self.lose(worker, is_reported=True)
 
     def register(self, worker: Worker) -> None:
-        worker.quorum, worker.must_regroup, worker.blocked_since = None, False, None
+        worker.quorum, worker.orders, worker.blocked_since = None, Orders(), None
         self.coordinator.register(worker.uid, self.registration(worker))
 
     def registration(self, worker: Worker) -> Registration:
         progress = None if worker.step is None else Progress(step=worker.step)
         process = Process(worker.node, "elsewhere", worker.number, 0)
         return Registration(worker.number, process, (worker.uid, 1), progress,
-                            self.heartbeat(worker), worker.node, timeout_seconds=2 * LIMIT)
+                            self.heartbeat(worker), worker.node, timeout_seconds=2 * LIMIT,
+                            is_saved=worker.is_saved)
 
     def heartbeat(self, worker: Worker) -> Heartbeat:
         if worker.quorum is None:
@@ -142,13 +164,12 @@ class Training(RuleBasedStateMachine):
         return Heartbeat("exchanging", worker.step or 0, self.now - worker.blocked_since, LIMIT, LIMIT)
 
     def send_heartbeat(self, worker: Worker) -> None:
-        reply = self.coordinator.heartbeat(worker.uid, self.heartbeat(worker))
+        current = worker.quorum and (self.registration(worker), worker.quorum)
+        orders = self.coordinator.heartbeat(worker.uid, self.heartbeat(worker), current)
         if worker.quorum is None:
             return
-        is_over = reply.unknown and not self.coordinator.introduce(worker.uid, self.registration(worker), worker.quorum)
-        worker.must_regroup = is_over or reply.must_regroup
-        worker.all_draining = reply.all_draining
-        if (is_over or reply.peer_lost) and worker.blocked_since is not None:  # it aborts the exchange
+        worker.orders = orders
+        if orders.abort and worker.blocked_since is not None:  # it aborts the exchange
             self.register(worker)
 
     def ask_for_quorum(self, worker: Worker) -> None:
@@ -157,12 +178,14 @@ class Training(RuleBasedStateMachine):
             self.register(worker)
         elif reply == "left":
             self.end(worker)
+            kept = max([self.stored, *(other.step or 0 for other in self.workers)])
+            assert kept >= (worker.step or 0), "a finished step is lost"
         elif isinstance(reply, Quorum):
             worker.quorum = reply
             group = [peer.quorum for peer in self.workers
                      if peer.quorum and (peer.quorum.number, peer.quorum.address) == (reply.number, reply.address)]
-            assert {quorum.num_workers for quorum in group} == {reply.num_workers}
-            assert len({quorum.worker for quorum in group}) == len(group) <= reply.num_workers
+            assert {quorum.size for quorum in group} == {reply.size}
+            assert len({quorum.rank for quorum in group}) == len(group) <= reply.size
 
     def train(self, awake: list[Worker]) -> None:
         """A group finishes a step if all its members take part in it; else those that do are blocked."""
@@ -173,7 +196,7 @@ class Training(RuleBasedStateMachine):
         for (number, _), members in groups.items():
             quorum = members[0].quorum
             assert quorum
-            if len(members) < quorum.num_workers:
+            if len(members) < quorum.size:
                 for worker in members:
                     worker.blocked_since = self.now if worker.blocked_since is None else worker.blocked_since
                 continue
@@ -191,17 +214,20 @@ class Training(RuleBasedStateMachine):
         if source is None:
             assert not known
         else:
-            (of_source,) = [worker.step for worker in members if worker.quorum and worker.quorum.worker == source]
+            (of_source,) = [worker.step for worker in members if worker.quorum and worker.quorum.rank == source]
             assert of_source == max(known), "a finished step is lost"
-        step = max(known, default=0) + 1
-        regroups = any(worker.must_regroup for worker in members)
-        all_leave = any(worker.all_draining for worker in members)  # with a checkpoint, from which others start
+        step = max(known, default=self.stored) + 1
+        regroups = any(worker.orders.regroup for worker in members)
+        # With a checkpoint, from which others start. Those that leave without `regroup` train until their node goes
+        saves = any(worker.orders.save or worker.orders.stop for worker in members)
+        stops = any(worker.orders.stop for worker in members)
+        self.stored = step if saves else self.stored
         for worker in members:
-            worker.step, worker.blocked_since = step, None
+            worker.step, worker.blocked_since, worker.is_saved = step, None, saves
             assert worker.quorum
             worker.quorum = worker.quorum._replace(source=0)  # from now on all have the state
         for worker in members:
-            if all_leave:
+            if stops:
                 self.end(worker)
             elif regroups:
                 self.register(worker)
@@ -216,10 +242,18 @@ class Training(RuleBasedStateMachine):
         self.coordinator.leave(worker.uid)
 
     def teardown(self) -> None:
-        """When nothing happens any more, all workers train in one group; then a loss costs seconds."""
+        """When nothing happens any more, all workers train in one group; then a loss costs seconds. After a stop, all
+        have ended."""
         self.draining = set()
         for worker in self.workers:
             worker.frozen_until = 0.0
+        self.run(CALM)
+        assert not [worker for worker in self.workers if worker.number in self.given], "they hold given places"
+        self.given = set()
+        if self.is_stopped:
+            self.run(CALM)
+            assert not self.workers
+            return
         for _ in range(2):  # those that had to leave have left after the first time
             for number in NUMBERS:
                 self.start(number)

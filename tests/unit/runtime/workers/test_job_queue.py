@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ray_yolo.core.errors import ConfigError, ResourcesError
 from ray_yolo.core.events import Summary
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.core.system import Process
-from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
+from ray_yolo.runtime.workers.coordinator import Heartbeat, Quorum, Registration
 from ray_yolo.runtime.workers.job_queue import (
     ABSENCE_SECONDS,
     ENDING_SECONDS,
@@ -21,6 +24,7 @@ from ray_yolo.runtime.workers.job_queue import (
     JobAssignment,
     JobQueue,
     JobStatus,
+    NextTask,
     PoolWorker,
 )
 
@@ -53,13 +57,14 @@ class Desk:
         """What each is given: (job, number); None: it has to ask again."""
         given: list[tuple[str, int] | str | None] = []
         for name in names:
-            reply = self.queue.acquire(name, self.place(name))
-            if isinstance(reply, JobAssignment):
-                assert reply.config == {"of": reply.job}
-                self.at[name] = reply[:2]
+            orders, task, ask_again = self.queue.next_task(name, self.place(name))
+            if task:
+                assert task.config == {"of": task.job}
+                self.at[name] = task[:2]
                 given.append(self.at[name])
             else:
-                given.append(None if isinstance(reply, float) else reply)
+                assert bool(ask_again) is not (orders.leave or orders.stop)
+                given.append("leave" if orders.leave else "over" if orders.stop else None)
         return given
 
     def heartbeat(self, names: str, leaving: str = "") -> list[bool]:
@@ -67,7 +72,7 @@ class Desk:
         self.step += 1
         sent = Heartbeat("computing", self.step, 0.0, 30.0, heartbeat_limit=LIMIT)
         return [self.queue.heartbeat(name, self.place(name), self.at[name], 1, name,
-                                     sent._replace(must_leave=name in leaving)).must_leave for name in names]
+                                     sent._replace(leaves=name in leaving)).leave for name in names]
 
     def end(self, names: str, outcome: Summary | Exception | None = ENDED) -> None:
         for name in names:
@@ -257,6 +262,37 @@ def test_the_workers_of_bundles_that_are_given_away_leave_after_the_step_and_are
     assert desk.acquire("a") == [("1", 0)]
 
 
+def test_the_only_worker_of_a_job_leaves_at_once_for_another_program() -> None:
+    """On a node that is taken away it trains on meanwhile; as soon as its step is saved, its place is another's."""
+    desk = Desk()
+    desk.submit("1", wanted=1, most=1)
+    assert desk.acquire("a") == [("1", 0)]
+
+    def register(step: int | None, *, is_saved: bool = False) -> Any:
+        progress = None if step is None else Progress(step=step)
+        request = Registration(0, ELSEWHERE, ("a", 1), progress, JOINING, is_saved=is_saved)
+        desk.queue.coordinator("1", 1, "register", "a", request)
+        return desk.queue.coordinator("1", 1, "quorum", "a")
+
+    def orders() -> Orders:
+        sent = Heartbeat("computing", 3, 0.0, 30.0, heartbeat_limit=LIMIT)
+        current = Registration(0, ELSEWHERE, ("a", 1), None, JOINING), generation
+        desk.now += 1.0
+        return desk.queue.heartbeat("a", desk.place("a"), ("1", 0), 1, "a", sent, current)
+
+    generation = register(None)
+    desk.queue.drain_nodes({"left"})
+    assert orders() == Orders(save=True, leave=True)
+    desk.queue.give_bundles({0})
+    assert orders() == Orders(save=True, leave=True, regroup=True)
+    generation = register(3)  # without a save it stays
+    assert isinstance(generation, Quorum)
+    assert register(4, is_saved=True) == "left"
+    desk.end("a", None)
+    assert desk.acquire("ab") == ["leave", ("1", 0)]
+    assert desk.failures("1") == []
+
+
 def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
     """One that got SIGTERM, and one on a node that is taken away: a single worker saves and trains on until then."""
     desk = working()
@@ -302,11 +338,11 @@ def test_a_restarted_queue_hears_of_its_workers_before_it_assigns_jobs() -> None
     desk.pass_by(4, "abcd", "12")
     assert desk.acquire("e") == [None]
     desk.queue.coordinator("1", 1, "heartbeat", "e", JOINING)
-    assert desk.queue.coordinator("1", 1, "quorum", "e").num_workers == 1
+    assert desk.queue.coordinator("1", 1, "quorum", "e").size == 1
     desk.submit("3", wanted=1)
     assert desk.acquire("e") == [("3", 0)]
     desk.queue.coordinator("3", 1, "register", "e", Registration(0, ELSEWHERE, ("e", 1), None, JOINING))
-    assert desk.queue.coordinator("3", 1, "quorum", "e").num_workers == 1  # a new job's coordinator does not wait
+    assert desk.queue.coordinator("3", 1, "quorum", "e").size == 1  # a new job's coordinator does not wait
 
 
 def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
@@ -349,9 +385,9 @@ def test_a_trial_learns_of_the_end_of_its_job_when_it_ends() -> None:
     asyncio.run(end_while_it_waits())
 
 
-def assigned(reply: object) -> JobAssignment:
-    assert isinstance(reply, JobAssignment)
-    return reply
+def assigned(reply: NextTask) -> JobAssignment:
+    assert reply.task
+    return reply.task
 
 
 def cpu_seconds(num_workers: int, busy_share: float) -> float:
@@ -363,13 +399,13 @@ def cpu_seconds(num_workers: int, busy_share: float) -> float:
     jobs = [str(number) for number in range(8 * bool(busy))]
     for job in jobs:
         queue.submit(job, job, len(busy) // 8, len(busy) // 8, None)
-    at = {uid: assigned(queue.acquire(uid, workers[uid])) for uid in busy}
+    at = {uid: assigned(queue.next_task(uid, workers[uid])) for uid in busy}
     began = time.process_time()
     for turn in range(10):
         now[0] += 0.1
         for uid, worker in workers.items():
             if uid not in at:
-                queue.acquire(uid, worker)
+                queue.next_task(uid, worker)
         for uid in busy[turn::10]:
             queue.heartbeat(uid, workers[uid], at[uid][:2], 1, uid, JOINING)
         for job in jobs:
@@ -386,7 +422,38 @@ def test_the_cost_of_a_second_grows_no_faster_than_the_number_of_workers(busy_sh
 
 def test_idle_workers_ask_less_often_where_there_are_many() -> None:
     queue = JobQueue(lambda: 0.0)
-    waits = [queue.acquire(str(number), PoolWorker(number, "node", ELSEWHERE)) for number in range(3000)]
+    waits = [queue.next_task(str(number), PoolWorker(number, "node", ELSEWHERE)).ask_again for number in range(3000)]
     assert waits[0] == waits[99] == 0.1  # seconds
     assert waits[999] == 1.0
     assert waits[-1] == 2.0  # far below the limit of silence
+
+
+@pytest.mark.parametrize("order", [
+    lambda queue: queue.stop(), lambda queue: queue.order("1", 2, "stop"), lambda queue: queue.give_bundles({0}),
+    lambda queue: queue.drain_nodes({"left"})])
+def test_a_heartbeat_waits_for_an_order_and_gets_it_at_once(order: Callable[[JobQueue], object]) -> None:
+    desk = working()
+    desk.queue = JobQueue()  # with a real clock
+    desk.submit("1")
+    desk.acquire("a")
+    heartbeat = Heartbeat("computing", 1, 0.0, 30.0)
+
+    async def order_while_it_waits() -> float:
+        report = desk.queue.report(Orders(), "1", 2, "a", heartbeat, None, ("a", desk.place("a"), 0))
+        waiting = asyncio.create_task(report)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        began = time.monotonic()
+        order(desk.queue)
+        orders = await waiting
+        assert orders.stop or orders.leave
+        return time.monotonic() - began
+
+    assert asyncio.run(order_while_it_waits()) < 0.5
+
+
+def test_a_heartbeat_without_an_order_is_answered_within_a_second() -> None:
+    began = time.monotonic()
+    heartbeat = Heartbeat("computing", 1, 0.0, 30.0)
+    assert asyncio.run(JobQueue().report(Orders(), "1", 1, "a", heartbeat, None, None)) == Orders()
+    assert 0.9 < time.monotonic() - began < SILENCE_SECONDS

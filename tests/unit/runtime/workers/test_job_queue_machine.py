@@ -30,6 +30,7 @@ TICK = 0.5  # seconds
 JOB_SECONDS = 40.0  # of training with any number of workers
 CALM = 100.0  # seconds without disturbance after which all jobs have ended, if none had to be trained
 DIED = RuntimeError("out of memory")
+STOPPED = Summary(step=7, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=True, last_epoch=None)
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 
 
@@ -54,6 +55,7 @@ class Job:
     polled: bool = True  # its trial is alive
     failures: int = 0  # that its trial has heard of
     expected: int = 0  # failures that have happened to it and must be reported
+    stopped: bool = False  # a worker has saved its last step, because of a stop
 
 
 class Pool(RuleBasedStateMachine):
@@ -68,6 +70,7 @@ class Pool(RuleBasedStateMachine):
         self.born = self.submitted = 0
         self.draining: set[str] = set()
         self.given: set[int] = set()
+        self.is_stopped = False
 
     @initialize(bundles=st.integers(2, len(BUNDLES)), wanted=st.integers(1, 3))
     def begin(self, bundles: int, wanted: int) -> None:
@@ -154,6 +157,13 @@ class Pool(RuleBasedStateMachine):
         job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
         job.polled = not job.polled
 
+    @rule()
+    @precondition(lambda self: self.born > len(BUNDLES) + 2)
+    def stop(self) -> None:
+        """The user interrupts the sweep."""
+        self.queue.stop()
+        self.is_stopped = True
+
     # Workers and trials, one tick each
 
     def tick(self) -> None:
@@ -172,29 +182,33 @@ class Pool(RuleBasedStateMachine):
     def ask(self, worker: Worker) -> None:
         if worker.asks_at > self.now:
             return
-        reply = self.queue.acquire(worker.uid, worker.place)
-        if reply == "leave":
-            assert self.leaves_pool(worker)
+        orders, task, ask_again = self.queue.next_task(worker.uid, worker.place)
+        assert orders.leave is self.leaves_pool(worker)
+        if orders.leave:
             self.workers.remove(worker)
-        elif isinstance(reply, JobAssignment):
-            assert not self.leaves_pool(worker)
-            assert reply.job in self.jobs, "a job that has ended, or was cancelled"
-            assert reply.config == {"of": reply.job}
-            worker.assignment = reply
+        elif task:
+            assert task.job in self.jobs, "a job that has ended, or was cancelled"
+            assert not self.is_stopped, "a queue whose jobs were stopped assigns none"
+            assert task.config == {"of": task.job}
+            worker.assignment = task
         else:
-            assert isinstance(reply, float)
-            assert LEAST_WAIT <= reply <= MOST_WAIT
-            worker.asks_at = self.now + reply
+            assert LEAST_WAIT <= ask_again <= MOST_WAIT
+            worker.asks_at = self.now + ask_again
 
     def work(self, worker: Worker, assignment: JobAssignment) -> None:
         """A step of the job. The worker that finishes the job ends it; the others find that it has ended."""
         heartbeat = Heartbeat("computing", int(self.now / TICK), 0.0, 30.0, heartbeat_limit=10.0)
-        reply = self.queue.heartbeat(worker.uid, worker.place, assignment[:2], 1, worker.uid, heartbeat)
+        orders = self.queue.heartbeat(worker.uid, worker.place, assignment[:2], 1, worker.uid, heartbeat)
         if self.leaves_pool(worker):
-            assert reply.must_leave
+            assert orders.leave
         job = self.jobs.get(assignment.job)
-        if reply.must_leave or job is None:
+        assert orders.stop is (self.is_stopped or job is None), "a cancelled job has no driver that waits"
+        if orders.leave or job is None:
             self.end(worker, None)
+            return
+        if orders.stop:
+            job.stopped = True
+            self.end(worker, STOPPED)
             return
         job.trained += TICK
         if job.trained >= JOB_SECONDS:
@@ -209,8 +223,12 @@ class Pool(RuleBasedStateMachine):
         status = self.queue.poll(name)
         assert isinstance(status, JobStatus)
         job.failures += sum(failure.error is DIED for failure in status.failures)
-        if status.summary:
-            assert job.trained >= JOB_SECONDS
+        if status.stopped and not status.summary:  # it waited for workers
+            assert self.is_stopped
+            self.queue.cancel(name)
+            del self.jobs[name]
+        elif status.summary:
+            assert job.trained >= JOB_SECONDS or job.stopped
             assert job.failures == job.expected, "a failure was not reported, or twice"
             self.queue.cancel(name)
             del self.jobs[name]

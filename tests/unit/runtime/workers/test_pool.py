@@ -44,6 +44,7 @@ class Desk:
         self.relaunch: list[int] = []
         self.training: set[int] = set()  # a job
         self.groups: list[sharing.Group] = []  # of the cluster
+        self.free = 0.0  # CPUs
         self.given: list[int] = []
         self.waiting: list[int] = []
         self.not_assigned: list[set[int]] = []
@@ -71,9 +72,10 @@ class Desk:
         monkeypatch.setattr(cluster, "own_job", lambda: "own")
         monkeypatch.setattr(cluster, "is_shared", lambda: bool(self.groups))
         monkeypatch.setattr(cluster, "placement_groups", lambda: self.groups)
+        monkeypatch.setattr(cluster, "nodes_with_places", lambda: [sharing.Node("n", {"CPU": self.free})])
         monkeypatch.setattr(cluster, "describe_job", lambda job: f"program {job}")
-        monkeypatch.setattr(pool, "available_resources", lambda: {})
-        monkeypatch.setattr(pool, "_SHARE_SECONDS", 0.0)
+        monkeypatch.setattr(sharing, "SOON_SECONDS", 0.0)
+        monkeypatch.setattr(sharing, "LATE_SECONDS", 0.0)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "leave_notice", str)
         monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.missing)
@@ -135,7 +137,11 @@ def test_a_lost_worker_is_decided_about_and_replaced(desk: Desk) -> None:
 
 
 def extra(job: str, number: int, *, is_placed: bool = True) -> sharing.Group:
-    return sharing.Group(f"{job}{number}", job, is_placed, ({"CPU": 1.0},), False, "extra", 0, number)
+    bundle = sharing.Bundle({"CPU": 1.0}, "n" if is_placed else "")
+    return sharing.Group(f"{job}{number}", job, (bundle,), "PACK", "extra", 0, number)
+
+
+WAITS = sharing.Group("w", "other", (sharing.Bundle({"CPU": 1.0}),))
 
 
 def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_later(
@@ -143,7 +149,7 @@ def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_
     now = [0.0]
     monkeypatch.setattr(desk.supervisor._sharing, "_clock", lambda: now[0])
     placed = [extra("own", 1), extra("own", 2)]
-    desk.groups, desk.waiting = [*placed, sharing.Group("w", "other", False, ({"CPU": 1.0},), False)], [3]
+    desk.groups, desk.waiting = [*placed, WAITS], [3]
     desk.supervisor.poll()
     assert desk.not_assigned == []
     now[0] = PATIENCE_SECONDS
@@ -170,6 +176,30 @@ def test_a_worker_leaves_for_a_waiting_program_and_its_place_is_requested_again_
     assert desk.said[-1] == "requested again: 2 worker places that other programs got"
 
 
+def test_a_failed_look_at_the_tables_of_ray_is_skipped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[sharing.Node]:
+        raise OSError("RPC error: Deadline Exceeded")
+
+    desk.groups = [extra("own", 1)]
+    monkeypatch.setattr(cluster, "nodes_with_places", fail)
+    assert desk.supervisor.poll() is False
+    assert (desk.said, desk.given, desk.launched) == ([], [], [])
+
+
+def test_as_many_places_are_requested_again_as_there_is_room_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a group that no node can hold still waits, and another one that gets its places."""
+    now = [0.0]
+    monkeypatch.setattr(desk.supervisor._sharing, "_clock", lambda: now[0])
+    large = sharing.Group("l", "other", (sharing.Bundle({"CPU": 1.0, "memory": 1e13}),))
+    desk.groups, desk.given = [extra("own", 1), WAITS, large], [2, 3]
+    desk.supervisor._sharing._calm_since = 0.0  # a place was given just now
+    desk.free = 2.0
+    for now[0] in (0.0, PATIENCE_SECONDS):
+        desk.supervisor.poll()
+    assert (desk.launched, desk.given) == ([2], [3])
+    assert desk.not_assigned[-1] == {3}
+
+
 def test_a_place_whose_worker_has_left_a_draining_node_is_given_at_once(
         desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
@@ -177,7 +207,7 @@ def test_a_place_whose_worker_has_left_a_draining_node_is_given_at_once(
     desk.draining, desk.on_nodes, desk.outcome = {"left"}, {2: "left"}, ({}, {})
     desk.supervisor.poll()
     desk.outcome = ({2: None}, {})
-    desk.groups = [extra("own", 1), extra("own", 2), sharing.Group("w", "other", False, ({"CPU": 1.0},), False)]
+    desk.groups = [extra("own", 1), extra("own", 2), WAITS]
     desk.supervisor.poll()
     now[0] = PATIENCE_SECONDS
     desk.supervisor.poll()

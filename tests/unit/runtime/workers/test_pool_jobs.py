@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import pickle
 import threading
@@ -16,11 +17,12 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import Summary
+from ray_yolo.core.structures import Orders
 from ray_yolo.core.system import own_process
-from ray_yolo.runtime.workers import client, pool_jobs, worker
-from ray_yolo.runtime.workers.client import JobClient, PoolJobClient
+from ray_yolo.runtime.workers import client, job_queue, pool_jobs, worker
+from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
-from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
+from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, NextTask, PoolWorker
 
 JOINING = Heartbeat("joining", 0, 0.0, 30.0)
 
@@ -36,8 +38,8 @@ class LocalQueue:
         return SimpleNamespace(remote=self.queue.coordinator)
 
     @property
-    def heartbeat(self) -> Any:
-        return SimpleNamespace(remote=self.queue.heartbeat)
+    def report(self) -> Any:
+        return SimpleNamespace(remote=lambda *given: asyncio.run(self.queue.report(*given)))
 
 
 def test_each_job_has_a_coordinator_and_its_client_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +49,7 @@ def test_each_job_has_a_coordinator_and_its_client_can_be_pickled(monkeypatch: p
     sent = pickle.loads(pickle.dumps(coordinator))
     assert (sent.job, sent.wanted) == ("one", 1)
     sent.register("a", Registration(0, own_process(), ("a", 1), None, JOINING))
-    assert sent.quorum("a").num_workers == 1
+    assert sent.quorum("a").size == 1
     assert JobClient(sent.queue, "another", 1).present() == 0
 
 
@@ -56,16 +58,26 @@ def test_a_heartbeat_of_a_pools_worker_reaches_its_queue_and_its_coordinator(mon
     queue: Any = LocalQueue()
     place = PoolWorker(3, "node", own_process())
     queue.queue.submit("job", "folder", 1, 1, None)
-    assignment = queue.queue.acquire("worker", place)
-    mine = PoolJobClient(JobClient(queue, "job", 1), "worker", place, assignment)
+    monkeypatch.setattr(client.ray, "wait", lambda replies, timeout: (replies, []))
+    monkeypatch.setattr(client.ray, "get", lambda reply: reply)
+    monkeypatch.setattr(job_queue, "HEARTBEAT_SECONDS", 0.01)
+    task = queue.queue.next_task("worker", place).task
+    assert task
+    mine = JobClient(queue, "job", 1).of_worker("worker", place, task)
     mine.register("member", Registration(0, own_process(), ("a", 1), None, JOINING))
-    assert not mine.heartbeat("member", JOINING).unknown
+
+    def send(heartbeat: Heartbeat) -> Orders:
+        orders = mine.heartbeat("member", heartbeat, None, Orders(), lambda: False)
+        assert orders
+        return orders
+
+    assert not send(JOINING).abort
     assert queue.queue.progress() == 1  # it came up
-    assert not mine.heartbeat("member", JOINING._replace(phase="computing", step=5)).must_leave
+    assert not send(JOINING._replace(phase="computing", step=5)).leave
     assert queue.queue.progress() == 2
     assert [(status.phase, status.step) for status in mine.worker_statuses()] == [("computing", 5)]
     queue.queue.drain_nodes({"node"})
-    assert mine.heartbeat("member", JOINING).must_leave
+    assert send(JOINING).leave
 
 
 @pytest.mark.parametrize(("given", "most"), [
@@ -124,13 +136,15 @@ def train_or_diverge(payload: dict[str, Any], number: int, coordinator: JobClien
 
 @pytest.mark.usefixtures("own_signal_handlers", "pool_process")
 def test_a_pool_worker_keeps_no_model_of_its_jobs_failed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire(uid: str, place: PoolWorker) -> JobAssignment | str:
+    def next_task(uid: str, place: PoolWorker) -> NextTask:
         living.append(len(MODELS))
-        return JobAssignment("job", len(living), [payload]) if len(living) <= 10 else "over"
+        if len(living) > 10:
+            return NextTask(Orders(stop=True))
+        return NextTask(task=JobAssignment("job", len(living), [payload]))
 
     living, results = list[int](), list[Any]()
     payload = {"coordinator": JobClient(LocalQueue(), "job", 1)}
-    queue = SimpleNamespace(acquire=SimpleNamespace(remote=acquire),
+    queue = SimpleNamespace(next_task=SimpleNamespace(remote=next_task),
                             ended=SimpleNamespace(remote=lambda *report: results.append(report[-1])))
     monkeypatch.setattr(worker, "train_job", train_or_diverge)
     assert worker.pool_worker({"queue": queue}, 0)

@@ -14,17 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import Event, WorkerEvent
+from ray_yolo.core.structures import Orders
 from ray_yolo.core.system import Process, own_process
 from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
-from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, HeartbeatReply, Quorum, Registration
+from ray_yolo.runtime.workers.client import JobClient
+from ray_yolo.runtime.workers.coordinator import Heartbeat, Quorum, Registration
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 
@@ -40,28 +43,27 @@ class Beside:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0,
                  must_leave: Callable[[], bool] = lambda: False) -> None:
         self.happened, self.requests, self.leaving = list[str](), list[Registration](), list[bool]()
-        self.ready = threading.Event()
-        for name, instead in (("get_node_ip_address", lambda: "127.0.0.1"),
-                              ("_HEARTBEAT_SECONDS", 0.01), ("_LEAVE_SECONDS", 0.01),
+        self.ready, self.is_orphan = threading.Event(), threading.Event()
+        for name, instead in (("get_node_ip_address", lambda: "127.0.0.1"), ("_POLL_SECONDS", 0.01),
                               ("import_compiler", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
         calls = {"register": self.register, "quorum": lambda uid: quorum,
-                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
+                 "heartbeat": self.heartbeat, "leave": lambda uid: None}
         coordinator: Any = SimpleNamespace(**calls)
-        assert all(hasattr(Coordinator, name) for name in calls)
+        assert all(hasattr(JobClient, name) for name in calls)
         self.members = RendezvousClient(
-            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, must_leave, alone=alone
-        )
+            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, must_leave,
+            self.is_orphan.is_set, alone=alone)
 
     def register(self, uid: str, request: Registration) -> None:
         self.happened.append("arrived")
         self.requests.append(request)
 
-    def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
-        self.leaving.append(heartbeat.must_leave)
-        return HeartbeatReply(True, 0, False, all_draining=True)
+    def heartbeat(self, uid: str, heartbeat: Heartbeat, *_: Any) -> Orders:
+        self.leaving.append(heartbeat.leaves)
+        return Orders(regroup=True, save=True)
 
     def preload(self) -> None:
         self.happened.append("preloading")
@@ -70,7 +72,7 @@ class Beside:
 
     def wait_until_it_regroups(self) -> None:
         deadline = time.monotonic() + 60
-        while not self.members.must_regroup():
+        while not self.members.orders.regroup:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -80,7 +82,7 @@ def test_a_worker_that_started_alone_trains_on_until_it_has_loaded_what_a_group_
     beside = Beside(monkeypatch, alone=True)
     assert isinstance(beside.members.join(None), Generation)
     time.sleep(0.3)  # many beats
-    assert not beside.members.must_regroup()
+    assert not beside.members.orders.regroup
     assert sorted(beside.happened) == ["arrived", "preloading"]  # once
     beside.ready.set()
     beside.wait_until_it_regroups()
@@ -93,7 +95,7 @@ def test_a_worker_that_joins_others_has_loaded_what_a_group_needs_before(monkeyp
     assert isinstance(beside.members.join(None), Generation)
     assert beside.happened == ["preloading", "preloaded", "arrived"]
     beside.wait_until_it_regroups()
-    assert beside.members.all_draining()  # by the last reply
+    assert beside.members.orders.save  # by the last reply
     beside.members.close()
 
 
@@ -126,9 +128,9 @@ def test_a_worker_that_may_wait_for_a_lost_peer_aborts_its_group(
     beside.members._device = torch.device(device)
     beside.members._activity.enter(phase)
 
-    def heartbeat(*_: Any) -> HeartbeatReply:
+    def heartbeat(*_: Any) -> Orders:
         next(asked)
-        return HeartbeatReply(False, 0, True, all_draining=False)
+        return Orders(abort=True)
 
     monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
     until = time.monotonic() + 60
@@ -145,13 +147,13 @@ def test_a_group_is_aborted_for_a_reply_about_itself(monkeypatch: pytest.MonkeyP
     beside.ready.set()
     monkeypatch.setattr(rendezvous, "abort_process_group", lambda: cuts.append(len(cuts)))
 
-    def heartbeat(*_: Any) -> HeartbeatReply:
+    def heartbeat(*_: Any) -> Orders:
         if asked.is_set():
-            return HeartbeatReply(False, 0, False, all_draining=False)
+            return Orders()
         if regroups:
             beside.members.join(None)
         asked.set()
-        return HeartbeatReply(False, 0, True, all_draining=False)
+        return Orders(abort=True)
 
     beside.members._activity.enter("joining")
     monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
@@ -161,54 +163,29 @@ def test_a_group_is_aborted_for_a_reply_about_itself(monkeypatch: pytest.MonkeyP
     assert cuts == ([] if regroups else [0])
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_worker_introduces_itself_to_a_coordinator_that_does_not_know_it(
-        monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    """If the others have gone on without it, its group is cut, and it asks for another one."""
-    beside, cuts, introduced = Beside(monkeypatch, alone=True), [], list[Any]()
+def test_a_heartbeat_says_in_which_generation_the_worker_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a restarted coordinator knows its members. One that waits for a generation has left its last one."""
+    beside, sent = Beside(monkeypatch, alone=True), list[Any]()
     beside.ready.set()
-    monkeypatch.setattr(rendezvous, "abort_process_group", lambda: cuts.append(len(cuts)))
 
-    def introduce(uid: str, arrival: Any, quorum: Quorum) -> bool:
-        introduced.append((uid, arrival.worker, arrival.heartbeat.phase, quorum.number))
-        return known
-
-    monkeypatch.setattr(beside.members._coordinator, "introduce", introduce)
-    monkeypatch.setattr(beside.members._coordinator, "heartbeat",
-                        lambda *_: HeartbeatReply(False, 0, False, all_draining=False, unknown=True))
-    beside.members._activity.enter("exchanging")
-    time.sleep(0.1)
-    assert not introduced  # it has none to tell of
-    beside.members.join(None)
-    deadline = time.monotonic() + 60
-    while len(introduced) < 3 or not (known or beside.members.must_regroup()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    beside.members.close()
-    assert set(introduced) == {(beside.members._uid, 0, "exchanging", 1)}
-    assert bool(cuts) is not known
-    assert beside.members.must_regroup() is not known
-
-
-def test_a_worker_that_waits_introduces_no_generation_that_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restarted coordinator would answer with that generation, whose members have left it, too."""
-    beside, introduced, beats = Beside(monkeypatch, alone=True), [], []
-    beside.ready.set()
-    monkeypatch.setattr(beside.members._coordinator, "introduce", lambda *given: introduced.append(given))
-    beside.members.join(None)
-
-    def heartbeat(*_: Any) -> HeartbeatReply:
-        beats.append(len(beats))
-        return HeartbeatReply(False, 0, False, all_draining=False, unknown=True)
+    def heartbeat(uid: str, heartbeat: Heartbeat, current: Any, *_: Any) -> Orders:
+        sent.append(current and (current[0].worker, current[1].number, current[1].nodes))
+        return Orders()
 
     def quorum(uid: str) -> Quorum | None:
-        monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
-        return Quorum(2, 0, 1, ("", 0), None, False) if len(beats) > 5 else None
+        number = len(beside.requests)
+        return Quorum(number, 0, 1, ("", 0), None, False, (0,), ("node",)) if len(sent) > 5 * number else None
 
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
     monkeypatch.setattr(beside.members._coordinator, "quorum", quorum)
-    assert isinstance(beside.members.join(None), Generation)
+    for _ in range(2):
+        beside.members.join(None)
+        before = len(sent)
+        while len(sent) < before + 3:
+            time.sleep(0.01)
     beside.members.close()
-    assert {given[2].number for given in introduced} <= {2}
+    changes = [current for current, last in zip(sent, [..., *sent], strict=False) if current != last]
+    assert changes == [None, (0, 1, ()), None, (0, 2, ())]
 
 
 def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,73 +215,96 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     beside.members.close()
     assert beside.leaving == sorted(beside.leaving)
     assert beside.leaving[0] is False
-    assert beside.requests[0].heartbeat.must_leave
+    assert beside.requests[0].heartbeat.leaves
 
 
-def test_a_worker_that_must_leave_says_so_before_its_next_heartbeat_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_must_leave_says_so_while_its_heartbeat_waits_for_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     must_leave = threading.Event()
     beside = Beside(monkeypatch, alone=True, must_leave=must_leave.is_set)
-    while not beside.leaving:
-        time.sleep(0.01)
-    monkeypatch.setattr(rendezvous, "_HEARTBEAT_SECONDS", 600.0)
-    must_leave.set()
-    deadline = time.monotonic() + 5
-    while True not in beside.leaving:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    beside.ready.set()
-    beside.members.close()
 
-
-def test_a_worker_that_its_queue_recalls_tells_its_coordinator_until_it_has_left(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    """One heartbeat tells both: its reply has the queue's wish, and the next one repeats it for the coordinator."""
-    beside = Beside(monkeypatch, alone=True)
-    reply = HeartbeatReply(False, 0, False, all_draining=False)
-
-    def heartbeat(uid: str, sent: Heartbeat) -> HeartbeatReply:
-        beside.leaving.append(sent.must_leave)
-        return reply._replace(must_leave=len(beside.leaving) == 3)
+    def heartbeat(uid: str, heartbeat: Heartbeat, current: Any, known: Orders, has_news: Callable[[], bool]
+                  ) -> Orders | None:
+        beside.leaving.append(heartbeat.leaves)
+        while not has_news():
+            time.sleep(0.01)
+        return None
 
     monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
+    while False not in beside.leaving:
+        time.sleep(0.01)
+    must_leave.set()
     deadline = time.monotonic() + 5
-    while beside.leaving.count(True) < 3:
+    while True not in beside.leaving[-1:]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert beside.leaving == sorted(beside.leaving)
     beside.ready.set()
     beside.members.close()
 
 
-@pytest.mark.parametrize("driver", [own_process(), own_process()._replace(pid=2**22 + 1)])
-@pytest.mark.parametrize("sigterm", [False, True])
-@pytest.mark.parametrize("coordinator", [None, SimpleNamespace()])
-def test_without_a_coordinator_sigterm_to_one_worker_stops_all_after_a_step(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm: bool, coordinator: Any, driver: Process) -> None:
-    """They restart from the step that they have saved. With a coordinator this worker leaves alone."""
-    received, stops = SimpleQueue[int](), list[bool]()
-    if sigterm:
-        received.put(signal.SIGTERM)
+@pytest.mark.parametrize("reason", ["an order", "its driver has ended", "its queue has ended"])
+def test_a_worker_stops(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """The order holds until it is carried out, also in the next generation."""
+    beside = Beside(monkeypatch, alone=True)
 
-    def run_session(*arguments: Any) -> None:
-        stops.append(arguments[-1]())
+    def heartbeat(*_: Any) -> Orders:
+        if reason == "its queue has ended":
+            raise ray.exceptions.ActorDiedError
+        return Orders(stop=reason == "an order")
 
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
+    if reason == "its driver has ended":
+        beside.is_orphan.set()
+    deadline = time.monotonic() + 20
+    while not beside.members.orders.stop:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    beside.ready.set()
+    beside.members.join(None)
+    assert beside.members.orders.stop
+    beside.members.close()
+
+
+def test_a_worker_whose_queue_is_being_restarted_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, asked = Beside(monkeypatch, alone=True), list[int]()
+    monkeypatch.setattr(rendezvous, "_SLOWEST_SECONDS", 0.01)
+
+    def heartbeat(*_: Any) -> Orders:
+        asked.append(len(asked))
+        raise ray.exceptions.ActorUnavailableError("it is being restarted", None)
+
+    monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
+    while len(asked) < 5:
+        time.sleep(0.01)
+    assert beside.members.orders == Orders()
+    beside.ready.set()
+    beside.members.close()
+
+
+@pytest.mark.parametrize(("driver", "writer_is_gone", "expected"), [
+    (own_process(), True, False), (own_process()._replace(started=1), False, True),
+    (Process("node7", "pid:[1]", 42, 7), False, False), (Process("node7", "pid:[1]", 42, 7), True, True)])
+def test_a_driver_on_another_node_has_ended_if_its_recorder_has(
+        driver: Process, writer_is_gone: bool, expected: bool) -> None:
+    recorder: Any = SimpleNamespace(is_gone=lambda: writer_is_gone)
+    assert worker._is_orphan(driver, recorder) is expected
+
+
+def test_a_worker_reports_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
     recorder = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
     monkeypatch.setattr(worker.ray, "get_runtime_context",
                         lambda: SimpleNamespace(get_node_labels=lambda: {"ray.io/market-type": "spot"}))
-    for name, instead in (("_sigterms", received), ("run_session", run_session), ("from_payload", lambda spec: spec),
+    for name, instead in (("run_session", lambda *_: None), ("from_payload", lambda spec: spec),
                           ("gc", SimpleNamespace(freeze=lambda: None)), ("undo_niceness", lambda: True),
                           ("_assigned_context", lambda *_: WorkerContext()),
-                          ("poll_stop_request", lambda *_: lambda: False),
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
+    coordinator: Any = None
     payload = {"recorder": recorder, "coordinator": coordinator, "on_pool": True, "stored": None,
-               "spec": SimpleNamespace(run_dir=tmp_path), "driver": driver,
+               "spec": SimpleNamespace(run_dir=tmp_path), "driver": own_process(),
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     worker.train_job(payload, 1, coordinator)
-    assert stops == [(sigterm and coordinator is None) or driver != own_process()]
     assert [event.market_type for event in events if isinstance(event, WorkerEvent)] == ["spot"]
 
 

@@ -18,36 +18,14 @@ from ray_yolo.core.events import (
     Summary,
 )
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
-from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
-from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig
 from ray_yolo.runtime.workers.worker import prepare_process
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 FULL = RuntimeError("CUDA out of memory")
-
-
-@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, True), ((2, 4), False)])
-def test_a_fixed_number_of_workers_can(num_workers: Any, expected: bool) -> None:
-    assert replaces_in_place(Placement(num_workers=num_workers)) is expected
-
-
-def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.train.torch.config._TorchBackend", object)
-    assert not replaces_in_place(Placement(num_workers=2))
-
-
-def test_a_group_that_ray_forms_uses_the_interface_that_ray_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
-    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: happened.append("group"))
-    monkeypatch.setattr(torch_trainer, "use_interface", happened.append)
-    monkeypatch.setattr(torch_trainer, "own_address", lambda: "10.0.0.7")
-    group = SimpleNamespace(execute=lambda function: function())
-    backend = torch_trainer.InterfaceConfig(backend="gloo").backend_cls()
-    backend.on_start(group, TorchConfig())
-    assert happened == ["10.0.0.7", "group"]
 
 
 def test_ray_replaces_in_place_and_forms_no_group() -> None:
@@ -75,6 +53,9 @@ class Coordinator:
     def outcome(self) -> Summary | None:
         return self.ended
 
+    def stop(self) -> bool:
+        return False
+
     def drain_nodes(self, nodes: set[str]) -> dict[int, str]:
         return {}
 
@@ -92,19 +73,18 @@ def test_failures_are_decided_by_the_remaining_workers_and_not_after_the_end(mon
     policy: Any = SimpleNamespace(
         decide=lambda failures, others_continue: decided.append((list(failures), others_continue)))
     coordinator: Any = Coordinator(monkeypatch)
-    callback, without_coordinator = FailureCallback(policy, 3, coordinator), FailureCallback(policy)
+    callback = FailureCallback(policy, 3, coordinator)
     callback.after_exception(None, {0: FULL, 1: FULL})
     callback.after_exception(None, dict.fromkeys(range(3), FULL))
-    without_coordinator.after_exception(None, {0: FULL})
-    assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
+    assert decided == [([0, 1], True), ([0, 1, 2], False)]
     assert coordinator.lost == [0, 1, 0, 1, 2]  # so that peers in a collective do not wait for them
     coordinator.leaving = {0}
     callback.after_exception(None, {0: FULL})
     callback.after_exception(None, {0: FULL, 2: FULL})
-    assert decided[3:] == [([2], True)]
+    assert decided[2:] == [([2], True)]
     coordinator.ended = ENDED
     callback.after_exception(None, {1: FULL})
-    assert len(decided) == 4
+    assert len(decided) == 3
 
 
 def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
@@ -122,7 +102,9 @@ def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
     for name, instead in (("run_gracefully", run_gracefully), ("stop_workers", stopped.append),
                           ("build_trainer", lambda *_, **__: None)):
         monkeypatch.setattr(torch_trainer, name, instead)
-    assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=2), 0.0, policy_of(tmp_path)) == "done"
+    payload = {"coordinator": Coordinator(monkeypatch), "stored": None}
+    placement = Placement(num_workers=2)
+    assert torch_trainer.run_torch_trainer(print, payload, placement, 0.0, policy_of(tmp_path)) == "done"
 
 
 class Trainer:
@@ -186,7 +168,7 @@ def test_workers_of_a_node_that_is_taken_away_leave_while_the_others_train(
     monkeypatch.setattr(policy, "notify", notified.append)
     latest = threading.Timer(5, trainer.free.set)
     latest.start()
-    assert torch_trainer._fit(trainer, coordinator, policy) == "done"
+    assert torch_trainer._fit(trainer, coordinator, policy, 0.5) == "done"
     latest.cancel()
     assert drained[:2] == [{"n2"}] * 2
     assert notified == ["n2"]
@@ -198,69 +180,15 @@ def test_workers_of_a_run_in_a_bucket_have_time_to_remove_their_copies(
     monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: None)
     monkeypatch.setattr(torch_trainer, "_fit", lambda *given: given[-1])
     monkeypatch.setattr(torch_trainer, "run_gracefully", lambda work, *_: work())
-    payload = {"coordinator": None, "stored": stored}
+    payload = {"coordinator": Coordinator(monkeypatch), "stored": stored}
     patience = torch_trainer.run_torch_trainer(
         lambda _: None, payload, Placement(num_workers=2), 0.0, policy_of(tmp_path))
     assert patience == seconds
 
 
-@pytest.mark.parametrize("with_coordinator", [False, True])
-def test_without_an_outcome_of_the_coordinator_rays_result_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                     with_coordinator: bool) -> None:
-    coordinator = Coordinator(monkeypatch) if with_coordinator else None
-    assert torch_trainer._fit(Trainer("done"), coordinator, policy_of(tmp_path)) == "done"
+def test_without_an_outcome_of_the_coordinator_rays_result_counts(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator: Any = Coordinator(monkeypatch)
+    assert torch_trainer._fit(Trainer("done"), coordinator, policy_of(tmp_path), 0.5) == "done"
     with pytest.raises(RuntimeError, match="out of memory"):
-        torch_trainer._fit(Trainer(FULL), coordinator, policy_of(tmp_path))
-
-
-@pytest.mark.parametrize("drains", [False, True])
-def test_without_a_coordinator_all_stop_and_restart_where_one_has_to_leave(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool) -> None:
-    """One gets SIGTERM, or its node is draining: a stop that no user has requested."""
-    request, stopped = tmp_path / STOP_REQUEST, ENDED.model_copy(update={"stopped": True})
-    log = EventLog(tmp_path / EVENTS_FILE)
-    log.append(PlacementEvent(group="ab"))
-    requested: list[bool] = []
-
-    class Attempt:
-        def fit(self) -> Any:
-            latest = time.monotonic() + 5
-            while drains and not requested and not request.exists() and time.monotonic() < latest:
-                time.sleep(0.01)
-            requested.append(request.exists())
-            return SimpleNamespace(return_value=stopped if len(requested) == 1 else ENDED)
-
-    for name, instead in (("build_trainer", lambda *_, **__: Attempt()), ("_POLL_SECONDS", 0.01),
-                          ("draining_nodes", lambda: {"n2", "n3"} if drains else set()), ("leave_notice", str),
-                          ("nodes_of", {"ab": {"n1", "n2"}}.__getitem__)):
-        monkeypatch.setattr(torch_trainer, name, instead)
-    notified: list[str] = []
-    policy = policy_of(tmp_path)
-    monkeypatch.setattr(policy, "notify", notified.append)
-    result = torch_trainer.run_torch_trainer(print, {"recorder": None}, Placement(num_workers=(1, 2)), 0.0, policy)
-    assert result == ENDED
-    assert requested[0] is drains
-    assert not request.exists()
-    assert notified == [*["n2"] * drains, "a worker had to leave: all restart from the step that they have saved"]
-
-
-def test_a_requested_stop_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = ENDED.model_copy(update={"stopped": True})
-    (tmp_path / STOP_REQUEST).touch()
-    monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: Trainer(stopped))
-    monkeypatch.setattr(torch_trainer, "draining_nodes", set)
-    policy = policy_of(tmp_path)
-    assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=(1, 2)), 0.0, policy) is stopped
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_only_a_training_notes_sigterm(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
-    """A validation has nothing to save."""
-    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: None)
-    executed: list[Any] = []
-    trainer = torch_trainer.build_trainer(lambda _: None, {}, Placement(num_workers=(1, 2)), 0.0, tmp_path,
-                                          ray.train.UserCallback(), trains=trains)
-    config = trainer.backend_config
-    config.backend_cls().on_start(SimpleNamespace(execute=executed.append), config)
-    assert (prepare_process in executed) is trains
+        torch_trainer._fit(Trainer(FULL), coordinator, policy_of(tmp_path), 0.5)

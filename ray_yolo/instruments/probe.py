@@ -25,6 +25,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import QUAD
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import Emit
+from ray_yolo.core.structures import Orders
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
@@ -275,10 +276,13 @@ class ReplaySession(Session):
             TrainingError: if training fails before it.
         """
         try:
-            self.train(lambda: self.probe.has_begun)
+            self.train()
         except TrainingError:  # it may be the last of too many steps that were not finite
             if self.wanted not in self.results:
                 raise
+
+    def _poll_orders(self) -> Orders:
+        return Orders(stop=self.probe.has_begun)
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         number = self.state.progress.step

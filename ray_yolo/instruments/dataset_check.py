@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.events import SplitCounts
 from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import read_description
@@ -24,17 +26,23 @@ from ray_yolo.sinks.run_logger import write_findings
 
 PROJECT = "runs/checks"
 _SPLITS = ("train", "val", "test")
-_PICTURES = 16  # labels.jpg has so many pictures,
-_SIDE_PX = 640  # each with a long side of so many pixels.
-_FINDINGS = 10  # So many findings are printed for each split,
-_SIZES = 3  # and so many sizes of its images.
+_PICTURES = 16  # in dataset.jpg
+_SIDE_PX = 640  # of the long side of each of these pictures
+_FINDINGS = 10  # that are printed for each split
+_SIZES = 3  # of images, that are printed for each split
 
 
-def check_dataset(data: str, placement: Placement) -> tuple[list[str], list[str]]:
-    """Read every split of a data set and write labels.jpg and findings.txt into a new folder.
+class CheckedDataset(NamedTuple):
+    """The page about a data set."""
 
-    Returns:
-        The page's lines, and what a training would refuse.
+    lines: list[str]
+    problems: list[str]  # what a training would refuse
+    names: tuple[str, ...]
+    splits: dict[str, SplitCounts]
+
+
+def check_dataset(data: str, placement: Placement) -> CheckedDataset:
+    """Read every split of a data set and write a picture and findings.txt into a new folder.
 
     Raises:
         DatasetError: if there is no such data set, or none of its splits can be read.
@@ -46,18 +54,20 @@ def check_dataset(data: str, placement: Placement) -> tuple[list[str], list[str]
     paths = [path for index in indices.values() for path in index.paths]
     folder = output_folder(placement, paths)
     write_findings(indices, folder)
-    _draw(indices, folder / "labels.jpg")
+    _draw(indices, folder / "dataset.jpg")
     for split, index in indices.items():
         try:
             refuse_count_from_one(index, description)
             require_boxes(index, description, split)
         except DatasetError as error:
             problems.append(str(error))
-    lines = [*_page(description, indices), f"pictures with their boxes: {location(folder)}/labels.jpg"]
+    counts = {split: survey(index) for split, index in indices.items()}
+    lines = [*_page(description, indices, counts), f"pictures with their boxes: {location(folder)}/dataset.jpg"]
     if (folder / "findings.txt").exists():
         lines.append(f"all findings: {location(folder)}/findings.txt")
     publish(folder)
-    return [printable(line) for line in lines], problems
+    names = tuple(next(iter(indices.values())).names)
+    return CheckedDataset([printable(line) for line in lines], problems, names, counts)
 
 
 def read_readable_splits(description: DatasetDescription) -> tuple[dict[str, AnnotationIndex], list[str]]:
@@ -75,11 +85,11 @@ def read_readable_splits(description: DatasetDescription) -> tuple[dict[str, Ann
     return indices, problems
 
 
-def _page(description: DatasetDescription, indices: Mapping[str, AnnotationIndex]) -> Iterator[str]:
+def _page(description: DatasetDescription, indices: Mapping[str, AnnotationIndex], counts: Mapping[str, SplitCounts]
+          ) -> Iterator[str]:
     """The lines of the page: counts of each split, sizes of images and boxes, and the first findings."""
     names = next(iter(indices.values())).names
     yield f"{description.file}: {len(names)} classes"
-    counts = {split: survey(index) for split, index in indices.items()}
     yield from dataset_table(counts, names)
     for split, index in indices.items():
         sizes = Counter((width, height) for height, width in index.sizes.tolist())

@@ -30,7 +30,7 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.devices import device_name, local_device
 from ray_yolo.engine.loading import loader_memory
 from ray_yolo.engine.loop import StepResult
-from ray_yolo.engine.probe import LayerNorms, NotFinite, ObservedImage, ReplaySession
+from ray_yolo.instruments.probe import LayerNorms, NotFinite, ObservedImage, ReplaySession
 from ray_yolo.plots.boxes import Picture, plot_pictures
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain, read_events
 from ray_yolo.runs.folders import output_folder

@@ -24,13 +24,13 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate
 from ray_yolo.engine.session import Session, run_session
+from ray_yolo.instruments import replay as replay_module
+from ray_yolo.instruments.replay import ReplayResult
 from ray_yolo.models.detector import Detector
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events
 from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, SweepRecord, read_record, write_record
 from ray_yolo.runs.steps import logged_steps
-from ray_yolo.runtime import replay as replay_module
 from ray_yolo.runtime.preflight import read_dataset, spec_of
-from ray_yolo.runtime.replay import ReplayResult
 from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 from tests.support.run_log import only
@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_reported_and_not_used(
 
 def train_on_two(collectives: Collectives, spec: TrainSpec) -> int:
     """A training of `spec` on this worker; the first one writes the log."""
-    log = EventLog(spec.run_dir / EVENTS_FILE) if collectives.worker == 0 else None
+    log = EventLog(spec.run_dir / EVENTS_FILE) if collectives.rank == 0 else None
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     summary = run_session(spec, context, Placement(nosave=False), log.append if log else lambda event: None)
     assert summary is not None

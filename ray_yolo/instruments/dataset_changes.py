@@ -14,11 +14,11 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_cell
 from ray_yolo.core.redact import printable
 from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.instruments.dataset_check import read_readable_splits
 from ray_yolo.labels import versions
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
-from ray_yolo.runtime.dataset_check import read_readable_splits
 
 _CLASS_COLUMNS = ("class", "boxes_before", "boxes_after", "images_changed", "AP_before", "AP_after", "AP_change")
 _WIDTH = 22
