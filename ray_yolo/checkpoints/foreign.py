@@ -53,10 +53,10 @@ _reading = Lock()  # torch's list of allowed names is global to the process
 class Weights(NamedTuple):
     """The contents of a weights file of any origin."""
 
-    tensors: Mapping[str, Tensor]  # by name; floating point in float32
-    names: tuple[str, ...] = ()  # of the classes, where the file has them
-    meta: Mapping[str, Any] | None = None  # of a checkpoint of ours: recipe, names, anchors, ...
-    imgsz: int | None = None  # of the training of a YOLOv5 or Ultralytics file that says it
+    tensors: Mapping[str, Tensor]  # tensors by name; floating point in float32
+    names: tuple[str, ...] = ()  # names of the classes, where the file has them
+    meta: Mapping[str, Any] | None = None  # what a checkpoint of ours says: recipe, names, anchors, ...
+    imgsz: int | None = None  # the training's, where a YOLOv5 or Ultralytics file says it
     licence: str = ""  # that the file states: of itself, or of the weights that its training has started from
 
 
@@ -64,7 +64,7 @@ class StubClass:
     """Stands in for every class and function that a file names."""
 
     __slots__ = ("attributes",)
-    name = ""  # as the file has it, such as torch.nn.modules.activation.SiLU
+    name = ""  # the class's name in the file, such as torch.nn.modules.activation.SiLU
     attributes: dict[Any, Any]
 
     def __new__(cls, *ignored: object, **also: object) -> StubClass:

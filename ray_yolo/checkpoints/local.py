@@ -43,7 +43,7 @@ WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # prefixes of
 _OWN = f"{WRITING}{uuid.uuid4().hex[:8]}-"
 _START_OVER = "move checkpoints/ and weights/ away to train from the start, or choose another --name"
 _numbers = itertools.count()
-_in_use: set[Path] = set()  # by saves of this process that have not returned; one that hangs may return after others
+_in_use: set[Path] = set()  # Saves that have not returned use these; one that hangs may return after others.
 
 
 def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: str, kinds: Sequence[str]) -> Path:

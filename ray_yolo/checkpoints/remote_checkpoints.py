@@ -122,7 +122,7 @@ class RemoteCheckpoints:
                 if step is None:
                     self._store.put(f"checkpoints/damaged-{name.attempt:06d}-step-{name.step}.json", data)
                     self._store.delete(name.key)
-            remains = []  # of checkpoints that are gone
+            remains = []  # states of checkpoints that are gone
             if not names:
                 remains = [*self._store.list("weights/"), *self._store.list("checkpoints/")]
         except OSError as error:
@@ -133,7 +133,7 @@ class RemoteCheckpoints:
             raise CheckpointError(f"checkpoints/ of the store: no usable checkpoint ({'; '.join(problems)}); restore a "
                                   "checkpoint from a copy, or choose another --name")
         self._forget(run_dir)
-        shutil.rmtree(run_dir / "weights", ignore_errors=True)  # of saves that the store does not have
+        shutil.rmtree(run_dir / "weights", ignore_errors=True)  # weights of saves that the store does not have
         return problems
 
     def remove_newer(self, newer_than: int) -> None:
@@ -244,8 +244,9 @@ class RemoteCheckpoints:
         now = self._listed()
         kept = [name for name in now if name not in removed]
         unused_states -= {state_key(manifest) for manifest in self._read_all(now, kept)}
-        self._check_attempt()  # again: reading took time
-        in_parallel(self._store.delete, [name.key for name in removed])  # references before what they name
+        self._check_attempt()  # It is checked again, because reading took time.
+        # Manifests go before the states that they name, so that no manifest names a missing state.
+        in_parallel(self._store.delete, [name.key for name in removed])
         in_parallel(self._store.delete, sorted(unused_states))
         self._manifests = {version: manifest for version, manifest in self._manifests.items() if version[0] in kept}
 

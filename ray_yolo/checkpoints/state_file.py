@@ -21,8 +21,8 @@ from ray_yolo.core.files import HashingWriter
 from ray_yolo.core.versioned import parse_versioned, with_checksum
 
 MANIFEST = "MANIFEST.json"
-_ENTRIES = {"format", "step", "recipe_digest", "size", "sha256", "weights"}  # of every manifest
-_ARCHIVE = b"PK\x03\x04"  # of zip archives, as torch checks it
+_ENTRIES = {"format", "step", "recipe_digest", "size", "sha256", "weights"}  # Every manifest has these entries.
+_ARCHIVE = b"PK\x03\x04"  # A zip archive begins so, as torch checks it.
 _PICKLE = b"\x80"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's pickled magic number before 1.6
 _HEAD = 1024  # bytes that identify other file types

@@ -56,7 +56,7 @@ def local_file(weights: str) -> Path:
         return Path(weights).absolute()
     folder, _, name = weights.rpartition("/")
     run, _, last = folder.rpartition("/")
-    if last == "weights":  # of a run: during training, the folder has pointers to the run's states
+    if last == "weights":  # a run's folder: during training, it has pointers to the run's states
         store, key = open_store(run, "weights"), f"weights/{name}"
     else:
         store, key = open_store(folder, "weights"), name

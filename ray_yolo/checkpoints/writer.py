@@ -43,10 +43,10 @@ class Saver:
         self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
         self._pending: Future[None] | None = None
         self._missed, self._missed_since = 0, 0.0
-        self._lock: IO[bytes] | None = None  # of the run folder; a worker's copy of a run in a bucket has none
+        self._lock: IO[bytes] | None = None  # the run folder's; a worker's copy of a run in a bucket has none
         with suppress(OSError):  # storage that fails is reported by what needs it
             self._lock = (run_dir / LOCK_FILE).open("rb")
-        self.step = -1  # of the newest requested checkpoint
+        self.step = -1  # the step of the newest requested checkpoint
         self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread
 
     def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str], *,

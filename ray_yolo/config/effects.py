@@ -41,10 +41,10 @@ _CHECKPOINTS = ("save_period", "save_steps", "save_seconds", "keep_checkpoints")
 class Surroundings(NamedTuple):
     """What decides about settings besides the recipe itself; None: not known yet."""
 
-    num_classes: int | None = None  # of the data set
-    has_outlines: bool | None = None  # of any training label
+    num_classes: int | None = None  # the number of classes of the data set
+    has_outlines: bool | None = None  # whether any training label has one
     unchanged_by: Sequence[str] = ()  # settings about labels without which the same labels are read
-    gpus: float | None = None  # of each worker
+    gpus: float | None = None  # the GPUs of each worker
 
 
 UNKNOWN = Surroundings()

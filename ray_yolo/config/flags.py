@@ -337,7 +337,7 @@ class _DeviceRule(NamedTuple):
     """What --device does in a command."""
 
     settings: Mapping[str, Mapping[str, str]]  # value -> the settings that it stands for, by path
-    advice: str  # for other values
+    advice: str  # what a user of another value reads
     help: str
 
 

@@ -15,12 +15,12 @@ from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 
-GROUP = "ray_yolo.families"  # of entry points; each is a `Plugin`
+GROUP = "ray_yolo.families"  # a group of entry points; each is a `Plugin`
 GRID = 32  # image sides are multiples of it and of the model's largest stride
 _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releases"
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
-_CLOSE_MOSAIC = 10  # of the anchor-free families
+_CLOSE_MOSAIC = 10  # the default of the anchor-free families
 _CLASSIFICATION = frozenset({"loss.cls", "loss.cls_pw", "loss.label_smoothing"})
 _READ_WITH_ANCHORS = _CLASSIFICATION | {"loss.box", "loss.obj", "loss.obj_pw", "loss.anchor_t", "loss.fl_gamma",
                                         "autoanchor", "evaluate.iou"}

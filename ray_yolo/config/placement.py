@@ -115,7 +115,7 @@ class Placement(ConfigModel):
     @field_validator("num_workers", mode="before")
     @classmethod
     def _read_range(cls, value: object) -> object:
-        if isinstance(value, list):  # from YAML
+        if isinstance(value, list):  # A YAML file gives a list.
             return tuple(value)
         if not isinstance(value, str):
             return value

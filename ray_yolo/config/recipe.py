@@ -49,7 +49,8 @@ class Change(ConfigModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: object) -> object:
+    def _parse_text(cls, value: object) -> object:
+        """The user writes '30: lr0=0.005 mosaic=0'; a mapping is taken as it is."""
         if not isinstance(value, str):
             return value
         epoch, colon, words = value.partition(":")
@@ -59,11 +60,12 @@ class Change(ConfigModel):
 
     @field_validator("settings")
     @classmethod
-    def _check(cls, settings: dict[str, Any]) -> dict[str, Any]:
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         return dict(sorted(_checked(name, value) for name, value in settings.items()))
 
     @model_serializer
-    def _write(self) -> str:
+    def _as_text(self) -> str:
+        """The text that `_parse_text` reads."""
         return f"{self.epoch}:" + "".join(f" {path}={str(value).lower()}" for path, value in self.settings.items())
 
 

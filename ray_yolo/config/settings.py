@@ -78,7 +78,7 @@ class ConfigField(NamedTuple):
             words = _words(bare)
             if not words:  # a type that has no words: the description covers all alternatives
                 return self.description.rstrip(".")
-            if get_origin(annotated) is Annotated:  # with bounds of its own
+            if get_origin(annotated) is Annotated:  # an alternative with bounds of its own
                 words += f" {_bounds(get_args(annotated)[1:])}"
             alternatives.append(words)
         return f"{' or '.join(alternatives)} {_bounds(self.info.metadata)}".strip()
@@ -143,7 +143,8 @@ def explain_unknown(key: str, fields: Mapping[str, ConfigField]) -> str:
     inside = [path for path in fields if path.startswith(f"{key}.")]
     if inside:
         return f"{key!r} is a section; give one of its fields: {', '.join(inside)}"
-    spellings = {_last_word(path): path for path in reversed(list(fields))}  # of two equal last words the first path
+    # Where two paths have the same last word, it means the first of them.
+    spellings = {_last_word(path): path for path in reversed(list(fields))}
     word = _last_word(key) if _last_word(key) in spellings else key
     for path in fields:
         spellings[path] = path

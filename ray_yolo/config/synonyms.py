@@ -108,9 +108,9 @@ def edit_distance(one: str, other: str, limit: int) -> int:
     if abs(len(one) - len(other)) > limit:
         return limit + 1
     two_above: list[int] = []
-    above = list(range(len(other) + 1))  # from the empty word: insert every letter
+    above = list(range(len(other) + 1))  # the distance from the empty word: insert every letter
     for r in range(1, len(one) + 1):
-        row = [r]  # to the empty word: delete every letter
+        row = [r]  # the distance to the empty word: delete every letter
         for c in range(1, len(other) + 1):
             is_same = one[r - 1] == other[c - 1]
             deleted = above[c] + 1

@@ -24,10 +24,10 @@ from ray_yolo.core.threads import run_in_thread
 
 T = TypeVar("T")
 
-_GRACE_SECONDS = 1.0  # for the last steps of an orderly exit
+_GRACE_SECONDS = 1.0  # The last steps of an orderly exit may take so long.
 
-_at = math.inf  # by time.monotonic
-_started = math.inf  # by time.time, as in event logs
+_at = math.inf  # a moment of time.monotonic
+_started = math.inf  # a moment of time.time, as in event logs
 _exit_status: int | None = None
 _ends_process = False
 _changed = threading.Condition()

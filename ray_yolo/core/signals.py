@@ -23,14 +23,14 @@ def end_at_once() -> None:
     """
     for stop in STOPS:
         if stop == signal.SIGTERM or signal.getsignal(stop) != signal.SIG_IGN:  # ignored: SIGHUP under nohup
-            signal.signal(stop, _end)
+            signal.signal(stop, _exit_at_once)
 
 
 def raise_from_now_on() -> None:
     """The work begins: from now on, a signal that would end this process itself raises an exception instead."""
     handlers = signal.default_int_handler, exit_on_sigterm, exit_on_hangup
     for stop, handler in zip(STOPS, handlers, strict=True):
-        if signal.getsignal(stop) is _end:
+        if signal.getsignal(stop) is _exit_at_once:
             signal.signal(stop, handler)
 
 
@@ -55,7 +55,8 @@ def uninterrupted() -> Iterator[None]:
             os.kill(os.getpid(), number)
 
 
-def _end(number: int, frame: Any) -> None:
+def _exit_at_once(number: int, frame: Any) -> None:
+    """Handler of a signal before the work begins: there is nothing to save yet."""
     os._exit(128 + number)
 
 

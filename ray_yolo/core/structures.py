@@ -40,8 +40,8 @@ class Finding:
     image: bool = False  # a whole image was left out, not a row
     row: bool = False  # if so: a row too, the last one of the image
     is_transient: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
-    code: str = ""  # of its rule, `ray_yolo.labels.rules.Code`
-    values: tuple[str | int | float, ...] = ()  # in its text, for decisions
+    code: str = ""  # the name of its rule, `ray_yolo.labels.rules.Code`
+    values: tuple[str | int | float, ...] = ()  # the values in its text, for decisions
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))  # a list, if it was stored as JSON
@@ -61,7 +61,7 @@ class OtherFiles(NamedTuple):
     """Files of a split's folders whose names do not match by the layout's rule."""
 
     labels: tuple[str, ...] = ()  # label files without an image
-    images: tuple[str, ...] = ()  # in formats that are not read
+    images: tuple[str, ...] = ()  # pictures in formats that are not read
     matched: tuple[tuple[str, str], ...] = ()  # (image, its label file), found under another spelling or folder
     shared: tuple[str, ...] = ()  # images that share their label file with another image
     exports: tuple[str, ...] = ()  # label files of tools in formats that are not read, with the tool
@@ -85,7 +85,7 @@ class Paths(Sequence[str]):
         folders: dict[str, int] = {}  # each folder once, with its number
         numbers = array("i")  # the folder of each path
         ends = array("q", [0])  # where each name ends in `names`, in bytes; a name begins where the last one ends
-        names = bytearray()  # of all files, one after the other
+        names = bytearray()  # the names of all files, one after the other
         for path in paths:
             folder, separator, name = path.rpartition("/")
             number = folders.setdefault(folder + separator, len(folders))
@@ -130,7 +130,7 @@ class Paths(Sequence[str]):
 class AnnotationIndex:
     """All annotations of a data split as flat arrays, cheap to share between the processes of a node."""
 
-    paths: Sequence[str]  # in memory as `Paths`
+    paths: Sequence[str]  # held in memory as `Paths`
     sizes: np.ndarray  # (images, 2) int32, (height, width)
     offsets: np.ndarray  # (images + 1,) int64 into classes and boxes
     classes: np.ndarray  # (labels,) int32
@@ -148,7 +148,7 @@ class AnnotationIndex:
     num_clipped: int = 0  # boxes of the files that reached out of their image
     # Of images with more than 8 bits, by kind: (black, white), which every reader of the split uses
     pixel_range: Mapping[PixelKind, tuple[float, float]] = field(default_factory=dict)
-    pixel_values: tuple[PixelValues, ...] = ()  # of the same images
+    pixel_values: tuple[PixelValues, ...] = ()  # the values of the same images
     other_files: OtherFiles = field(default_factory=OtherFiles)
     twins: tuple[tuple[str, str], ...] = ()  # (path, path of a training image with the same content)
 
@@ -187,7 +187,7 @@ class SampleKey(NamedTuple):
     """Identifies a training sample; its randomness depends on (seed, epoch, position) alone."""
 
     epoch: int
-    position: int  # in the epoch's order; weighted sampling repeats images
+    position: int  # its place in the epoch's order; weighted sampling repeats images
     image: int
     block: tuple[int, ...] = ()  # images that its mosaics take others from; (): all
 
@@ -220,7 +220,7 @@ class WorkerStatus(Frozen):
     worker: int
     node: str
     pid: int
-    phase: str  # or `silent`
+    phase: str  # the name of the phase, or `silent`
     step: int
-    seconds: float  # in this phase
-    waits: bool  # for other workers
+    seconds: float  # the time in this phase
+    waits: bool  # whether it waits for other workers

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h has these numbers.
 
 
 def keep_freed_memory() -> None:
@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
     if set_option is None:
         return
     set_option(_M_TRIM_THRESHOLD, 2**31 - 1)  # free memory at the end of the heap that is kept
-    set_option(_M_TOP_PAD, 2**28)  # by how much the heap grows
+    set_option(_M_TOP_PAD, 2**28)  # The heap grows by so much.
     # Smaller blocks come from the heap. An older glibc refuses more than 32 MiB, and would keep its 128 KiB.
     if not set_option(_M_MMAP_THRESHOLD, 2**30):
         set_option(_M_MMAP_THRESHOLD, 2**25)
@@ -38,7 +38,7 @@ SPINS = {"GOMP_SPINCOUNT": "1000"}
 """Environment to set before torch is imported: how long waiting OpenMP threads spin before they sleep. On a shared CPU
 libgomp's default of 300,000 spins doubled the CPU seconds and the time of a step (two threads)."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD = 22 - 3  # of /proc/PID/stat, whose third field is the first one after the program's name
+_START_FIELD = 22 - 3  # /proc/PID/stat: its third field is the first one after the program's name.
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 
@@ -46,7 +46,7 @@ class Process(NamedTuple):
     """A process on any machine."""
 
     node: str
-    space: str  # of process ids: kernel boot and PID namespace; machines and containers may share a host name
+    space: str  # where the id is valid: kernel boot and PID namespace; machines and containers may share a host name
     pid: int
     started: int  # in clock ticks after the boot: the kernel gives the id of an ended process to another one
 

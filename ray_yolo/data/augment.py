@@ -132,7 +132,7 @@ def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, shar
     is_pasted = np.zeros(image.shape[:2], np.uint8)
     for number in chosen:
         box, outline = mirrored.boxes[number], mirrored.polygons[number]
-        if not (covered(labels.boxes, box) < _MAX_COVERED).all():  # by an object pasted before, too
+        if not (covered(labels.boxes, box) < _MAX_COVERED).all():  # An object pasted before may cover it, too.
             continue
         pasted = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (outline,))
         labels = join([labels, pasted])

@@ -110,7 +110,7 @@ class TrainDataset(Dataset[Sample]):
             "boxes": torch.from_numpy(labels.boxes),
             "classes": torch.from_numpy(labels.classes),
             "index": key.image,
-            "draw": rng.random(),  # for `quad_collate`
+            "draw": rng.random(),  # `quad_collate` reads it.
         }
         if self.leaves_colours:
             sample["colours"] = torch.from_numpy(effects.scaled_hsv(gains))

@@ -115,7 +115,7 @@ def box_areas(boxes: np.ndarray) -> np.ndarray:
 
 def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Fraction of each box's area (n,) that one other box (4,) covers."""
-    low, high = np.maximum(boxes[:, :2], by[:2]), np.minimum(boxes[:, 2:], by[2:])  # of the common part
+    low, high = np.maximum(boxes[:, :2], by[:2]), np.minimum(boxes[:, 2:], by[2:])  # the corners of the common part
     common = np.clip(high - low, 0, None).prod(axis=1)
     return common / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
@@ -143,7 +143,7 @@ def _cut_at(points: np.ndarray, rings: np.ndarray, outside_by: np.ndarray) -> tu
 
     outside_by: (k,) distance of each point from the edge, in pixels, negative inside.
     """
-    previous = np.arange(len(points)) - 1  # in the same polygon, so that a segment ends at each point
+    previous = np.arange(len(points)) - 1  # the point before in the same polygon: a segment ends at each point
     firsts = np.flatnonzero(np.diff(rings, prepend=-1))  # first point of each polygon
     ends = np.append(firsts[1:], len(points))
     previous[firsts] = ends - 1  # a polygon is closed: its last point precedes its first one

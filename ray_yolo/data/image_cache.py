@@ -33,11 +33,11 @@ from ray_yolo.data.index_cache import content_key
 from ray_yolo.storage.lease import try_lock
 
 Mode = Literal["none", "ram", "disk"]
-MEMORY_SHARE = 0.25  # of the free memory, for images that are cached by default
-FORMAT = 3  # of the cache file; raise it when a pixel of it would change
+MEMORY_SHARE = 0.25  # Images are cached by default in this share of the free memory.
+FORMAT = 3  # The version of the cache file; raise it when a pixel of it would change.
 SHARED_MEMORY = Path("/dev/shm")  # Linux's file system in memory
 _MARGIN = 1.1  # required free space per byte, to leave some for others
-_LOCK_SECONDS = 3600.0  # for another process to decode a large data set
+_LOCK_SECONDS = 3600.0  # Another process may take so long to decode a large data set.
 _log = logging.getLogger(__name__)
 
 
@@ -202,7 +202,7 @@ class ImageStore:
 
     def _fill(self, temporary: Path) -> None:
         total = int(self._starts[-1]) + len(self.paths)
-        temporary.unlink(missing_ok=True)  # of a killed process, or a link
+        temporary.unlink(missing_ok=True)  # a killed process has left it, or it is a link
         with temporary.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
         content = np.memmap(temporary, np.uint8, "r+", shape=(total,))

@@ -37,7 +37,7 @@ _UNREAD = {  # place and bytes that identify files of other formats
     (0, b"%PDF"): "PDF", (0, b"<svg"): "SVG", (0, b"<?xml"): "XML", (0, b"<!DOCTYPE"): "HTML",
     (0, b"version https://git-lfs"): "of a pointer of Git LFS (run `git lfs pull`)"}
 _PNM = re.compile(rb"P[56](?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+(\d+)")  # width, height, white
-_PNM_BYTES = 1024  # of a header, with its comments
+_PNM_BYTES = 1024  # A header with its comments has so many at most.
 _JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
 _PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that identify a format
 _OPENCV_ONLY = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
@@ -45,7 +45,7 @@ _FILLED = 128  # grey of missing JPEG data
 _MORE = bytes(range(1, 255)) * 4
 DECODERS = (Image.__version__, cv2.__version__, *sorted(SUFFIXES))
 """What decides which files can be decoded, and to which pixels; part of the key of all that is cached of them."""
-DAMAGED_SHARE = 0.1  # of the images, above which they are not a few damaged files: the storage fails
+DAMAGED_SHARE = 0.1  # Above this share of the images, they are not a few damaged files: the storage fails.
 _FEW_DAMAGED, _MANY_IMAGES = 4, 200
 # Errors of Pillow for damaged content, except decompression bombs. It reads from memory, so an OSError is one of them.
 _DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error)
@@ -66,7 +66,7 @@ class ImageFacts(NamedTuple):
     """The findings of the check of a usable image."""
 
     size: tuple[int, int]  # (height, width) of the upright image
-    values: PixelValues | None = None  # of more than 8 bits
+    values: PixelValues | None = None  # the values of an image with more than 8 bits
     notes: tuple[str, ...] = ()  # about its contents
 
 

@@ -43,10 +43,11 @@ from ray_yolo.labels.rows import DEFAULT_OPTIONS, NO_LABELS, ImageLabels, LabelO
 from ray_yolo.labels.rules import Code
 from ray_yolo.labels.twins import find_twins
 
-_MANY = 4000  # images whose check takes longer than the start of processes
-_PART = 256  # images per task of a reader
-_LISTED = 10  # findings that an error lists
-_Checked = tuple[ImageFacts | None, ImageLabels]  # None if the image is left out
+_MANY = 4000  # The check of so many images takes longer than the start of processes.
+_PART = 256  # A task of a reader has so many images.
+_LISTED = 10  # An error lists so many findings.
+_Checked = tuple[ImageFacts | None, ImageLabels]
+"""An image after its check; without facts, it is left out."""
 
 
 def read_index(description: DatasetDescription, split: str, *, strict: bool = False,
@@ -64,7 +65,7 @@ def read_index(description: DatasetDescription, split: str, *, strict: bool = Fa
     where = f"{description.file}: {split}"
     try:
         return _read_index(description, split, where, strict=strict, options=options)
-    except OSError as error:  # of a look at a folder, in each of several tries
+    except OSError as error:  # A folder could not be listed in any of several tries.
         raise DatasetError(f"{where}: {error.filename} cannot be read: {error.strerror}; check the storage, and run "
                            "the same command again") from error
 
@@ -148,7 +149,7 @@ def sample_images(index: AnnotationIndex, fraction: float, seed: int) -> Annotat
 
 def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> AnnotationIndex:
     """Some images, by ascending number, with those of their labels where `kept` (labels,) holds."""
-    counts = np.bincount(index.owners[kept], minlength=len(index))[images]  # labels of each image
+    counts = np.bincount(index.owners[kept], minlength=len(index))[images]  # the number of labels of each image
     polygons = {}
     for position, image in enumerate(images.tolist()):
         if image not in index.polygons:
@@ -157,7 +158,7 @@ def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> Annot
         outlines = tuple(compress(index.polygons[image], kept[labels].tolist()))
         if outlines:  # an image without outlines has no entry
             polygons[position] = outlines
-    # searchsorted gives each image its new number
+    # `searchsorted` gives each image its new number.
     crowds = index.crowds[np.isin(index.crowds[:, 0], images)]
     crowds[:, 0] = np.searchsorted(images, crowds[:, 0])
     without_file = np.searchsorted(images, np.intersect1d(index.without_file, images))
@@ -183,9 +184,9 @@ def _check_all(sources: LabelSources, where: str) -> list[_Checked]:
     checked: list[_Checked] = []
     failed: list[Finding] = []
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
-    # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
+    # Pillow warns of odd files. Its warnings are silenced here, because filters belong to the process, not to a thread.
     with warnings.catch_warnings(action="ignore"), _readers(len(sources.paths)) as pool:
-        for part in pool.map(_check_part, parts):
+        for part in pool.map(_check_images, parts):
             checked += part
             failed += [finding for _, image in part for finding in image.findings if finding.is_transient]
             if has_too_many(len(failed), len(checked), len(sources.paths)):
@@ -218,36 +219,34 @@ def _init_reader() -> None:
     warnings.simplefilter("ignore")
 
 
-def _check_part(sources: LabelSources) -> list[_Checked]:
-    return [_check(sources, path) for path in sources.paths]
+def _check_images(sources: LabelSources) -> list[_Checked]:
+    return [_check_image(sources, path) for path in sources.paths]
 
 
-def _check(sources: LabelSources, path: str) -> _Checked:
+def _check_image(sources: LabelSources, path: str) -> _Checked:
+    """One image with its labels. What cannot be used is a finding, never an error."""
     findings: Sequence[Finding] = ()
     try:
         facts = inspect_image(path)
         image = sources.read_labels(path, facts.size)
         findings = [*image.findings, *(Code.ABOUT_IMAGE.finding(path, note) for note in facts.notes)]
-        all_rows_dropped = not len(image.labels.classes) and any(finding.dropped for finding in findings)
-        if all_rows_dropped:  # without its labels it would be background
-            return None, ImageLabels(findings=_with_image(findings))
-        return facts, image._replace(findings=findings)
+        dropped = [number for number, finding in enumerate(findings) if finding.dropped]
+        if len(image.labels.classes) or not dropped:
+            return facts, image._replace(findings=findings)
+        # All rows are left out. Without its labels the image would be background, so the last of them takes it along.
+        last = findings[dropped[-1]]
+        why = f"{last.what}; its image is left out, because no row of its labels is usable"
+        findings[dropped[-1]] = replace(last, what=why, image=True, row=True)
+        return None, ImageLabels(findings=tuple(findings))
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
         is_failure = isinstance(error, UnreachableImageError) and not is_broken_link(path)
         code = Code.UNREACHABLE_IMAGE if is_failure else Code.BAD_IMAGE
         problem = code.finding(path, str(error))
-    except OSError as error:  # of a label file
+    except OSError as error:  # A label file could not be read.
         problem = Code.UNREACHABLE.finding(error.filename or path, str(error.strerror or error))
     return None, ImageLabels(findings=(*findings, replace(problem, image=True)))
-
-
-def _with_image(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings about the rows of an image; the last row that was left out takes the image with it."""
-    last = max(number for number, finding in enumerate(findings) if finding.dropped)
-    why = f"{findings[last].what}; its image is left out, because no row of its labels is usable"
-    return (*findings[:last], replace(findings[last], what=why, image=True, row=True), *findings[last + 1:])
 
 
 def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[str, ...]) -> AnnotationIndex:
@@ -263,6 +262,14 @@ def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[
             used_facts.append(facts)
             images.append(image)
     labels = [image.labels for image in images]
+    areas = None  # if no file has areas; else the area of each label, of its box where its file has none
+    if any(image.areas is not None for image in images):
+        areas = np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas
+                                for image in images])
+    crowds = [np.zeros((0, 7))]  # the rows of each image, with its number in front
+    for number, image in enumerate(images):
+        if len(image.crowds):
+            crowds.append(np.insert(image.crowds, 0, number, axis=1))
     counts = [len(each.classes) for each in labels]
     remarks = combine(chain.from_iterable(image.remarks for image in images))
     return AnnotationIndex(
@@ -275,33 +282,17 @@ def build_index(paths: Sequence[str], checked: Sequence[_Checked], names: tuple[
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
         findings=(*judge(remarks), *findings),
-        areas=_join_areas(images),
-        crowds=_join_crowds(images),
+        areas=areas,
+        crowds=np.concatenate(crowds),
         without_file=np.flatnonzero([not image.has_file for image in images]),
         num_clipped=count_of(remarks, Code.CLIPPED),
         pixel_values=join_values(facts.values for facts in used_facts if facts.values))
 
 
-def _join_areas(images: Sequence[ImageLabels]) -> np.ndarray | None:
-    """(labels,) areas, of the boxes where a file has none; None if no file has areas."""
-    if all(image.areas is None for image in images):
-        return None
-    return np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas for image in images])
-
-
-def _join_crowds(images: Sequence[ImageLabels]) -> np.ndarray:
-    """(crowds, 7) rows of all images, each with its image's number in front."""
-    parts = [np.zeros((0, 7))]
-    for number, image in enumerate(images):
-        if len(image.crowds):
-            parts.append(np.insert(image.crowds, 0, number, axis=1))
-    return np.concatenate(parts)
-
-
 def survey(index: AnnotationIndex) -> SplitCounts:
     """The statistics of a split, and its searched label paths."""
     dropped = [finding for finding in index.findings if finding.dropped]
-    without_boxes = int((np.diff(index.offsets) == 0).sum())  # images
+    num_without_boxes = int((np.diff(index.offsets) == 0).sum())
     sides = index.boxes[:, 2:] - index.boxes[:, :2]
     specks = sides.min(axis=1, initial=np.inf) < SPECK_PX
     per_class = np.bincount(index.classes, minlength=len(index.names))
@@ -311,7 +302,7 @@ def survey(index: AnnotationIndex) -> SplitCounts:
         images_left_out=sum(finding.image for finding in dropped),
         rows_left_out=sum(finding.row or not finding.image for finding in dropped),
         per_class=tuple(per_class.tolist()),
-        empty_file=without_boxes - len(index.without_file),
+        empty_file=num_without_boxes - len(index.without_file),
         no_file=len(index.without_file),
         looked_for=index.looked_for,
         digest=index.digest,
@@ -336,9 +327,11 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
     """
     if len(index.classes):
         return
+    reasons = ""
     dropped = [finding for finding in index.findings if finding.dropped]
-    reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
-    if not dropped and index.findings:  # they may say why: all objects are marked as crowds or as difficult
+    if dropped:
+        reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}"
+    elif index.findings:  # They may say why there is no box: all objects are marked as crowds or as difficult.
         reasons = f"; {listed(index.findings[:2])}"
     others = "".join(f"; {note}" for note in _notes(index))
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "

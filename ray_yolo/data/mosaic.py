@@ -64,7 +64,7 @@ class _Span(NamedTuple):
 
     num_needed: int  # source pixels at the seam's end
     num_resized: int  # pixels after these are resized
-    visible: slice  # of the resized pixels
+    visible: slice  # the part of the resized pixels that is visible
     target: slice  # their position in the output
 
 
@@ -73,9 +73,9 @@ def _span(axis: int, out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas:
     """The pixels of an image along an axis, 0 for x and 1 for y."""
     before = tile.before[axis]
     length, out_length = tile.image.shape[1 - axis], out.shape[1 - axis]
-    room = seam[axis] if before else canvas[1 - axis] - seam[axis]  # of the canvas on this side of the seam
+    room = seam[axis] if before else canvas[1 - axis] - seam[axis]  # the canvas's length on this side of the seam
     zoom = float(matrix[axis, axis])
-    start = round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2]))  # of the seam in the output
+    start = round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2]))  # the place of the seam in the output
 
     # Distances are counted from the seam outwards, in pixels of the output.
     if before:
@@ -136,7 +136,7 @@ def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple
     part = tile.image[hidden_above:canvas[0] - y, hidden_left:canvas[1] - x]
     # A border of one pixel fills the half pixel that each of two neighbours would leave open at the seam.
     part = cv2.copyMakeBorder(part, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
-    left, above = x + hidden_left - 1, y + hidden_above - 1  # of the part with its border, on the canvas
+    left, above = x + hidden_left - 1, y + hidden_above - 1  # where the part with its border begins on the canvas
     to_canvas = np.array([[1, 0, left + 0.5], [0, 1, above + 0.5], [0, 0, 1]])
     centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])  # OpenCV puts pixel centres on whole numbers
     pixels = centres @ matrix @ to_canvas

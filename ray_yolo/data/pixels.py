@@ -26,7 +26,7 @@ _WHITES: dict[PixelKind, tuple[int, ...]] = {"integer": (255, 1023, 4095, 16383,
                                         "float": (1, 255, 1023, 4095, 16383, 65535)}
 CUT = 0.001
 """Share of an image's values, at least a pixel, that are left out at either end."""
-_USED = 0.5  # of a usual scale; a set that uses less (thermal cameras) has a range of its own
+_USED = 0.5  # A set that uses less of a usual scale (thermal cameras) has a range of its own.
 
 
 def kind_of(pixels: np.ndarray) -> PixelKind | None:

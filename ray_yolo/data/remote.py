@@ -45,7 +45,7 @@ from ray_yolo.storage.store import Store, open_store
 
 MANIFEST, _LOCK, _IN_USE, _PARTIAL = ".manifest.json", ".lock", ".in-use", ".coming"
 _UNREAD = ".unread.json"  # names of pictures that are not downloaded, because their formats are not read
-WAIT_SECONDS = 3600.0  # for another process to download a snapshot
+WAIT_SECONDS = 3600.0  # Another process may take so long to download a snapshot.
 _REQUESTS, _PART = 32, 8192  # concurrent; queued in memory
 _LABEL_KINDS = frozenset({".txt", ".xml", ".json"})
 _KINDS = SUFFIXES | _LABEL_KINDS
@@ -60,7 +60,7 @@ class _File(NamedTuple):
     size: int
     tag: str
     sha256: str
-    time: int  # of modification, ns
+    time: int  # when it was modified, ns
 
 
 def address_parts(address: str) -> tuple[str, str]:
@@ -108,7 +108,7 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     except FileNotFoundError as error:
         raise DatasetError(f"data: {address}: there is no such bucket or object ({error}); give the address of a "
                            "data-set YAML, or of a folder with a data.yaml") from None
-    except InputError as error:  # in the description, known to the user by its address
+    except InputError as error:  # The user knows the description by its address.
         raise DatasetError(str(error).replace(str(top / _PARTIAL), folder)) from None
     except OSError as error:
         text = str(error)

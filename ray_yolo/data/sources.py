@@ -168,9 +168,9 @@ class Frame(NamedTuple):
     """An image, or a frame of a video."""
 
     media: Media
-    number: int | None = None  # of a video, counted from 1
+    number: int | None = None  # the frame's number in a video, from 1
     pixels: np.ndarray | None = None  # (height, width, 3) RGB values; None: not read yet
-    content: bytes | None = None  # of a file; None: it is read from the path
+    content: bytes | None = None  # a file's content; None: it is read from the path
     error: str = ""  # why it cannot be read
 
     def read(self, pixel_range: PixelRange = OWN_RANGE) -> Frame:
@@ -238,7 +238,7 @@ def read_source(source: object) -> InputSource:
     taken = Counter(media.stem for media, _ in found)
     parts = []
     for number, (media, pixels) in enumerate(found):
-        if taken[media.stem] > 1:  # of several inputs
+        if taken[media.stem] > 1:  # several inputs have this stem
             media = media._replace(stem=f"{number}_{media.stem}")
         parts.append((media, pixels))
     return InputSource(parts)

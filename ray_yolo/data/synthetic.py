@@ -92,7 +92,7 @@ def _background(rng: np.random.Generator, side: int) -> np.ndarray:
     slope = int(rng.integers(-2, 3))
     x = np.arange(side, dtype=np.int64)
     y = x[:, None]
-    number = (y * slope + x + phase) // period  # of the stripe at each pixel (side, side)
+    number = (y * slope + x + phase) // period  # the stripe's number at each pixel (side, side)
     stripes = number % 2 * 24 - 12
     noise = rng.integers(-20, 21, (side, side, 3), dtype=np.int16)
     return np.clip(field + stripes[..., None] + noise, 0, 255).astype(np.uint8)
@@ -147,7 +147,7 @@ def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.n
         colour = rng.integers(0, 256, 3)
     noise = rng.integers(-12, 13, image.shape, dtype=np.int16)
     filling = np.clip(colour + noise, 0, 255).astype(np.int32)
-    share = mask.astype(np.int32)[..., None]  # of the filling, in 1/255: edges are smooth
+    share = mask.astype(np.int32)[..., None]  # the filling's share in 1/255: edges are smooth
     image[:] = (filling * share + image * (255 - share) + 127) // 255  # + 127 rounds
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, SAMPLES, PLANES, EXTRA_SAMPLES = 254, 258, 262, 277, 284, 338
 REDUCED = 1  # bit of the subfile's type: a smaller copy of another picture in the file
-_LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of `struct`, by type of a value: 8, 16, 32 and 64-bit integers
+_LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # `struct`'s letters by type of a value: 8, 16, 32 and 64-bit integers
 _MOST_TAGS, _MOST_VALUES = 1000, 1000
 MIN_IS_WHITE, MIN_IS_BLACK = 0, 1
 SEPARATE = 2
@@ -21,9 +21,9 @@ BLENDED, APART = 1, 2  # kinds of alpha among the extra samples: the colours are
 class _Layout(NamedTuple):
     """Where a kind of TIFF file has what."""
 
-    order: str  # of bytes, as `struct` has it
+    order: str  # the order of bytes, as `struct` has it
     place: str  # letter of a place in the file
-    place_of_start: int  # of the first picture's tags
+    place_of_start: int  # where the place of the first picture's tags is written
     of_number: str  # letter of the number of tags
 
 
@@ -75,7 +75,7 @@ def why_misread(content: bytes) -> str:
     """
     tags = tags_of(content)
     (subfile_type,) = tags.get(SUBFILE_TYPE, (0,))[:1] or (0,)
-    if subfile_type & REDUCED:  # as in a camera's DNG
+    if subfile_type & REDUCED:  # a camera's DNG has such
         return "begins with a preview of its picture, and only the first one is read; export it as JPEG, PNG or TIFF"
     is_deep = max(tags.get(BITS, (1,)), default=1) > 8
     if tags.get(PLANES) == (SEPARATE,) and tags.get(SAMPLES, (1,)) != (1,) and is_deep:

@@ -24,10 +24,10 @@ from ray_yolo.models.families import build_model, find_family
 from ray_yolo.ops.seeding import LARGEST_SCALE
 
 SIZES = (1, 2, 4, 8, 16)
-SHARE = 0.8  # of the free memory
-CROWD_PERCENTILE = 99  # of the labels of an image
+SHARE = 0.8  # A training may use this share of the free memory.
+CROWD_PERCENTILE = 99  # A crowd has as many labels as an image at this percentile.
 LARGEST = 1024
-COPIES = 5  # of the weights, besides a step's memory: average, optimiser's two moments, DDP's buckets, reserve
+COPIES = 5  # Besides a step's memory, the weights are held so often: average, two moments, DDP's buckets, reserve.
 
 
 def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> int:

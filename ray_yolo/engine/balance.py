@@ -37,7 +37,7 @@ class StepWork(NamedTuple):
     microbatches: int
     begin: Mark
     end: Mark
-    waits: Sequence[tuple[Mark, Mark]]  # for other workers, in between
+    waits: Sequence[tuple[Mark, Mark]]  # the waits for other workers in between
 
     def seconds(self) -> float:
         """Seconds of a microbatch: loading, forward and backward. The device has reached all marks."""
@@ -62,7 +62,7 @@ class LoadBalancer:
     def __init__(self, plan: Plan, num_workers: int, activity: Activity) -> None:
         self.is_active = num_workers > 1 and not plan.recipe.sync_bn  # sync_bn spreads every microbatch evenly
         self._plan, self._num_workers, self._measured = plan, num_workers, activity.work
-        self._balances = [Balance(0, ())]  # in ascending order
+        self._balances = [Balance(0, ())]  # in ascending order of their first batches
         self._steps_left = 0  # until the next decision
 
     def seconds(self, step: Step) -> tuple[float, ...]:
@@ -93,7 +93,8 @@ class LoadBalancer:
         self._steps_left = STEPS_BETWEEN
         first_batch = step.batch + 1 + int(max(report.loaded for report in reports))  # that no worker is loading
         balance = Balance(first_batch, seconds)
-        step_seconds = _slowest(self.microbatches(self._balances[-1]), seconds)  # as microbatches are spread now
+        # A step as microbatches are spread now, and as the new balance would spread them.
+        step_seconds = _slowest(self.microbatches(self._balances[-1]), seconds)
         predicted_seconds = _slowest(self.microbatches(balance), seconds)
         if step_seconds < LEAST_GAIN * predicted_seconds:
             return None

@@ -65,7 +65,7 @@ class TrainSpec:
     """What to train. It is equal on all workers and contains everything except the worker's own context."""
 
     recipe: Recipe  # resolved
-    digest: str  # of the recipe
+    digest: str  # the recipe's digest
     names: tuple[str, ...]
     architecture: Mapping[str, Any] | None  # contents of a model YAML file; None for a model known by name
     anchors: Anchors | None  # pixels, if autoanchor has replaced the model's own
@@ -88,7 +88,7 @@ class WorkerContext:
     loader_processes: int = 0
     loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
-    cuda_graphs: CudaGraphs = "auto"  # of the network, on a GPU
+    cuda_graphs: CudaGraphs = "auto"  # whether the network runs as CUDA graphs on a GPU
     colour_kernel: bool = False  # a GPU changes colours by one kernel
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
@@ -116,8 +116,8 @@ class TrainComponents:
     sampler: ShardSampler
     loader: Batches
     val_batches: Batches  # this worker's shard
-    stores: tuple[ImageStore, ImageStore]  # of training and validation; the session closes them
-    colours: RecolouredInput | None  # with which the device changes colours; None: the loaders do
+    stores: tuple[ImageStore, ImageStore]  # those of training and validation; the session closes them
+    colours: RecolouredInput | None  # how the device changes colours; None: the loaders do
 
 
 def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
@@ -141,7 +141,7 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
     shared = _shared_components(spec, context, model)
-    model = cast(Detector, bare(shared["replica"]))  # on its device
+    model = cast(Detector, bare(shared["replica"]))  # the model, on its device
     stores = (ImageStore(spec.train, recipe.imgsz, context.cache),
               ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)  # a copy: made before graphs are

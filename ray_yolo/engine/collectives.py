@@ -29,11 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_yolo.core.errors import PeerLostError
 from ray_yolo.core.internals import internal
 
-BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: the host waits for gloo only, which reports errors
+BACKENDS = "cpu:gloo,cuda:nccl"  # A group of GPUs has both: the host waits for gloo only, which reports errors.
 LOOPBACK = "127.0.0.1"  # no other host can connect to it
 
 _MEETING_SECONDS = 30.0  # timeout for all live workers to meet, and then to connect
-_CONNECT_SECONDS = 1.0  # of one attempt to connect to the store; an abort waits for it
+_CONNECT_SECONDS = 1.0  # An attempt to connect to the store takes so long at most; an abort waits for it.
 _RETRY_SECONDS = 0.2  # between two attempts
 _ABORT_SECONDS = 30.0  # timeout for NCCL to abort its operations
 _SIOCGIFADDR = 0x8915  # Linux: get the address of an interface
@@ -77,10 +77,10 @@ class _GlobalSum(torch.autograd.Function):
 class NodeGroups:
     """Groups of workers for an exchange that leaves each node once, not once per worker."""
 
-    workers: tuple[tuple[int, ...], ...]  # of each node, equally many
+    workers: tuple[tuple[int, ...], ...]  # the workers of each node, equally many
     here: int  # the place of this node in `workers`
-    inside: dist.ProcessGroup  # of this node's workers
-    across: dist.ProcessGroup  # of the workers with the same place on each node
+    inside: dist.ProcessGroup  # the group of this node's workers
+    across: dist.ProcessGroup  # the group of the workers with the same place on each node
 
 
 @dataclass(frozen=True)

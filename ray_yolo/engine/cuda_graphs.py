@@ -81,7 +81,8 @@ class GraphedForward:
 
     def __call__(self, images: Tensor) -> LevelTensors:
         """As the model's `forward`. The levels are valid until the next call."""
-        if not self._can_record(images):
+        is_training_pass = self._model.training and torch.is_grad_enabled() and len(images) > 0
+        if not is_training_pass or not (images.is_cuda or self._recorder):
             return self._plain_forward(images)
         device = images.device.type
         key = (images.shape, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
@@ -96,25 +97,21 @@ class GraphedForward:
         complaint, self._complaint = self._complaint, ""
         return complaint
 
-    def _can_record(self, images: Tensor) -> bool:
-        if not self._model.training or not torch.is_grad_enabled() or not len(images):
-            return False
-        return images.is_cuda or self._recorder is not None
-
     def _watched_forward(self, key: PassShape, images: Tensor) -> LevelTensors:
         """A pass as written, of which the layouts of the levels' gradients are noted."""
         levels = self._plain_forward(images)
-        if not all(level.requires_grad for level in levels):  # as of a frozen head: such a pass is not recorded
+        if not all(level.requires_grad for level in levels):  # a frozen head: such a pass is not recorded
             return levels
-        for number, level in enumerate(levels):
-            level.register_hook(partial(self._note_layout, key, number))
-        return levels
 
-    def _note_layout(self, key: PassShape, number: int, gradient: Tensor) -> None:
-        strides = gradient.stride()
-        if 0 in strides:  # one number for many elements, which memory of its own cannot be
-            strides = torch.empty_like(gradient, device="meta").stride()
-        self._layouts.setdefault(key, {})[number] = strides
+        def note_layout(number: int, gradient: Tensor) -> None:
+            strides = gradient.stride()
+            if 0 in strides:  # One number stands for many elements. The recording's own memory cannot be laid out so.
+                strides = torch.empty_like(gradient, device="meta").stride()
+            self._layouts.setdefault(key, {})[number] = strides
+
+        for number, level in enumerate(levels):
+            level.register_hook(partial(note_layout, number))
+        return levels
 
     def _record_if_due(self, key: PassShape, images: Tensor) -> _Recording | None:
         """A new recording; None while the shape is new, or if nothing more is recorded."""
@@ -175,7 +172,11 @@ class _Recording:
         self._levels: LevelTensors = ()
         self._is_used: list[bool] = []  # whether the levels depend on each weight
 
-        recorder.warm_up(self._run_both)
+        def run_both() -> None:
+            self._run_forward()
+            self._run_backward()
+
+        recorder.warm_up(run_both)
         self._repeat_forward = recorder.record(self._run_forward)
         self._repeat_backward = recorder.record(self._run_backward)
 
@@ -192,10 +193,6 @@ class _Recording:
         gradients = views_like(self._gradients.clone(), self.weights)
         return [gradient if used else None for gradient, used in zip(gradients, self._is_used, strict=True)]
 
-    def _run_both(self) -> None:
-        self._run_forward()
-        self._run_backward()
-
     def _run_forward(self) -> None:
         with torch.enable_grad(), _as_written(self._model):
             self._levels = functional_call(self._model, self._aliases, (self._images,))
@@ -206,7 +203,8 @@ class _Recording:
             ]
 
     def _run_backward(self) -> None:
-        with torch.autocast(self._images.device.type, enabled=False):  # as in a backward pass that is not recorded
+        # A backward pass that is not recorded runs without autocast as well.
+        with torch.autocast(self._images.device.type, enabled=False):
             found = torch.autograd.grad(
                 self._levels, list(self._aliases.values()), self._level_gradients, allow_unused=True)
         self._is_used = [gradient is not None for gradient in found]
@@ -256,7 +254,7 @@ class CudaRecorder:
         # A weight that was cast outside the graph would keep its value in all repetitions; one that is cast inside is
         # in the graph's memory, and must not be used outside.
         torch.clear_autocast_cache()
-        # Other threads, as the one that pins batches, may allocate memory meanwhile.
+        # Other threads, such as the one that pins batches, may allocate memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
         torch.clear_autocast_cache()

@@ -32,7 +32,7 @@ from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.nms import Selector
 
-DETECTIONS_FILE = "detections.npy"  # in a run's folder: the best epoch's, from which plots are drawn
+DETECTIONS_FILE = "detections.npy"  # A run's folder has those of the best epoch, from which plots are drawn.
 STAGES = ("preprocess", "inference", "postprocess")
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
 
@@ -189,7 +189,7 @@ class _Queued(NamedTuple):
     """A batch whose results are on their way to the host. They are there at the last mark."""
 
     batch: Mapping[str, Tensor]
-    candidates: Tensor | list[Tensor]  # as from `Selector`
+    candidates: Tensor | list[Tensor]  # what `Selector` returns
     sums: Tensor  # (2, terms, counts) float32 numerators and counts
     numerators: Tensor  # (B, terms, counts) float32 of each image; B is 0 unless requested
     marks: Sequence[Mark]  # start, images ready, boxes predicted, losses measured, candidates found

@@ -60,13 +60,13 @@ class GradientTree:
         self._replica, self._collectives = replica, collectives
         self._parameters = [p for p in replica.parameters() if p.requires_grad]
         self._index = {id(p): number for number, p in enumerate(self._parameters)}
-        self._row = self._parameters[0].new_zeros(row_size)  # of the microbatch in progress
+        self._row = self._parameters[0].new_zeros(row_size)  # what `attach_row` gave for the microbatch in progress
         self._nodes: list[tuple[TreeNode, Value]] = []  # this worker's subtrees, from left to right
         self._shards: list[range] = []  # each worker's leaves
-        self._stages: list[_Stage] = []  # of this step's exchanges
+        self._stages: list[_Stage] = []  # the stages of this step's exchanges
         self._next = 0  # this worker's next leaf
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
-        self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
+        self._exchanges: list[_Exchange] = []  # those of this step's buckets, in order
         self._second = exchange_stream(torch.device("cpu"))  # none
         self._exchanged: Mark = 0.0  # behind all kernels of the backward pass
         self.waits: list[tuple[Mark, Mark]] = []
@@ -140,7 +140,7 @@ class GradientTree:
         device = rows.device
         future = torch.futures.Future[Tensor](devices=[device] if device.type == "cuda" else None)
         with self._second.after_current():
-            self._advance()  # at each bucket, so that the order of exchanges is the same on every worker
+            self._advance()  # It runs at each bucket, so that the order of exchanges is the same on every worker.
             self._exchanges.append(_Exchange(rows, bucket.buffer().numel(), self._stages, self._shards[-1].stop, future,
                                              self.waits))
             if bucket.is_last():
@@ -203,14 +203,14 @@ class _Stage(NamedTuple):
 
 def _plan_stages(shards: Sequence[range], collectives: Collectives) -> list[_Stage]:
     """The stages of this worker's exchanges in a step with these shards of all workers."""
-    own = [list(aligned_nodes(shard)) for shard in shards]  # of each worker
+    own = [list(aligned_nodes(shard)) for shard in shards]  # the nodes of the tree that each worker has
     groups = collectives.node_groups
     if groups is None:
         return [_Stage(None, None, own)]
     here = groups.workers[groups.here]
     # The worker with place p on this machine gets the chunks of the workers with place p on all machines.
     order = [machine[place] for place in range(len(here)) for machine in groups.workers]
-    folded = []  # of each machine
+    folded = []  # the nodes that each machine has left after its inner folds
     for machine in groups.workers:
         nodes = tuple(node for worker in machine for node in own[worker])
         folded.append([node for node, _ in plan_folds(nodes, shards[-1].stop).rest])

@@ -37,7 +37,8 @@ class LoaderMemory(NamedTuple):
 def loader_memory(recipe: Recipe, num_train: int, num_val: int, grid: int = GRID) -> LoaderMemory:
     """The shared memory of a training's loaders. While a worker validates, its training loaders fill their queues."""
     _, microbatch = resolved_batch(recipe)
-    pixels = min(microbatch, num_train) * recipe.imgsz ** 2  # with `quad`, too: fewer images, which are larger
+    # The product is the same with `quad`, whose images are fewer and larger.
+    pixels = min(microbatch, num_train) * recipe.imgsz ** 2
     return _memory_of(3 * pixels + val_batch_bytes(recipe.imgsz, recipe.evaluate.batch_size, num_val, grid))
 
 

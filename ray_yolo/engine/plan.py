@@ -34,7 +34,8 @@ class Microbatch(NamedTuple):
 
     number: int  # within the step
     images: range  # positions that the worker forwards
-    num_images: int  # of the whole microbatch, over all workers (more than the worker's own under sync_bn alone)
+    num_images: int
+    """The images of the whole microbatch, over all workers; more than the worker's own under sync_bn alone."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class TrainState:
     class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights
     skipped_in_row: int = 0
     epoch_sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0)  # loss terms times images; images
-    last_epoch: EpochEvent | None = None  # of the last completed epoch, to be emitted again if it was lost
+    last_epoch: EpochEvent | None = None  # the event of the last completed epoch: emitted again if it was lost
     skipped: int = 0  # steps of this epoch
     first_skipped: int = 0  # number of the first of them
     moved: bool = False  # a step has changed the weights
@@ -108,7 +108,7 @@ def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
     for number, entry in saved["optimizer"].items():
         own = {}
         for name, value in entry.items():
-            is_count = value.dim() == 0  # of steps
+            is_count = value.dim() == 0  # a count of steps
             own[name] = value.clone() if is_count else torch.empty_like(trained[int(number)]).copy_(value)
         optimizer["state"][int(number)] = own
     components.optimizer.load_state_dict(optimizer)

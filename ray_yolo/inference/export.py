@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 _log = logging.getLogger(__name__)
-LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, and of scores
+LARGEST_DIFFERENCE = 1e-4  # Boxes, as shares of the image, and scores may differ by so much.
 
 _ONNX = ("onnx", "onnxruntime", "onnxscript")
 _REQUIRED = {"onnx": _ONNX, "openvino": (*_ONNX, "openvino"), "torchscript": ()}

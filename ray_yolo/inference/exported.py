@@ -18,7 +18,7 @@ from ray_yolo.data.pixels import PixelRange, read_pixel_range
 from ray_yolo.models.heads import Predictions
 
 SUFFIXES = (".onnx", ".xml")
-METADATA_SECTION = "ray_yolo"  # of an OpenVINO file
+METADATA_SECTION = "ray_yolo"  # the section of an OpenVINO file with our metadata
 
 RunExported = Callable[[np.ndarray], np.ndarray]
 """Images (B, 3, H, W) float32 in 0..1 -> predictions (B, N, 4 + classes)."""
@@ -29,12 +29,12 @@ class Exported:
     """An exported network. A file with static shapes takes batches of one size of squares; others take any."""
 
     path: Path
-    names: tuple[str, ...]  # of the classes
-    imgsz: int  # of the export
+    names: tuple[str, ...]  # names of the classes
+    imgsz: int  # the side of the export's input
     grid: int  # sides are multiples of it
     suppress: bool  # whether its predictions need non-maximum suppression
     batch_size: int | None  # images of a call; None: any number of images, of any sides
-    pixel_range: PixelRange  # of the training images with more than 8 bits
+    pixel_range: PixelRange  # the range of the training images with more than 8 bits
     run: RunExported
     trained_classes: tuple[int, ...] | None = None  # None: all
 

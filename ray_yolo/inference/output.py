@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
     """The detections of an image or of a frame of a video, without pixels."""
 
     image: str  # path of the file below the source
-    frame: int | None  # of a video, counted from 1
+    frame: int | None  # the frame's number in a video, from 1
     size: tuple[int, int]  # (height, width)
     detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class] in pixels, best first
     error: str = ""  # why the file was left out
@@ -96,7 +96,7 @@ def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output 
         yield from _with_videos(map(work, batches), output)
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for each image: the parallelism comes from the batches
+    torch.set_num_threads(1)  # One thread for an image: the parallelism comes from the batches.
     try:
         with ThreadPoolExecutor(threads) as pool:
             yield from _with_videos(_in_order(pool, work, batches, ahead=2 * threads), output)
@@ -252,7 +252,7 @@ class CocoIds(NamedTuple):
     """The ids of an image and of its classes in `coco_results`."""
 
     image: int | str
-    categories: dict[int, object]  # by class number; of other classes it is that number
+    categories: dict[int, object]  # ids by class number; a class without one has its number
 
 
 def coco_ids(index: AnnotationIndex, sources: LabelSources) -> list[CocoIds]:

@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 class Trained:
     """A model with its weights, class names and recipe."""
 
-    model: Detector  # in eval mode
+    model: Detector  # the model in eval mode
     family: Family
     names: tuple[str, ...]
-    recipe: Recipe  # of the training; the defaults for a file of plain tensors
-    pixel_range: PixelRange = field(default_factory=dict)  # of the training images with more than 8 bits
+    recipe: Recipe  # the training's; the defaults for a file of plain tensors
+    pixel_range: PixelRange = field(default_factory=dict)  # the range of the training images with more than 8 bits
 
     @property
     def trained_classes(self) -> tuple[int, ...] | None:
@@ -228,7 +228,7 @@ class Predictor:
     imgsz: int
     settings: DetectConfig
     device: torch.device
-    pixel_range: PixelRange = field(default_factory=dict)  # of images with more than 8 bits
+    pixel_range: PixelRange = field(default_factory=dict)  # the range of images with more than 8 bits
     trained_classes: tuple[int, ...] | None = None  # None: all
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
@@ -267,7 +267,7 @@ class Predictor:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
         classes = self.trained_classes if settings.classes is None else settings.classes
-        if classes is not None:  # boxes whose best class is one of them
+        if classes is not None:  # Only boxes whose best class is wanted stay.
             best = scores[0].argmax(1)
             chosen = torch.isin(best, torch.tensor(classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]

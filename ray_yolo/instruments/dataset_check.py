@@ -27,9 +27,9 @@ from ray_yolo.sinks.run_logger import write_findings
 PROJECT = "runs/checks"
 _SPLITS = ("train", "val", "test")
 _PICTURES = 16  # in dataset.jpg
-_SIDE_PX = 640  # of these
+_SIDE_PX = 640  # of the long side of each of these pictures
 _FINDINGS = 10  # that are printed for each split
-_SIZES = 3
+_SIZES = 3  # of images, that are printed for each split
 
 
 class CheckedDataset(NamedTuple):
@@ -55,9 +55,14 @@ def check_dataset(data: str, placement: Placement) -> CheckedDataset:
     folder = output_folder(placement, paths)
     write_findings(indices, folder)
     _draw(indices, folder / "dataset.jpg")
-    problems += [problem for split in indices for problem in _refusals(indices[split], description, split)]
+    for split, index in indices.items():
+        try:
+            refuse_count_from_one(index, description)
+            require_boxes(index, description, split)
+        except DatasetError as error:
+            problems.append(str(error))
     counts = {split: survey(index) for split, index in indices.items()}
-    lines = [*_lines(description, indices, counts), f"pictures with their boxes: {location(folder)}/dataset.jpg"]
+    lines = [*_page(description, indices, counts), f"pictures with their boxes: {location(folder)}/dataset.jpg"]
     if (folder / "findings.txt").exists():
         lines.append(f"all findings: {location(folder)}/findings.txt")
     publish(folder)
@@ -80,24 +85,21 @@ def read_readable_splits(description: DatasetDescription) -> tuple[dict[str, Ann
     return indices, problems
 
 
-def _refusals(index: AnnotationIndex, description: DatasetDescription, split: str) -> Iterator[str]:
-    try:
-        refuse_count_from_one(index, description)
-        require_boxes(index, description, split)
-    except DatasetError as error:
-        yield str(error)
-
-
-def _lines(description: DatasetDescription, indices: Mapping[str, AnnotationIndex], counts: Mapping[str, SplitCounts]
-           ) -> Iterator[str]:
+def _page(description: DatasetDescription, indices: Mapping[str, AnnotationIndex], counts: Mapping[str, SplitCounts]
+          ) -> Iterator[str]:
+    """The lines of the page: counts of each split, sizes of images and boxes, and the first findings."""
     names = next(iter(indices.values())).names
     yield f"{description.file}: {len(names)} classes"
     yield from dataset_table(counts, names)
     for split, index in indices.items():
-        yield f"sizes of the images of {split}: {_sizes(index)}"
+        sizes = Counter((width, height) for height, width in index.sizes.tolist())
+        most = ", ".join(f"{width} x {height} ({count})" for (width, height), count in sizes.most_common(_SIZES))
+        others = f" and {len(sizes) - _SIZES} other sizes" if len(sizes) > _SIZES else ""
+        yield f"sizes of the images of {split}: {most}{others}"
         if len(index.boxes):
-            yield (f"sizes of the boxes of {split}: {_sides(index)}; clipped {counts[split].clipped}, specks "
-                   f"{counts[split].specks}")
+            shorter = (index.boxes[:, 2:] - index.boxes[:, :2]).min(axis=1)
+            yield (f"sizes of the boxes of {split}: shorter side {shorter.min():.4g} to {shorter.max():.4g} px, median "
+                   f"{np.median(shorter):.4g} px; clipped {counts[split].clipped}, specks {counts[split].specks}")
     for finding in description.findings:
         yield f"{finding.where}: {finding.what}"
     for split, index in indices.items():
@@ -105,19 +107,6 @@ def _lines(description: DatasetDescription, indices: Mapping[str, AnnotationInde
             yield f"{split}: {finding.where}: {finding.what}{' (left out)' if finding.dropped else ''}"
         if len(index.findings) > _FINDINGS:
             yield f"{split}: {len(index.findings) - _FINDINGS} more findings"
-
-
-def _sizes(index: AnnotationIndex) -> str:
-    """The most frequent sizes, and how many others there are."""
-    sizes = Counter((width, height) for height, width in index.sizes.tolist())
-    most = ", ".join(f"{width} x {height} ({count})" for (width, height), count in sizes.most_common(_SIZES))
-    return most + (f" and {len(sizes) - _SIZES} other sizes" if len(sizes) > _SIZES else "")
-
-
-def _sides(index: AnnotationIndex) -> str:
-    """The shorter sides of the boxes in pixels of the image."""
-    shorter = (index.boxes[:, 2:] - index.boxes[:, :2]).min(axis=1)
-    return f"shorter side {shorter.min():.4g} to {shorter.max():.4g} px, median {np.median(shorter):.4g} px"
 
 
 def _draw(indices: Mapping[str, AnnotationIndex], path: Path) -> None:

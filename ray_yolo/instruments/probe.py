@@ -85,7 +85,7 @@ class StepProbe:
     def __init__(self, model: nn.Module, wanted: int, before: int) -> None:
         self._model, self._wanted, self._begun = model, wanted, before
         self._handles: list[RemovableHandle] = []
-        self._numerators = torch.zeros(0)  # of the images of the present microbatch
+        self._numerators = torch.zeros(0)  # a row for each image of the present microbatch
         self.microbatches: list[ObservedMicrobatch] = []
         self.not_finite: dict[StepPhase, NotFinite] = {}
         """By phase, in the order in which they appeared: the first one is the cause of the others."""
@@ -124,7 +124,7 @@ class StepProbe:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        squares: dict[str, list[float]] = {}  # of gradient and weights, by layer
+        squares: dict[str, list[float]] = {}  # sums of squares of gradient and weights, by layer
         for name, parameter in self._model.named_parameters():
             if parameter.grad is None:
                 continue

@@ -41,8 +41,8 @@ from ray_yolo.runtime.preflight import provenance, read_dataset, spec_of
 from ray_yolo.runtime.resources import LoaderRoom, NodeResources, share_out
 
 RESULT_FILE = "replay.json"
-SHOWN = 5  # pictures and layers in the output; the file has all
-FEW_STEPS = 10  # up to which starting loader processes takes longer than it saves
+SHOWN = 5  # The output has this many pictures and layers; the file has all.
+FEW_STEPS = 10  # For so few steps, starting loader processes takes longer than it saves.
 _VERSIONS = {"torch": "torch", "python": "Python", "ray_yolo": "ray_yolo", "git_commit": "git commit"}
 
 
@@ -51,7 +51,7 @@ class ReplayResult:
     """The results of a replay."""
 
     folder: Path  #: on this machine
-    step: int  #: that was observed
+    step: int  #: the number of the step that was observed
     before: int  #: step of the checkpoint that it started from; 0: a fresh start from the recipe
     terms: tuple[str, ...]  #: names of the loss terms
     result: StepResult  #: the step's losses and gradient norm
@@ -65,8 +65,8 @@ class ReplayResult:
 class RecordedRun(NamedTuple):
     """What a replay needs, read and checked."""
 
-    config: ReplayConfig  # with the number of the step
-    folder: Path  # of the run; a copy for a run in a bucket
+    config: ReplayConfig  # its `step` is decided, even if the user asked for `around`
+    folder: Path  # the run's folder; for a run in a bucket, a copy of it
     events: list[Event]
     record: RunRecord
 
@@ -111,7 +111,7 @@ def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
     """
     config, run_dir, events, record = check(config)
     wanted = config.step
-    assert wanted is not None, "it is decided"
+    assert wanted is not None, "`check` decides it"
 
     def report(*lines: str) -> None:
         if not quiet:
@@ -119,14 +119,18 @@ def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
 
     moved = {"data": config.data} if config.data else {}
     _, train, val = read_dataset(record.recipe.model_copy(update=moved))
-    spec = _replayed_spec(spec_of(record, run_dir, 1, train, val))
+    spec = spec_of(record, run_dir, 1, train, val)
+    # What changes no weights is left out: early stops, and validations whose results no draw of images needs.
+    unused = {"patience": 0, "noval": spec.recipe.noval or not spec.recipe.image_weights}
+    spec = replace(spec, recipe=spec.recipe.model_copy(update=unused))
     folder = output_folder(config.placement, (str(run_dir / RECORD_FILE), *train.paths))
     # The session works on a copy: it would change the run's folder when it resumes.
     with tempfile.TemporaryDirectory(prefix=".ray_yolo-replay-", dir=folder, ignore_cleanup_errors=True) as scratch:
         before, problems = copy_newest_whole(run_dir, wanted, Path(scratch))
         for problem in problems:
             report(f"WARNING: not used: {problem}")
-        report(_plan_line(config.run, wanted, before))
+        since = f"from its checkpoint at step {before}" if before else "from the start, as no earlier checkpoint exists"
+        report(f"step {wanted} of {config.run}: trains {format_count(wanted - before, 'step')} again, {since}")
         start = start_of(events, wanted)
         context = _context(config, spec, start, wanted - before)
         spec = replace(spec, run_dir=Path(scratch))
@@ -147,14 +151,8 @@ def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
     tree = plain(_tree(config.run, result, spec))
     atomic_write(folder / RESULT_FILE, json.dumps(tree, indent=1))
     publish(folder)
-    report(*_lines(result, spec), *pictures, f"results in {location(folder)}")
+    report(*_summary(result, spec), *pictures, f"results in {location(folder)}")
     return result
-
-
-def _replayed_spec(spec: TrainSpec) -> TrainSpec:
-    """The same training without what changes no weights: early stops, and validations whose results no draw needs."""
-    unused = {"patience": 0, "noval": spec.recipe.noval or not spec.recipe.image_weights}
-    return replace(spec, recipe=spec.recipe.model_copy(update=unused))
 
 
 def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, steps: int) -> WorkerContext:
@@ -170,11 +168,6 @@ def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, st
     loaders = 0 if steps <= FEW_STEPS and config.placement.workers < 0 else placement.loader_processes
     return WorkerContext(device=device, prepare_model=lambda model: model.to(device), threads=threads,
                          loader_processes=loaders, cuda_graphs="off")  # hooks on layers observe the step
-
-
-def _plan_line(run: str, step: int, before: int) -> str:
-    origin = f"from its checkpoint at step {before}" if before else "from the start, as no earlier checkpoint exists"
-    return f"step {step} of {run}: trains {format_count(step - before, 'step')} again, {origin}"
 
 
 def _progress(report: Callable[[str], None], before: int, wanted: int) -> Callable[[int], None]:
@@ -257,56 +250,41 @@ def _named(terms: Sequence[str], losses: Sequence[float]) -> Mapping[str, float]
     return dict(zip(terms, losses, strict=True))
 
 
-def _lines(result: ReplayResult, spec: TrainSpec) -> list[str]:
-    """The output at the end."""
-    return [*_agreement_lines(result), _step_line(result), *_not_finite_lines(result.not_finite),
-            "", *_image_table(result, spec), "", *_layer_table(result),
-            "", f"all images and layers: {location(result.folder)}/{RESULT_FILE}"]
-
-
-def _agreement_lines(result: ReplayResult) -> list[str]:
-    """Whether the losses are the log's, and what may have changed them if they are not."""
+def _summary(result: ReplayResult, spec: TrainSpec) -> list[str]:
+    """The lines at the end of a replay: agreement with the log, the step, the first numbers that are not finite, and
+    the images and layers that count most in it."""
+    # Whether the losses are the log's, and what may have changed them if they are not.
     lines = [result.agreement.line]
-    if result.agreement.first is None:
-        return lines
-    reasons = result.reasons or ["no known reason: versions, device and threads are the same; the images may have "
-                                 "changed"]
-    return lines + [f"    {reason}" for reason in reasons]
+    if result.agreement.first is not None:
+        reasons = result.reasons or ["no known reason: versions, device and threads are the same; the images may have "
+                                     "changed"]
+        lines += [f"    {reason}" for reason in reasons]
 
-
-def _step_line(result: ReplayResult) -> str:
     step = result.result
     losses = zip(result.terms, step.losses.tolist(), strict=True)
     named = ", ".join(f"{name} {loss:.4g}" for name, loss in losses)
     end = "; skipped, no weight has changed" if step.skipped else ""
-    return f"step {result.step}: loss {named}; gradient norm {step.gradient_norm:.4g}{end}"
+    lines.append(f"step {result.step}: loss {named}; gradient norm {step.gradient_norm:.4g}{end}")
+    lines += _not_finite_lines(result.not_finite)
 
-
-def _image_table(result: ReplayResult, spec: TrainSpec) -> list[str]:
-    """The images with the highest losses."""
+    # A table of the images with the highest losses, and one of the layers with the largest gradients.
     titles = "".join(f"{name:>10}" for name in result.terms)
-    lines = [f"{'highest parts of the loss':<44}{'boxes':>6}{titles}"]
-    numbered = sorted(enumerate(result.images), key=lambda pair: _rank(pair[1].losses))
+    lines += ["", f"{'highest parts of the loss':<44}{'boxes':>6}{titles}"]
+    numbered = sorted(enumerate(result.images), key=lambda pair: _largest_first(sum(pair[1].losses)))
     for number, image in numbered[:SHOWN]:
         file = Path(spec.train.paths[image.samples[0]])
         name = f"{number}: {file.name}"[:43]
-        losses = "".join(f"{loss:>10.3g}" for loss in image.losses)
-        lines.append(f"{name:<44}{len(image.boxes):>6}{losses}")
-    return lines
-
-
-def _layer_table(result: ReplayResult) -> list[str]:
-    """The layers with the largest gradients."""
-    lines = [f"{'largest gradients':<44}{'gradient':>10}{'weights':>10}"]
-    for layer in sorted(result.layers, key=lambda layer: _rank([layer.gradient]))[:SHOWN]:
+        parts = "".join(f"{loss:>10.3g}" for loss in image.losses)
+        lines.append(f"{name:<44}{len(image.boxes):>6}{parts}")
+    lines += ["", f"{'largest gradients':<44}{'gradient':>10}{'weights':>10}"]
+    for layer in sorted(result.layers, key=lambda layer: _largest_first(layer.gradient))[:SHOWN]:
         lines.append(f"{layer.layer[:43]:<44}{layer.gradient:>10.3g}{layer.weights:>10.3g}")
-    return lines
+    return [*lines, "", f"all images and layers: {location(result.folder)}/{RESULT_FILE}"]
 
 
-def _rank(losses: Sequence[float]) -> float:
-    """A sort key: what is not finite first, then by falling sum."""
-    total = sum(losses)
-    return -total if math.isfinite(total) else -math.inf
+def _largest_first(value: float) -> float:
+    """A sort key: what is not finite first, then the largest."""
+    return -value if math.isfinite(value) else -math.inf
 
 
 def _not_finite_lines(found: Sequence[NotFinite]) -> list[str]:

@@ -21,17 +21,18 @@ from ray_yolo.labels.rules import Code
 from ray_yolo.labels.values import decode_text, folded
 
 _LABEL_STUDIO = "notes.json"
-# Beside their label files
+# Tools write these beside their label files, so they say what the numbers in the labels mean.
 _OF_TOOLS = frozenset({"classes.txt", "obj.names", "_darknet.labels", "darknet.labels", _LABEL_STUDIO})
 _OTHER_TEXTS = frozenset({"class.txt", "_classes.txt", "class_names.txt", "labels.txt", "predefined_classes.txt",
                           "names.txt", "categories.txt"})
 _DESCRIPTIONS = frozenset({"data.yaml", "data.yml", "dataset.yaml"})
-_ALL = _OF_TOOLS | _OTHER_TEXTS | _DESCRIPTIONS  # and *.names
+_ALL = _OF_TOOLS | _OTHER_TEXTS | _DESCRIPTIONS  # Files that end in .names count as well.
 _NUMBERED = re.compile(r"(\d+)\s*[:\s]\s*(.*\S)")  # 0: cat
 _FOLDERS_ABOVE = 2
 _MAX_BYTES = 2**20
 
-Names = Mapping[int, str]  # by number
+Names = Mapping[int, str]
+"""Class names by their numbers."""
 
 
 def compare_class_files(names: Sequence[str], description: str, root: Path, folders: Iterable[str]) -> list[Finding]:
@@ -57,10 +58,12 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
             findings.append(Code.NAMES_NOT_UTF8.finding(file, description))
             continue
         is_of_tool = os.path.basename(file).lower() in _OF_TOOLS
+        own_names, stated_names = ({folded(name) for name in names.values()} for names in (own, stated))
+        if not is_of_tool and own_names.isdisjoint(stated_names):
+            continue  # a list of something else, or the names of another set, such as Darknet's coco.names
         moved = _moved_name(own, stated)
-        renamed = _renamed_number(own, stated)
-        if not is_of_tool and not _share_a_name(own, stated):
-            continue  # a list of something else, or the names of another set, as Darknet's coco.names
+        numbers_of_both = sorted(own.keys() & stated.keys())
+        renamed = next((number for number in numbers_of_both if folded(own[number]) != folded(stated[number])), None)
         if moved is not None:
             number, other = moved
             if is_of_tool:
@@ -130,22 +133,15 @@ def _read_names(file: str) -> Names:
 def _names_of_lines(text: str) -> Names:
     """The names in a text with one on each line, which may begin with its number."""
     lines = {number: line.strip() for number, line in enumerate(text.splitlines()) if line.strip()}
-    if any(_is_row(line) for line in lines.values()):  # the labels of a picture that is called classes.jpg
-        return {}
+    for line in lines.values():
+        words = line.split()
+        is_label_row = len(words) >= 5 and all(values.number(word) is not None for word in words)
+        if is_label_row:  # These are the labels of a picture that is called classes.jpg.
+            return {}
     numbered = [match for line in lines.values() if (match := _NUMBERED.fullmatch(line))]
     if [int(match[1]) for match in numbered] != list(range(len(lines))):  # such as the names `2 euro` and `1 euro`
         return lines
     return {int(match[1]): match[2] for match in numbered}
-
-
-def _is_row(line: str) -> bool:
-    """Whether a line is one of a YOLO label file."""
-    words = line.split()
-    return len(words) >= 5 and all(values.number(word) is not None for word in words)
-
-
-def _share_a_name(own: Names, stated: Names) -> bool:
-    return not {folded(name) for name in own.values()}.isdisjoint(folded(name) for name in stated.values())
 
 
 def _moved_name(own: Names, stated: Names) -> tuple[int, int] | None:
@@ -164,10 +160,3 @@ def _unique_numbers(names: Names) -> dict[str, int]:
     counts = Counter(folded(name) for name in names.values())
     return {folded(name): number for number, name in names.items() if counts[folded(name)] == 1}
 
-
-def _renamed_number(own: Names, stated: Names) -> int | None:
-    """The first number that has different names in both; None if there is none."""
-    for number in sorted(own.keys() & stated.keys()):
-        if folded(own[number]) != folded(stated[number]):
-            return number
-    return None

@@ -39,11 +39,12 @@ from ray_yolo.labels.rows import (
 from ray_yolo.labels.rules import Code, Remark
 from ray_yolo.labels.values import find_class, folded, identity, number, size_conflict, truth
 
-_TOLERANCE_PX = 2.0  # between a bbox and the box of its outline, or
-_TOLERANCE = 0.1  # this share of the side, whichever is more
-_SAME_AREA = 0.02  # relative difference of two areas that are equal
-_XYWH = 1  # Detectron2's number of COCO's bbox
-_LISTED = 200  # characters of a list of names in a message
+# A bbox and the box around its outline may differ by so many pixels, or by this share of the side if that is more.
+_TOLERANCE_PX = 2.0
+_TOLERANCE = 0.1
+_SAME_AREA = 0.02  # Two areas with at most this relative difference count as equal.
+_XYWH = 1  # Detectron2's number for COCO's order of a bbox: x, y, width, height
+_LISTED = 200  # A list of names in a message has at most so many characters.
 _Id = int | str
 
 
@@ -64,7 +65,8 @@ class CocoFile:
         self.file = file
         content = _read(file)
         self._classes, self.findings = _match(content, names, file)
-        self._category_ids = _own_category_ids(content, self._classes)
+        written = {identity(row.get("id")): row.get("id") for row in content["categories"]}
+        self._category_ids = {kind: written[own_id] for own_id, kind in self._classes.items()}  # as the file has them
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
         path_of_name = {name: _path_of(folder, name) for name in file_names}
@@ -181,14 +183,20 @@ class CocoFile:
             raise UnreadableLabelsError(Code.BBOX_MODE, place, short(mode), _XYWH)
         kind = self._classes[category]
         bbox = _bbox(row, place)
-        box = _box(bbox, row, size, place)
+        try:
+            box = cut_box(bbox.corners, size)
+        except ValueError:
+            raise UnreadableLabelsError(Code.COCO_NO_BOX, place, str(row.get("bbox"))[:80]) from None
         outline, outline_remarks = _outline(row, bbox, box, size)
-        remarks = {*outline_remarks, *edge_remarks(bbox.corners, size)}  # outline and area may say the same
-        remarks |= set(_contradictions(bbox, number(row.get("area"))))
+        area = number(row.get("area"))
+        remarks = {*outline_remarks, *edge_remarks(bbox.corners, size)}  # a set: outline and area may say the same
+        remarks |= set(_contradictions(bbox, area))
         remarks |= set(_unused_marks(row))
         if not bbox.fits_around_centre(size):
             remarks.add(Code.ONE_READING)
-        return LabelRow(place, (kind, *box), kind, box, outline, _area(row, box), tuple(remarks))
+        if area is None or area < 0:
+            area = (box[2] - box[0]) * (box[3] - box[1])
+        return LabelRow(place, (kind, *box), kind, box, outline, area, tuple(remarks))
 
     def _refuse_contradiction(self, row: dict[str, Any], category: _Id, place: str) -> None:
         """Refuse an annotation whose ids name another category or image than its own `category_name` and `file_name`,
@@ -334,12 +342,17 @@ def _match(content: dict[str, Any], names: tuple[str, ...], file: Path) -> tuple
             unknown.append(own_id)
         else:
             classes[own_id] = kind
-    _refuse_repeats(classes, rows, names, file)
+    # Two categories of one class would both be labels of it.
+    first: dict[int, _Id] = {}
+    for own_id, kind in classes.items():
+        if first.setdefault(kind, own_id) != own_id:
+            raise DatasetError(f"{file}: {_text(rows[first[kind]])} and {_text(rows[own_id])} are two categories of "
+                               f"the class {names[kind]!r}; give each category its own name")
     all_used_known = not any(own_id in used for own_id in unknown)
     if all_used_known and (classes or len(rows) > len(names)):
         return classes, []
 
-    # By the order of ids, if no name matches and there are as many categories as classes.
+    # If no name matches and there are as many categories as classes, they map by the order of ids.
     candidates = list(rows) if len(rows) <= len(names) else [own_id for own_id in rows if own_id in used]
     if classes or len(candidates) != len(names):
         strange = [_text(rows[own_id]) for own_id in unknown if own_id in candidates]
@@ -373,15 +386,6 @@ def _categories(content: dict[str, Any], used: set[_Id | None], file: Path) -> d
     return kept
 
 
-def _refuse_repeats(classes: dict[_Id, int], rows: dict[_Id, dict[str, Any]], names: Sequence[str], file: Path) -> None:
-    """Refuse two categories of one class: both would be labels of it."""
-    first: dict[int, _Id] = {}
-    for own_id, kind in classes.items():
-        if first.setdefault(kind, own_id) != own_id:
-            raise DatasetError(f"{file}: {_text(rows[first[kind]])} and {_text(rows[own_id])} are two categories of "
-                               f"the class {names[kind]!r}; give each category its own name")
-
-
 def _refuse_same_names(rows: Sequence[dict[str, Any]], file: Path) -> None:
     seen: set[str] = set()
     for row in rows:
@@ -390,12 +394,6 @@ def _refuse_same_names(rows: Sequence[dict[str, Any]], file: Path) -> None:
             raise DatasetError(f"{file}: two categories have the name {short(name)}; give each category its own name")
         if isinstance(name, str):
             seen.add(name)
-
-
-def _own_category_ids(content: dict[str, Any], classes: dict[_Id, int]) -> dict[int, object]:
-    """The id of each class as the file writes it."""
-    written = {identity(row.get("id")): row.get("id") for row in content["categories"]}
-    return {kind: written[own_id] for own_id, kind in classes.items()}
 
 
 def _order(own_id: _Id) -> tuple[bool, _Id]:
@@ -423,7 +421,7 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     if holding:
         _refuse_other_pictures(holding, first_names, file)
         return holding[0]
-    for folder in folders:  # in another spelling
+    for folder in folders:  # The pictures may be there in another spelling.
         if resolve_names(str(folder), {name: _path_of(folder, name) for name in first_names}):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, folders))}"
@@ -466,22 +464,16 @@ def _bbox(row: dict[str, Any], place: str) -> _Bbox:
     return _Bbox(*known)
 
 
-def _box(bbox: _Bbox, row: dict[str, Any], size: tuple[int, int], place: str) -> Box:
-    """xyxy, clipped to the image."""
-    try:
-        return cut_box(bbox.corners, size)
-    except ValueError:
-        raise UnreadableLabelsError(Code.COCO_NO_BOX, place, str(row.get("bbox"))[:80]) from None
-
-
 def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) -> tuple[np.ndarray, tuple[Code, ...]]:
     """The outline of an object in one part, with remarks on the segmentation.
 
     Empty for several parts, run lengths, or none, and if the segmentation disagrees with the bbox.
     """
     segmentation = row.get("segmentation")
-    if isinstance(segmentation, dict):
-        return NO_OUTLINE, _remarks_on_mask(segmentation, size)
+    if isinstance(segmentation, dict):  # Run lengths are not used, but their size is a statement about the image.
+        sides = segmentation.get("size")
+        is_other_size = isinstance(sides, list) and len(sides) == 2 and size_conflict(size, sides[1], sides[0])
+        return NO_OUTLINE, (Code.OTHER_OUTLINE,) if is_other_size else ()
     parts = _parts(segmentation)
     rings = [ring for ring in map(_ring, parts) if ring is not None]
     if not rings:
@@ -495,14 +487,6 @@ def _outline(row: dict[str, Any], bbox: _Bbox, box: Box, size: tuple[int, int]) 
     if len(parts) > 1:  # such as those of a partly hidden object: there is no single outline
         return NO_OUTLINE, ()
     return rings[0].clip(0, (size[1], size[0])).astype(np.float32), ()
-
-
-def _remarks_on_mask(mask: dict[str, Any], size: tuple[int, int]) -> tuple[Code, ...]:
-    """Run lengths are not used, but their size is a statement about the image."""
-    sides = mask.get("size")
-    if isinstance(sides, list) and len(sides) == 2 and size_conflict(size, sides[1], sides[0]):
-        return (Code.OTHER_OUTLINE,)
-    return ()
 
 
 def _parts(segmentation: object) -> list[Any]:
@@ -550,8 +534,3 @@ def _contradictions(bbox: _Bbox, area: float | None) -> tuple[Code, ...]:
 def _same_area(one: float, other: float) -> bool:
     return abs(one - other) <= _SAME_AREA * other
 
-
-def _area(row: dict[str, Any], box: Box) -> float:
-    """The object's area in the file, else that of its box."""
-    area = number(row.get("area"))
-    return area if area is not None and area >= 0 else (box[2] - box[0]) * (box[3] - box[1])

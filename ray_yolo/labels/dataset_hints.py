@@ -19,7 +19,7 @@ _OTHER_SPELLINGS = {
 _TABLES = frozenset({".csv", ".tsv", ".parquet", ".feather", ".arrow", ".xlsx", ".xls", ".ods", ".jsonl", ".ndjson"})
 _ARCHIVES = re.compile(r"\.(zip|tar|tgz|tar\.\w+|gz|7z|rar|bz2|xz)$", re.IGNORECASE)
 _DARKNET_LINE = re.compile(r"\s*(classes|train|valid|names|backup)\s*=\s*(.*?)\s*")
-_MOST_BYTES = 64 * 1024  # of a Darknet file that is read
+_MOST_BYTES = 64 * 1024  # A Darknet file is read up to this size.
 _ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r", "\a": r"\a", "\b": r"\b", "\f": r"\f", "\v": r"\v",
             "\N{ESCAPE}": r"\e"}
 

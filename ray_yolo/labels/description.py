@@ -32,7 +32,7 @@ Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
 _OF_LABELS = re.compile(r"label|annotation|exclude|single_cls", re.IGNORECASE)  # keys that say which labels are meant
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break the tables of results
-_COUNTS = ("nc", "num_classes", "number_of_classes")  # of the classes; the latter two are compared only
+_COUNTS = ("nc", "num_classes", "number_of_classes")  # The latter two are only compared with the number of classes.
 MAX_CLASSES = 2**15  # limit of a model's head; the largest public data sets have some 20,000
 
 
@@ -50,9 +50,9 @@ class DatasetDescription:
     val: tuple[str, ...]
     test: tuple[str, ...]
     names: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()  # about the description itself
+    findings: tuple[Finding, ...] = ()  # findings about the description itself
     image_folders: Mapping[str, str] = field(default_factory=dict)
-    snapshot: DatasetSnapshot | None = None  # of a data set in a store
+    snapshot: DatasetSnapshot | None = None  # None unless the data set is in a store
     not_fetched: tuple[str, ...] = ()  # pictures in the store whose formats are not read
     keypoints: tuple[int, int] | None = None  # `kpt_shape`: their number and their dimensions in each YOLO row
 
@@ -79,35 +79,26 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
         DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
     """
     where = where or (lambda *_: str(path))
-    _refuse_other_spellings(content, where)
+    for key in KEYS:  # `valid` or `Train`, where the key that is read is missing
+        given = other_spelling(content, key)
+        if given is not None:
+            raise DatasetError(f"{where(given)}: {given}: is not read; write `{key}:` instead")
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
     root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
-    folders: dict[str, str] = {}  # of the images of COCO files, filled by `_sources`
+    folders: dict[str, str] = {}  # the folders of the images of COCO files, filled by `_sources`
     splits = {key: _sources(content, key, root, where, folders) for key in ("train", "val", "test")}
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
-    findings = (*_download_code(content, where), *_duplicates(names, where("names")),
-                *_report_unread(content, names, where))
-    keypoints = _keypoints(content, where("kpt_shape"))
-    return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders, snapshot=None,
-                              keypoints=keypoints, **splits)
-
-
-def _refuse_other_spellings(content: Mapping[str, Any], where: Where) -> None:
-    """Refuse a key such as `valid` or `Train`, where the key that is read is missing."""
-    for key in KEYS:
-        given = other_spelling(content, key)
-        if given is not None:
-            raise DatasetError(f"{where(given)}: {given}: is not read; write `{key}:` instead")
-
-
-def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
-    """Report code under `download`, which is never run; an address needs no report."""
+    findings = [*_duplicates(names, where("names")), *_report_unread(content, names, where)]
     download = content.get("download")
-    if download and not (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
-        yield Code.DOWNLOAD_CODE.finding(where("download"))
+    is_address = isinstance(download, str) and _ADDRESS.fullmatch(download.strip())
+    if download and not is_address:  # Code under `download` is never run; an address needs no report.
+        findings.insert(0, Code.DOWNLOAD_CODE.finding(where("download")))
+    keypoints = _keypoints(content, where("kpt_shape"))
+    return DatasetDescription(str(path), root, names=names, findings=tuple(findings), image_folders=folders,
+                              snapshot=None, keypoints=keypoints, **splits)
 
 
 def _report_unread(content: Mapping[str, Any], names: tuple[str, ...], where: Where) -> Iterator[Finding]:

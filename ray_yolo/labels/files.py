@@ -86,7 +86,7 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
     seen = set()
     for folder, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
-        if real in seen:  # by a link, perhaps to a folder above
+        if real in seen:  # A link leads to a folder that was seen, perhaps to one above.
             folders.clear()  # `os.walk` goes on in what is left of this list
             continue
         seen.add(real)

@@ -26,7 +26,7 @@ from ray_yolo.labels.rules import Code, Remark
 from ray_yolo.labels.yolo_txt import label_path, parse_labels
 
 _BESIDE = {"COCO": Code.BESIDE_COCO, "text": Code.BESIDE_TEXT, "XML": Code.BESIDE_XML}  # files that are read
-MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: more than any image has
+MAX_BYTES = 16 * 2**20  # A label file has at most so many, for some 400,000 boxes: more than any image has.
 
 
 class LabelSources:
@@ -218,6 +218,6 @@ def _content(file: str) -> bytes | None:
             raise UnreadableLabelsError(Code.TOO_LARGE, file, MAX_BYTES // 2**20)
         return Path(file).read_bytes()
     except FileNotFoundError:
-        if os.path.islink(file):  # as of a set whose label files were not fetched
+        if os.path.islink(file):  # a set whose label files were not fetched has such links
             raise UnreadableLabelsError(Code.BROKEN_LINK, file) from None
         return None

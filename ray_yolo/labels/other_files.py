@@ -37,10 +37,14 @@ class _Folder(NamedTuple):
     """A folder of images, with the folders of their label files."""
 
     path: str
-    texts: str  # by the layout's rule
-    xmls: Sequence[str]  # the same
-    mirrors: Sequence[str]  # others for the images of this folder alone
-    common: Sequence[str]  # others that may hold labels of more images
+    texts: str
+    """The folder of the text files by the layout's rule."""
+    xmls: Sequence[str]
+    """The folders of the XML files by the layout's rule."""
+    mirrors: Sequence[str]
+    """Other folders that may hold label files of this folder's images alone."""
+    common: Sequence[str]
+    """Other folders that may hold label files of more images."""
 
 
 class _Listing(dict[str, Sequence[str]]):
@@ -49,7 +53,7 @@ class _Listing(dict[str, Sequence[str]]):
     def __missing__(self, folder: str) -> Sequence[str]:
         try:
             names = [name for name in os.listdir(folder) if not name.startswith(".")]
-        except OSError:  # there is none, or the scan of images has reported it
+        except OSError:  # The folder does not exist, or the scan of images has reported that it cannot be read.
             names = []
         self[folder] = names
         return names
@@ -85,29 +89,40 @@ def find_other_files(paths: Sequence[str], roots: Iterable[str], unread: Sequenc
     names_in = defaultdict[str, list[str]](list)
     for path in dict.fromkeys(paths):
         names_in[os.path.dirname(path)].append(os.path.basename(path))
-    folders = {path: _folder(path, rules) for path in names_in}
-    without: list[str] = []  # images that have no label file by the rule
+    folders = {path: _Folder(path, *rules[path], *label_folders(path)) for path in names_in}
+
+    # The images without a label file by the rule, and those that share one: a.jpg and a.png have a.txt.
+    without: list[str] = []
     shared: list[str] = []
     for folder in folders.values():
-        labelled = _labelled(folder, listing)
+        labelled = {name.removesuffix(".txt") for name in listing[folder.texts] if name.endswith(".txt")}
+        for xmls in folder.xmls:
+            labelled |= {name.removesuffix(".xml") for name in listing[xmls] if name.endswith(".xml")}
         images = [(name, os.path.splitext(name)[0]) for name in names_in[folder.path]]
         uses = Counter(stem for _, stem in images)
         without += [f"{folder.path}/{name}" for name, stem in images if stem not in labelled]
         shared += [f"{folder.path}/{name}" for name, stem in images if uses[stem] > 1 and stem in labelled]
         stems[folder.path] |= uses.keys()  # a list file may name images with other suffixes
-    own: set[str] = set()  # folders of label files for these images alone
+
+    # The label files that no image takes, in the folders for these images alone and in the label folders of each
+    # source, also those of its subfolders without images.
+    own: set[str] = set()
     for folder in folders.values():
         own |= {folder.texts, *folder.xmls, *folder.mirrors}
     for root in roots:
-        own.update(_folders_below(root))
+        top = os.path.dirname(label_path(f"{root}/any.jpg"))
+        if top != root:
+            own.update(below for below, _ in walk(top))
     found = _label_files(own, listing)
-    for folder in folders.values():  # most files, so without a look at each
+    for folder in folders.values():  # this takes most files away without a look at each
         found -= {f"{folder.texts}/{stem}.txt" for stem in stems[folder.path]}
     unowned = {file for file in found if _is_unowned(file, stems, rules)}
     orphans = {file for file in unowned if not _is_companion(file)}
     if not without:
         return OtherFiles(tuple(sorted(orphans)), tuple(sorted(unread)), shared=tuple(sorted(shared)))
-    common: set[str] = set()  # folders that may hold label files of other images too
+
+    # Images without a label file may fit one under another spelling, also in folders with label files of other images.
+    common: set[str] = set()
     for folder in folders.values():
         common.update(folder.common)
     fitting = {file for file in _label_files(common, listing) if _is_unowned(file, stems, rules)}
@@ -120,32 +135,12 @@ def find_other_files(paths: Sequence[str], roots: Iterable[str], unread: Sequenc
         exports=_exports(folders.values(), listing))
 
 
-def _folder(path: str, rules: _Rules) -> _Folder:
-    texts, xmls = rules[path]
-    mirrors, common = label_folders(path)
-    return _Folder(path, texts, xmls, mirrors, common)
-
-
-def _labelled(folder: _Folder, listing: _Listing) -> set[str]:
-    """The stems of the label files by the layout's rule."""
-    stems = {name.removesuffix(".txt") for name in listing[folder.texts] if name.endswith(".txt")}
-    for xmls in folder.xmls:
-        stems |= {name.removesuffix(".xml") for name in listing[xmls] if name.endswith(".xml")}
-    return stems
-
-
 def _label_files(folders: Iterable[str], listing: _Listing) -> set[str]:
     """The files of some folders that may be label files."""
     files = set()
     for folder in folders:
         files |= {f"{folder}/{name}" for name in listing[folder] if name[-4:].lower() in _LABEL_SUFFIXES}
     return files
-
-
-def _folders_below(root: str) -> list[str]:
-    """The label folders of a source folder, also those of subfolders without images."""
-    top = os.path.dirname(label_path(f"{root}/any.jpg"))
-    return [] if top == root else [folder for folder, _ in walk(top)]
 
 
 class _Stems(dict[str, set[str]]):
@@ -195,7 +190,7 @@ def _is_companion(file: str) -> bool:
 
 def _match(without: Sequence[str], folders: Mapping[str, _Folder], files: set[str]) -> dict[str, str]:
     """The label file of each image that has none by the rule, where both fit only each other."""
-    places = {}  # of the label files for each folder of images, each once
+    places = {}  # the folders of label files for each folder of images, each once
     for path, folder in folders.items():
         places[path] = dict.fromkeys((folder.texts, *folder.xmls, *folder.mirrors, *folder.common))
     matched: dict[str, str] = {}

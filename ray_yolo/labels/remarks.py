@@ -13,7 +13,7 @@ from ray_yolo.core.structures import Finding
 from ray_yolo.labels.rules import Code, Remark
 
 Format = Literal["YOLO", "VOC", "COCO"]
-Counts = Mapping[tuple[Code, str], Remark]  # by code and detail
+Counts = Mapping[tuple[Code, str], Remark]  # Remarks by their code and detail.
 SPECK_PX = 1.0  # a box with a shorter side is a speck
 MANY_TRIANGLES = 10  # fewer could be boxes by chance
 FEW_CLIPPED, FEW_CLIPPED_SHARE = 2, 0.05  # clipped boxes of a split that are explained by a careless hand
@@ -119,7 +119,7 @@ def _long_rows(counts: Counts) -> Iterator[Finding]:
 
 def _may_be_keypoints(rows: Remark, columns: int) -> Finding:
     num_points = (columns - 1) // 2  # without the class
-    numbers = columns - 5  # of the keypoints, without class and box
+    numbers = columns - 5  # the numbers of the keypoints, without class and box
     shapes = [f"`kpt_shape: [{numbers // size}, {size}]`" for size in (2, 3) if numbers % size == 0]
     what = (f"is the first of {rows.times} rows of {columns} columns that may be outlines, or boxes with keypoints; "
             f"they are read as outlines of {num_points} points ({' or '.join(shapes)} in the YAML file reads them as "

@@ -59,14 +59,14 @@ class LabelRules(NamedTuple):
     """How the label files of a data set are read."""
 
     names: tuple[str, ...]
-    keypoints: tuple[int, int] | None = None  # of each YOLO row: their number and their dimensions
+    keypoints: tuple[int, int] | None = None  # their number and their dimensions in each YOLO row
     options: LabelOptions = DEFAULT_OPTIONS
 
 
 class LabelRow(NamedTuple):
     """One box of a label file."""
 
-    place: str  # for messages
+    place: str  # the row's place in words, for messages
     key: tuple[float, ...]  # rows with equal keys are one label
     kind: int
     box: Box  # inside the image

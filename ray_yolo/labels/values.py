@@ -15,7 +15,7 @@ from functools import cache
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"([+-]?\d+)(\.0*)?", re.ASCII)
 _YES, _NO = ("true", "yes", "y"), ("", "false", "no", "n")
-_MAX_DIGITS = 400  # of a number; Python refuses to convert thousands
+_MAX_DIGITS = 400  # A number has so many digits at most; Python refuses to convert thousands.
 
 
 def decode_text(content: bytes) -> str:

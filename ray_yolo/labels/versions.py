@@ -19,7 +19,7 @@ from ray_yolo.labels.twins import find_twins
 ChangeKind = Literal["added", "removed", "moved", "replaced", "relabelled"]
 KINDS: tuple[ChangeKind, ...] = ("added", "removed", "moved", "replaced", "relabelled")
 
-_DECIMALS = 2  # of a pixel: the same box in two label formats differs in the last bits
+_DECIMALS = 2  # Pixels are compared to so many: one box in two label formats differs in the last bits.
 Label = tuple[str, bool, tuple[float, ...], bytes]  # class name, whether it is a crowd, box, outline
 
 
@@ -41,7 +41,7 @@ class ImageChange(NamedTuple):
     """One difference. An image that was moved and relabelled has two of them."""
 
     kind: ChangeKind
-    split: str  # in the new version; '' for a removed image, as the next one
+    split: str  # its split in the new version; '' for a removed image, as the next one
     path: str
     old_split: str  # '' for an added image, as the next one
     old_path: str

@@ -43,13 +43,13 @@ def annotation_paths(image_path: str) -> list[Path]:
     paths: list[Path] = []
     for folder in folders(image_path):
         file = f"{folder}/{stem}.xml"
-        if not is_present(file):  # as for most images: one look at the disk
+        if not is_present(file):  # Most images have none: one look at the disk.
             continue
         path = Path(file)
         if not path.exists():  # a broken link
             paths.append(path)
             continue
-        is_known = any(other.exists() and other.samefile(path) for other in paths)  # on a disk that ignores case
+        is_known = any(other.exists() and other.samefile(path) for other in paths)  # a disk may ignore case
         if path.is_file() and not is_known:
             paths.append(path)
     return paths
@@ -75,7 +75,7 @@ class _Object:
     texts: dict[str, str] = field(default_factory=dict)
     repeated: set[str] = field(default_factory=set)
     marks: dict[str, str] = field(default_factory=dict)  # texts of tags that are not read, only reported
-    attributes: list[dict[str, str]] = field(default_factory=list)  # with name and value, as CVAT writes them
+    attributes: list[dict[str, str]] = field(default_factory=list)  # each with name and value, as CVAT writes them
 
     def open(self, tag: str) -> None:
         if tag in self.texts:
@@ -194,7 +194,7 @@ class _AnnotationReader:
     def __init__(self, parser: expat.XMLParserType, where: str) -> None:
         self.annotation = _Annotation()
         self._parser, self._where = parser, where
-        self._path: list[str] = []  # of the tag that is open
+        self._path: list[str] = []  # the names of the tags that are open
 
     def start(self, name: str, _: dict[str, str]) -> None:
         """A tag begins."""

@@ -137,7 +137,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int, key_share: float = 0.5, kernel: int = 3) -> None:
         super().__init__()
-        width = channels // heads  # of a value; queries and keys may be narrower
+        width = channels // heads  # the width of a value; queries and keys may be narrower
         key_width = int(width * key_share)
         self.heads = heads
         self.widths = (key_width, key_width, width)

@@ -19,7 +19,7 @@ class LossSums(NamedTuple):
 class Criterion(Protocol):
     """A loss measured as sums: the caller decides over which images the means are taken."""
 
-    names: tuple[str, ...]  # of the terms
+    names: tuple[str, ...]  # names of the terms
     num_counts: int  # k of `LossSums`
 
     def measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:

@@ -163,7 +163,7 @@ class AnchorFree(Head):
     def __init__(self, inputs: Sequence[int], num_classes: Channels = 80) -> None:
         super().__init__(num_classes)
         boxes = max(16, inputs[0] // 4, 4 * self.bins)  # hidden channels of the box branches
-        scores = max(inputs[0], min(num_classes, 100))  # and of the class branches
+        scores = max(inputs[0], min(num_classes, 100))  # hidden channels of the class branches
         self.cv2 = nn.ModuleList(_branch(channels, boxes, 4 * self.bins) for channels in inputs)
         self.cv3 = nn.ModuleList(self._class_branch(channels, scores, num_classes) for channels in inputs)
         if self.bins > 1:  # a constant that published files contain

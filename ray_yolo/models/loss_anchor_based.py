@@ -46,7 +46,7 @@ class AnchorLoss:
         gains = torch.tensor((config.box, config.obj * (imgsz / 640) ** 2, config.cls * num_classes / 80))
         self._weights = gains[:, None] * (3 / num_levels) * torch.ones(3, num_levels)
         self._weights[1] *= torch.tensor(balance)
-        self._grids: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # by their shapes
+        self._grids: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # grids by their shapes
 
     def measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
         """As `Criterion.measure`; `levels` are (B, anchors, h, w, 5 + classes)."""
@@ -76,7 +76,7 @@ class AnchorLoss:
         overlap = complete_iou(corners(boxes), corners(assignment.boxes))
         box = (1 - overlap) * valid
         num_predictions = [len(outputs) for outputs in flat]
-        firsts = accumulate(num_predictions[:-1], initial=0)  # of each level in `objectness`
+        firsts = accumulate(num_predictions[:-1], initial=0)  # each level's first place in `objectness`
         places = torch.cat([index + first for index, first in zip(own, firsts, strict=True)])
         best = torch.zeros_like(objectness).scatter_reduce(0, places, overlap.detach() * valid, "amax")
         obj = self._cross_entropy(objectness, best, self.config.obj_pw)

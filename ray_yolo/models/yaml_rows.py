@@ -71,8 +71,16 @@ def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "
     try:
         file = ModelFile.model_validate(mapping)
     except ValidationError as error:
-        raise ConfigError(f"{where(*error.errors()[0]['loc'])}: {_first(error)}") from error
-    _check_head(file, where)
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{where(*first['loc'])}: {path}: {first['msg']}") from error
+    if file.scale and file.scale not in file.scales:
+        raise ConfigError(f"{where('scale')}: scale: {file.scale!r} is none of scales: {', '.join(file.scales)}")
+    if file.end2end and file.anchors is not None:
+        raise ConfigError(f"{where('end2end')}: end2end: a head with anchors has none; remove one of the two")
+    if file.end2end != (file.reg_max == 1):
+        raise ConfigError(f"{where('reg_max')}: reg_max: must be 1 with end2end: True, else 16")
+
     names: dict[str, object] = {**PLAIN_NAMES, "nc": file.nc}
     if file.anchors is not None:
         names["anchors"] = _look_up(file.anchors, PLAIN_NAMES, "anchors")
@@ -86,16 +94,6 @@ def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "
         return Architecture(tuple(table), anchors, file.depth_multiple, file.width_multiple)
     scale = file.scale or next(iter(file.scales))
     return Architecture(tuple(each.of_size(scale) for each in table), anchors, *file.scales[scale])
-
-
-def _check_head(file: ModelFile, where: Where) -> None:
-    """Refuse keys that contradict each other."""
-    if file.scale and file.scale not in file.scales:
-        raise ConfigError(f"{where('scale')}: scale: {file.scale!r} is none of scales: {', '.join(file.scales)}")
-    if file.end2end and file.anchors is not None:
-        raise ConfigError(f"{where('end2end')}: end2end: a head with anchors has none; remove one of the two")
-    if file.end2end != (file.reg_max == 1):
-        raise ConfigError(f"{where('reg_max')}: reg_max: must be 1 with end2end: True, else 16")
 
 
 def _read_row(entry: object, where: str, head: type[heads.Head], names: Mapping[str, object]) -> Row:
@@ -112,19 +110,16 @@ def _read_row(entry: object, where: str, head: type[heads.Head], names: Mapping[
     where = f"{where} {module}"
     values = [_look_up(value, names, where) for value in args]
     if module == "Detect":
-        _check_head_arguments(values, names, where)
-        values = []  # the data set determines the number of classes, the anchors their number
+        # Its arguments only repeat what the top of the file says. The data set determines the number of classes, the
+        # anchors their number.
+        keys = [key for key in ("nc", "anchors") if key in names]
+        if values != [names[key] for key in keys]:
+            raise ConfigError(f"{where}: its arguments are [{', '.join(keys)}], as given at the top of the file")
+        values = []
     try:
         return row(known[module], *values, source=source if isinstance(source, list) else [source], repeats=number)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _check_head_arguments(values: Sequence[object], names: Mapping[str, object], where: str) -> None:
-    """The arguments of Detect only repeat what the top of the file says."""
-    keys = [key for key in ("nc", "anchors") if key in names]
-    if list(values) != [names[key] for key in keys]:
-        raise ConfigError(f"{where}: its arguments are [{', '.join(keys)}], as given at the top of the file")
 
 
 def _look_up(value: object, names: Mapping[str, object], where: str) -> object:
@@ -145,9 +140,3 @@ def _pairs(level: Sequence[float], where: Where) -> list[tuple[float, float]]:
                           " numbers")
     return list(zip(level[::2], level[1::2], strict=True))
 
-
-def _first(error: ValidationError) -> str:
-    """The first error, on one line."""
-    detail = error.errors()[0]
-    path = ".".join(str(part) for part in detail["loc"])
-    return f"{path}: {detail['msg']}"

@@ -31,7 +31,7 @@ ANCHORS_PX = (  # fitted to COCO at 640 pixels; YOLOv3's and YOLOv5's
     ((30, 61), (62, 45), (59, 119)),
     ((116, 90), (156, 198), (373, 326)),
 )
-P6_ANCHORS_PX = (  # at 1280 pixels
+P6_ANCHORS_PX = (  # for images of 1280 pixels
     ((19, 27), (44, 40), (38, 94)),
     ((96, 68), (86, 152), (180, 137)),
     ((140, 301), (303, 264), (238, 542)),
@@ -115,7 +115,7 @@ def _pyramid(
         reduced: with 1x1 convolutions before upsampling.
     """
     table = [stem, *_stages(block, *backbone), row(SPPF, backbone[-1][0])]
-    widths = [channels for channels, _ in backbone[1:-1]]  # of P3 and coarser levels except the last
+    widths = [channels for channels, _ in backbone[1:-1]]  # those of P3 and coarser levels except the last
     joints = []
     for level, channels in reversed(list(enumerate(widths, 1))):  # joins a level of the backbone
         if reduced:
@@ -142,7 +142,7 @@ V5_SIZES = {"n": (0.33, 0.25, MOST_CHANNELS), "s": (0.33, 0.50, MOST_CHANNELS), 
 V8_SIZES = {"n": (0.33, 0.25, 1024), "s": (0.33, 0.50, 1024), "m": (0.67, 0.75, 768), "l": (1.00, 1.00, 512),
             "x": (1.00, 1.25, 512)}
 V11_SIZES = {"n": (0.50, 0.25, 1024), "s": (0.50, 0.50, 1024), "m": (0.50, 1.00, 512), "l": (1.00, 1.00, 512),
-             "x": (1.00, 1.50, 512)}  # of YOLO12 and YOLO26, too
+             "x": (1.00, 1.50, 512)}  # YOLO12 and YOLO26 have the same.
 
 
 def _neck(coarse: Row, fine: Row, last: Row, levels: tuple[int, int, int], head: type[Head]) -> tuple[Row, ...]:

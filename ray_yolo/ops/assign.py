@@ -17,7 +17,7 @@ TOP = 10  # points of each label
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
 INSIDE = 1e-9  # px from a label's edge at which a point counts as inside
 EPSILON = 1e-9
-PAIRS = 2**23  # of labels and points, measured at once on a GPU
+PAIRS = 2**23  # A GPU measures so many pairs of a label and a point at once.
 
 
 class AlignRule(NamedTuple):
@@ -105,7 +105,7 @@ def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: 
 
     columns = label.flatten().expand(2, -1)
     largest = measured.new_zeros(2, num_labels).scatter_reduce(1, columns, measured.flatten(1), "amax")
-    top_u, top_t = largest[:, label]  # of all points of a point's label
+    top_u, top_t = largest[:, label]  # the largest ones among all points of a point's label
     return Alignment(label, measured[1] * top_u / (top_t + EPSILON))
 
 
@@ -227,7 +227,7 @@ def assign(targets: Tensor, anchors: Tensor, grids: Tensor, image_size: tuple[in
     num_levels, num_anchors, num_targets = len(anchors), anchors.shape[1], len(targets)
     image, kind, x1, y1, x2, y2 = targets.unbind(1)
     height, width = grids[:, 0, None], grids[:, 1, None]  # (levels, 1)
-    cells_per_row, cells_per_column = height / image_size[0], width / image_size[1]  # of a pixel
+    cells_per_row, cells_per_column = height / image_size[0], width / image_size[1]  # the size of a pixel in cells
     x, y = (x1 + x2) / 2 * cells_per_column, (y1 + y2) / 2 * cells_per_row  # (levels, targets)
     size = torch.stack(((x2 - x1) * cells_per_column, (y2 - y1) * cells_per_row), 2)  # (levels, targets, 2)
     ratio = size[:, None] / anchors[:, :, None]

@@ -40,7 +40,7 @@ class Metrics:
     class_precision: Floats  # (classes,) at `confidence`, IoU 0.5
     class_recall: Floats  # (classes,)
     num_labels: Ints  # (classes,)
-    confidence: float  # with the highest smoothed mean F1
+    confidence: float  # the one with the highest smoothed mean F1
     precision: float  # mean at `confidence`, IoU 0.5
     recall: float  # mean at `confidence`, IoU 0.5
     map50: float  # mean average precision at IoU 0.5

@@ -16,7 +16,7 @@ from torch import Tensor
 
 AnyFloats = NDArray[np.floating]
 
-BINS = 16  # of a distance distribution: 0 .. 15 cells
+BINS = 16  # A distribution of a distance has so many bins: 0 .. 15 cells.
 EPSILON = 1e-7  # keeps quotients of degenerate boxes finite; negligible beside a real area
 
 

@@ -125,8 +125,8 @@ def _overlaps(a: Floats, b: Floats, crowd: Bools) -> Floats:
 
 
 def _pairs(found: Detected, truth: Labelled, groups: Ints, label_groups: Ints) -> _Pairs:
-    first = np.searchsorted(label_groups, groups)  # of each detection: its group's first label
-    counts = np.searchsorted(label_groups, groups, side="right") - first  # and the number of its labels
+    first = np.searchsorted(label_groups, groups)  # for each detection, its group's first label
+    counts = np.searchsorted(label_groups, groups, side="right") - first  # and the number of its group's labels
     with_labels = np.flatnonzero(counts)
     parts = []
     for part in np.array_split(with_labels, 1 + int(counts.sum()) // PAIRS_AT_ONCE):

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ray_yolo.ops.boxes import AnyFloats, pairwise_iou
 
-CONFIDENCE, IOU = 0.25, 0.45  # of the detections that count, and of pairs: YOLOv5's
+CONFIDENCE, IOU = 0.25, 0.45  # A detection counts from this confidence, a pair from this IoU, as in YOLOv5.
 
 Ints = NDArray[np.int64]
 

@@ -17,7 +17,7 @@ from ray_yolo.ops.network_input import unit_range
 RecolouredInput = Callable[[Tensor, Tensor, torch.memory_format], Tensor]
 """The last three arguments of `recoloured_input`, and its result."""
 
-_SHIFTS = (16, 8, 0)  # of the three channels of a packed colour
+_SHIFTS = (16, 8, 0)  # the places of the three channels in a packed colour
 
 
 class ColourTables(NamedTuple):

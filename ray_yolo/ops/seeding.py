@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-LARGEST_SCALE = 1.5  # of imgsz, in multi-scale training
+LARGEST_SCALE = 1.5  # the largest multiple of imgsz in multi-scale training
 
 
 class Stream(IntEnum):

@@ -34,7 +34,8 @@ def shards_by_speed(count: int, seconds: tuple[float, ...]) -> tuple[range, ...]
         return tuple(shard(count, worker, len(seconds)) for worker in workers)
     at_least = 1 if count >= len(seconds) else 0
     sizes = [at_least] * len(seconds)
-    finish = [((sizes[worker] + 1) * seconds[worker], worker) for worker in workers]  # with one item more
+    # A heap of the times at which each worker would finish with one item more.
+    finish = [((sizes[worker] + 1) * seconds[worker], worker) for worker in workers]
     heapq.heapify(finish)
     for _ in range(count - sum(sizes)):
         _, first = finish[0]

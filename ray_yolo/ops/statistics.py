@@ -19,8 +19,9 @@ def spearman(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _centred_ranks(values: Sequence[float]) -> np.ndarray:
+    """The ranks of values from 1, less their mean; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)  # rank of the last of equal values
+    last = np.cumsum(counts)  # for each distinct value, the rank of its last occurrence
     ranks = (last - (counts - 1) / 2)[inverse]
     return np.asarray(ranks - ranks.mean())
 
@@ -41,7 +42,7 @@ def student(freedom: float, normal: float = NORMAL_95) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-_INTERVALS = 400  # of Simpson's rule: relative errors under 1e-3, as far as claims need quantiles
+_INTERVALS = 400  # Simpson's rule with so many has relative errors under 1e-3, as far as claims need quantiles.
 _HALVINGS = 40
 
 

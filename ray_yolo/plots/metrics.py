@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-_CHARACTER_INCHES = 0.075  # of a label in 8 pt
+_CHARACTER_INCHES = 0.075  # the width of a character of a label in 8 pt
 READABLE = 30  # largest number of classes with numbers in the cells of a matrix
 
 

@@ -86,7 +86,8 @@ class EventLog:
         self._pending: deque[bytes] = deque(maxlen=_MAX_PENDING)
         self._warned = False
         self._file: int | None
-        self._crc = 0  # of the last line in the file
+        # The checksum of the last line in the file, which the next line's continues.
+        self._crc: int
         self._file, last_seq, self._crc = _open_and_repair(self.path)
         self._next_seq = last_seq + 1
         if durable:
@@ -101,9 +102,7 @@ class EventLog:
         assert not _RESERVED & fields.keys(), f"reserved: {sorted(_RESERVED & fields.keys())}"
         with self._lock:
             seq = self._next_seq
-            self._next_seq += 1
-            line = {"seq": seq, "time": round(time.time(), 3), "type": type} | plain(fields)
-            self._pending.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._add_line(type, plain(fields))
             error = self._write_pending()
             if error and self._durable:
                 self._pending.clear()
@@ -113,16 +112,17 @@ class EventLog:
                 _print_warning(fields["message"])
             if error and not self._warned:
                 self._warned = True
-                self._add_warning(f"{self.path} cannot be written ({error.strerror or error}): events wait in memory "
-                                  "until it can be written again")
+                message = (f"{self.path} cannot be written ({error.strerror or error}): events wait in memory until it "
+                           "can be written again")
+                self._add_line("warning", {"message": message})
+                _print_warning(message)
             return seq
 
-    def _add_warning(self, message: str) -> None:
-        """Let a warning of this log wait with the other lines."""
-        line = {"seq": self._next_seq, "time": round(time.time(), 3), "type": "warning", "message": message}
-        self._next_seq += 1
+    def _add_line(self, type: str, fields: Mapping[str, Any]) -> None:
+        """Let a line with the next number wait for the file."""
+        line = {"seq": self._next_seq, "time": round(time.time(), 3), "type": type, **fields}
         self._pending.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        _print_warning(message)
+        self._next_seq += 1
 
     def close(self) -> list[str]:
         """Try once more to write the pending lines, and close the file. Returns the warnings that are lost."""
@@ -140,7 +140,10 @@ class EventLog:
                 self._file, _, self._crc = _open_and_repair(self.path)
             end = os.fstat(self._file).st_size
             while self._pending:
-                line, crc = _with_crc(self._pending[0], self._crc)  # only now: a full memory drops pending lines
+                # The checksum is added only now: it continues the previous line's, and a full memory drops lines.
+                text = self._pending[0].removesuffix(b"}\n")
+                crc = zlib.crc32(text, self._crc)
+                line = text + f',"crc":"{crc:08x}"}}\n'.encode()
                 if os.write(self._file, line) < len(line):
                     raise OSError(0, "the disk accepted only a part of a line")
                 self._crc = crc
@@ -236,11 +239,15 @@ def best_row(rows: Sequence[EpochEvent]) -> EpochEvent | None:
 class Goodput:
     """The cost of a training's interruptions, over all its commands."""
 
-    restarts: int  # of all workers, from a checkpoint
-    regroupings: int  # workers lost, replaced or added while the others continued
+    restarts: int
+    """How often all workers began again from a checkpoint."""
+    regroupings: int
+    """How often workers were lost, replaced or added while the others continued."""
     steps_repeated: int
-    idle_seconds: float  # from the last progress before each interruption to the first step after it
-    goodput: float  # seconds of training / (seconds of training + idle_seconds); 1 without interruptions
+    idle_seconds: float
+    """The sum of the times from the last progress before an interruption to the first step after it."""
+    goodput: float
+    """Seconds of training / (seconds of training + `idle_seconds`); 1 without interruptions."""
 
     @property
     def line(self) -> str:
@@ -256,7 +263,7 @@ def measure_goodput(events: Sequence[Event]) -> Goodput:
     idle = training = 0.0
     progress: Event | None = None  # the last event that shows progress, or the start before the first one
     reached = 0  # the last step that was done
-    is_interrupted = False  # by a start, until the next progress
+    is_interrupted = False  # A start interrupts the training until the next progress.
     for event in events:
         if isinstance(event, DatasetEvent):
             progress = event
@@ -307,7 +314,7 @@ def _filter_rows(events: Sequence[Event], committed: float) -> list[Event]:
     kept: list[Event] = []
     limit = math.inf
     for event in reversed(events):
-        # Training never restarts from before these steps. After a failure it restarts from the last checkpoint; a start
+        # Training never restarts from before these steps. After a failure it restarts from the last checkpoint. A start
         # of regrouped workers is no checkpoint, since they continue from memory.
         match event:
             case CheckpointEvent() | StartEvent(regrouped=False) | EndEvent(status="done"):
@@ -348,13 +355,6 @@ def check_log(path: Path) -> str | None:
     return None
 
 
-def _with_crc(line: bytes, previous: int) -> tuple[bytes, int]:
-    """A line with its checksum, which continues that of the previous line; and the checksum."""
-    text = line.removesuffix(b"}\n")
-    crc = zlib.crc32(text, previous)
-    return text + f',"crc":"{crc:08x}"}}\n'.encode(), crc
-
-
 def _open_and_repair(path: Path) -> tuple[int, int, int]:
     """(file open for appending, last sequence number or -1, checksum of the last line or 0). Removes a torn last line.
     """
@@ -391,6 +391,7 @@ def _find_end(file: int, size: int) -> tuple[int, int, int]:
 
 
 def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -> Iterator[list[_T]]:
+    """As `follow`, for any way to read a line; what `parse` returns None for is left out."""
     offset = 0
     while True:
         lines = b""
@@ -400,12 +401,8 @@ def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -
             data = file.read()
             lines = data[: data.rfind(b"\n") + 1]
         offset += len(lines)
-        yield _parse_all(lines, parse)  # kept in no variable: a log may be large, and the consumer may not need it
-
-
-def _parse_all(lines: bytes, parse: Callable[[bytes], _T | None]) -> list[_T]:
-    parsed = [parse(line) for line in lines.splitlines()]
-    return [each for each in parsed if each is not None]
+        # The list stays in no variable here: a log may be large, and the consumer may not need it.
+        yield [parsed for line in lines.splitlines() if (parsed := parse(line)) is not None]
 
 
 def _parse_line(line: bytes) -> Line | None:

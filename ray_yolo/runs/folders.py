@@ -41,7 +41,7 @@ def usable_storage() -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error)
         file = str(getattr(error, "filename", None) or "")
         if file:
-            place = file.partition(f"/{_PROBE}")[0]  # of a probe, the folder
+            place = file.partition(f"/{_PROBE}")[0]  # a probe's place is its folder
             reason = f"{place}: {reason}"
         raise StorageError(f"{reason}; give a --project and --storage-path that runs can be written to") from None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-_START_SECONDS = 120.0  # for the actor's process, on a busy machine
+_START_SECONDS = 120.0  # The actor's process may take so long to start on a busy machine.
 _ASK_SECONDS = 5.0  # between two questions of a worker whether the writer lives: all workers ask
 _MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
 
@@ -39,7 +39,7 @@ class Recorder:
 
     def __init__(self) -> None:
         undo_niceness()  # workers wait for it when they start and end
-        self._logs: dict[str, EventLog | None] = {}  # by path; None: it is closed
+        self._logs: dict[str, EventLog | None] = {}  # logs by path; None: it is closed
 
     def open(self, path: str) -> Process:
         """Open a log. Returns this process."""
@@ -182,13 +182,13 @@ class RecorderClient:
         """Append the rows of this process that the log lacks. Only the recording worker has any."""
         rows = list(self._rows)
         self._rows.clear()
-        if not rows or not Path(self._path).exists():  # on another machine, without shared storage
+        if not rows or not Path(self._path).exists():  # It is on another machine, without shared storage.
             return
-        written = set(map(_line, read_events(self._path)))
+        written = set(map(_content, read_events(self._path)))
         with contextlib.suppress(OSError):
             log = EventLog(self._path)
             for event in rows:
-                if _line(event) not in written:
+                if _content(event) not in written:
                     log.append(event)
             log.close()
 
@@ -205,8 +205,8 @@ class RecorderClient:
                 ray.kill(self.actor, no_restart=True)
 
 
-def _line(event: Event) -> str:
-    """What the log has of an event, without number and time."""
+def _content(event: Event) -> str:
+    """The content of an event in the log, by which a row is found there: without number and time."""
     return json.dumps([event.type, plain(event.fields)])
 
 

@@ -91,7 +91,7 @@ class RemoteRun:
 
     def __init__(self, store: Store, folder: Path, address: str, held: Lease) -> None:
         self.address, self.attempt = address, held.attempt
-        self.checkpoints = RemoteCheckpoints(store, held.attempt)  # of the run, for this attempt
+        self.checkpoints = RemoteCheckpoints(store, held.attempt)  # the run's checkpoints, for this attempt
         self._store, self._folder, self._lease = store, folder, held
         self._flushing = threading.Lock()
         self._offset = 0  # bytes of the log that are stored

@@ -230,7 +230,7 @@ def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: FolderR
         return False
     recipe_there = recipe.model_copy(update={"data": record.asked.data})
     is_same_otherwise = record.digest == recipe_digest(recipe_there)
-    return is_same_otherwise and labels() == record.labels  # in this order: reading the labels takes time
+    return is_same_otherwise and labels() == record.labels  # The labels come last: reading them takes time.
 
 
 @usable_storage()
@@ -434,10 +434,11 @@ def _try_open(folder: Path) -> Run | None:
         lock = closing.enter_context((folder / ".lock").open("a+"))
         if not lock_file(lock, _TRY_SECONDS):
             return None
-        remote = acquire_run(folder)
+        remote = acquire_run(folder)  # for a run in a bucket; a text names the other process that holds it
         holder = remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n"
         lock.truncate(0)
-        with suppress(OSError):  # a full disk refuses the record, whose error counts; this is for messages of others
+        # The holder is for the messages of others. A full disk refuses the run's record as well, and that error counts.
+        with suppress(OSError):
             os.write(lock.fileno(), holder.encode())
         if isinstance(remote, str):
             return None

@@ -33,7 +33,7 @@ from ray_yolo.runs.usage import measure_usage
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
 _WARNINGS_SHOWN = 5
-_CLOCK_SECONDS = 5.0  # by which the clocks of machines may differ
+_CLOCK_SECONDS = 5.0  # The clocks of machines may differ by so much.
 
 
 class Members(Frozen):
@@ -104,7 +104,8 @@ def describe_run(run_dir: Path) -> list[str]:
         lines.append(_progress(events, now))
     if not active and (run_dir / "finished").exists():
         lines += _results(run_dir, events)
-    if isinstance(balance := last_of(events, StartEvent, BalanceEvent), BalanceEvent):  # of this group of workers
+    balance = last_of(events, StartEvent, BalanceEvent)
+    if isinstance(balance, BalanceEvent):  # else the present group of workers has none yet
         lines.append(balance.line)
     if shares := _shares(events):
         lines.append(shares)
@@ -116,7 +117,10 @@ def describe_run(run_dir: Path) -> list[str]:
     if active and not startup:
         lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
-    lines += [_warning(event) for event in warnings[-_WARNINGS_SHOWN:]]
+    for warning in warnings[-_WARNINGS_SHOWN:]:
+        moment = time.strftime("%m-%d %H:%M:%S", time.localtime(warning.time))
+        worker = "" if warning.worker is None else f"worker {warning.worker}: "
+        lines.append(f"{moment}  {worker}{warning.message}")
     return lines
 
 
@@ -186,11 +190,6 @@ def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
             line += f"  ({num_waiting} wait for it)"
         lines.append(line)
     return lines
-
-
-def _warning(event: WarningEvent) -> str:
-    worker = "" if event.worker is None else f"worker {event.worker}: "
-    return f"{time.strftime('%m-%d %H:%M:%S', time.localtime(event.time))}  {worker}{event.message}"
 
 
 def _ago(seconds: float) -> str:

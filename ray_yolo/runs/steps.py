@@ -92,7 +92,7 @@ class Agreement(NamedTuple):
     """How far replayed losses equal those of the log."""
 
     compared: int  # logged steps that were replayed
-    equal: int  # of them, to the bit in every term
+    equal: int  # those that are equal to the bit in every term
     first: int | None = None  # step of the first difference
     logged: tuple[float | None, ...] = ()  # losses of that step
     replayed: tuple[float | None, ...] = ()

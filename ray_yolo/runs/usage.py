@@ -224,7 +224,8 @@ class _Meter:
     now: float = 0.0
     alive: float = 0.0  # time of the last event of a worker that trains
     started: dict[int, _Process] = field(default_factory=dict)  # that have not joined yet, by the worker's number
-    present: dict[tuple[int, int], _Stay] = field(default_factory=dict)  # by number, and the how-manieth of that number
+    present: dict[tuple[int, int], _Stay] = field(default_factory=dict)
+    """The stays of the workers that train, by the worker's number and how often the group had that number before."""
     stays: list[_Stay] = field(default_factory=list)  # that have ended
     marks: list[_Mark] = field(default_factory=list)  # the progress that is kept; the first one is the first start
     pace: float = 0.0  # seconds of the last logged step

@@ -20,7 +20,7 @@ from ray_yolo.storage.lease import try_lock
 WORKERS_LOCK = ".workers"
 """File in a run folder. Each worker that has locked it has added a line: the fields of its `Process`."""
 
-WAIT_SECONDS = 30.0  # for the workers of a killed driver to save the current step and end
+WAIT_SECONDS = 30.0  # A killed driver's workers may take so long to save the current step and end.
 _POLL_SECONDS = 0.1
 
 

@@ -76,7 +76,7 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
         if is_held(folder):  # since the first look
             continue
         if folder.exists() and read_or_empty(folder / RECORD_FILE) != record:
-            shutil.rmtree(folder)  # of an earlier run with this name
+            shutil.rmtree(folder)  # an earlier run with this name
         create_working_copy(folder, f"{address}/{name}")
         (folder / RECORD_FILE).write_bytes(record)
         modified = files[RECORD_FILE]

@@ -18,7 +18,7 @@ from ray_yolo.storage.lease import try_lock
 
 PREFIX = "ray_yolo-"
 _LOCK = "lock"
-_LONGEST = 40  # characters of a folder, of the 107 that a socket's path may have
+_LONGEST = 40  # A folder may have so many of the 107 characters that a socket's path may have.
 
 _starting = threading.Event()
 
@@ -37,13 +37,13 @@ def session_folder() -> Path:
     unlocked = folder / f"{_LOCK}.new"
     try_lock(os.open(unlocked, os.O_CREAT | os.O_WRONLY))  # held until this process exits
     unlocked.rename(folder / _LOCK)  # so `_remove_stale` never finds it unlocked
-    atexit.register(_remove, folder)
+
+    def remove() -> None:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return folder / "r"
-
-
-def _remove(folder: Path) -> None:
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_stale(folder: Path) -> None:
@@ -83,6 +83,7 @@ def in_own_groups() -> Iterator[None]:
 
 
 def _leave_group() -> None:
+    """Runs in each new child process, between `fork` and `exec`."""
     if _starting.is_set():
         os.setpgid(0, 0)
 

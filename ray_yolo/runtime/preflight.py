@@ -81,16 +81,20 @@ def check_early(config: RunConfig) -> Hooks:
     """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks.
     Returns the functions of the callbacks.
     """
-    _check_strategy(config.placement)
-    _check_shared_gpus(config.placement)
-    if config.placement.num_workers == 0:
-        local_device(config.placement.gpus_per_worker)
-    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
-    for name in split_names(config.placement.trackers):
+    placement = config.placement
+    _check_strategy(placement)
+    if placement.shares_gpus and placement.max_workers > 1:  # NCCL would end with "Duplicate GPU detected".
+        raise ConfigError(f"gpus_per_worker: {placement.gpus_per_worker:g} for {placement.max_workers} workers: the "
+                          "workers of a training cannot share a GPU, because NCCL connects no two processes on one; "
+                          "use --gpus-per-worker 1, or one worker")
+    if placement.num_workers == 0:
+        local_device(placement.gpus_per_worker)
+    tracking_uri(placement.mlflow_uri, ".")  # refuses an address without a scheme
+    for name in split_names(placement.trackers):
         load_tracker(name)
-    hooks = load_callbacks(config.placement.callbacks)
-    if not config.placement.resume:
-        resolve(config.recipe, config.placement.max_workers, gpu=False)
+    hooks = load_callbacks(placement.callbacks)
+    if not placement.resume:
+        resolve(config.recipe, placement.max_workers, gpu=False)
         check_model(config.recipe)
     return hooks
 
@@ -103,14 +107,6 @@ def _check_strategy(placement: Placement) -> None:
         raise ConfigError(f"placement_strategy: {placement.placement_strategy} for {low}-{high} workers: workers of a "
                           "range join, leave and move one by one, and Ray can bind only workers that it places "
                           f"together; use --num-workers {high}, or --placement-strategy PACK or SPREAD")
-
-
-def _check_shared_gpus(placement: Placement) -> None:
-    """Refuse several workers of a training with a part of a GPU each. NCCL ends with "Duplicate GPU detected"."""
-    if placement.shares_gpus and placement.max_workers > 1:
-        raise ConfigError(f"gpus_per_worker: {placement.gpus_per_worker:g} for {placement.max_workers} workers: the "
-                          "workers of a training cannot share a GPU, because NCCL connects no two processes on one; "
-                          "use --gpus-per-worker 1, or one worker")
 
 
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
@@ -242,7 +238,7 @@ def compare_initial_weights(recipe: Recipe, names: Sequence[str]) -> TransferRec
     weights = read_weights(local_file(recipe.weights))
     transfer = _compare_with(recipe, names, weights)
     if transfer.is_sparse and "model" not in recipe.model_fields_set:
-        own = (weights.meta or {}).get("recipe", {}).get("model", "")  # of a checkpoint of ours
+        own = (weights.meta or {}).get("recipe", {}).get("model", "")  # a checkpoint of ours says it
         raise CheckpointError(f"{recipe.weights}: has only {transfer.matched} of the {transfer.total} tensors of "
                               f"{recipe.model}, the default model; give its own model with --model {own}".rstrip())
     return transfer
@@ -362,7 +358,7 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     asked = fine_tuned(asked, len(train), len(train.names))
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=is_bf16_faster())
     left_open: list[str] = []
-    is_measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0  # by AutoBatch, on a worker
+    is_measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0  # AutoBatch will, on a worker
     if is_measured or placement.num_workers == "auto":
         left_open += ["batch_size", "microbatch"]
     # The workers of a cluster may have other processors than this one, which is faster in bf16.

@@ -38,17 +38,22 @@ class NodeResources:
 class Images:
     """Memory that a dataset's decoded images need."""
 
-    num_bytes: int  # of both splits, decoded at the network's size
-    room: int  # bytes available for them on a node
+    num_bytes: int
+    """The bytes of both splits, decoded at the network's size."""
+    room: int
+    """The bytes that a node has for them."""
 
 
 @dataclass(frozen=True)
 class LoaderRoom:
     """Shared memory (`/dev/shm`), through which loader processes pass their batches."""
 
-    free: int  # bytes on a node; 0: none, or it is read-only
-    per_loader: int  # bytes for the batches that a loader process has ready
-    per_worker: int  # bytes for those that a worker computes with
+    free: int
+    """The bytes of it that are free on a node; 0: there is none, or it cannot be written."""
+    per_loader: int
+    """The bytes of the batches that a loader process has ready."""
+    per_worker: int
+    """The bytes of the batches that a worker computes with."""
 
     def limit(self, loaders: int, workers: int = 1, images: int = 0) -> tuple[int, str]:
         """As many of the loader processes of a worker as have room, and the reason if they are fewer; else ''.
@@ -101,9 +106,10 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
 
     reasons = []
     if room and loaders:
-        together = max((_num_on(node, int(cpus), gpus) for node in nodes), default=1)  # workers that share the memory
+        fitting = max((_num_on(node, int(cpus), gpus) for node in nodes), default=1)
+        sharing = max(1, min(fitting, placement.max_workers))  # the workers that share the memory of a node
         cached = images.num_bytes if images and cache == "ram" else 0
-        loaders, reason = room.limit(loaders, max(1, min(together, placement.max_workers)), cached)
+        loaders, reason = room.limit(loaders, sharing, cached)
         reasons += [reason] if reason else []
     if placement.cpus_per_worker == "auto":
         reasons.append(_free_cpus(nodes, placement.max_workers, gpus, cpus))
@@ -150,25 +156,16 @@ def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strateg
     """
     if gpus:
         candidates = [node for node in nodes if node.gpus >= gpus]
-        limit = min((_cpus_beside(node, gpus) for node in candidates), default=1.0)  # all workers are equal
+        # All workers are equal, so the node with the fewest CPUs for each GPU decides.
+        cpus_per_gpu = [node.cpus_per_gpu or node.cpus / node.gpus for node in candidates]
+        limit = gpus * min(cpus_per_gpu) if candidates else 1.0
     else:
-        candidates = [_without_half(node) if node.is_shared else node for node in nodes]
+        candidates = [replace(node, cpus=node.cpus / 2) if node.is_shared else node for node in nodes]
         limit = max((node.cpus for node in candidates), default=1.0)
     for cpus in range(int(limit), 1, -1):
         if _num_placed(candidates, cpus, gpus, strategy) >= workers:
             return cpus
     return 1  # also if not all workers fit: the cluster is asked elsewhere
-
-
-def _cpus_beside(node: NodeResources, gpus: float) -> float:
-    """The CPUs of a node that belong to some of its GPUs."""
-    cpus_per_gpu = node.cpus_per_gpu or node.cpus / node.gpus
-    return gpus * cpus_per_gpu
-
-
-def _without_half(node: NodeResources) -> NodeResources:
-    """A node with half of its free CPUs: other jobs keep the other half."""
-    return replace(node, cpus=node.cpus / 2)
 
 
 def _num_placed(nodes: Sequence[NodeResources], cpus: int, gpus: float, strategy: str) -> int:
@@ -202,7 +199,7 @@ def loader_processes(cpus: int, gpus: float, threads: int, feeds: int) -> int:
     With a loader process they take s / (c - 1), which is less if c (c - 1) > feeds.
 
     Args:
-        threads: of arithmetic, if fixed; else 0.
+        threads: the threads of arithmetic, if fixed; else 0.
         feeds: CPUs that one loader process keeps busy.
     """
     if gpus:

@@ -37,7 +37,7 @@ class Terms:
 
     attempt: int
     holder: str  # '': released
-    owner: str  # for messages
+    owner: str  # the holder in words, for messages
     renewed: int = 0
 
     def to_bytes(self) -> bytes:

@@ -29,7 +29,7 @@ from ray_yolo.core.files import HashingWriter, replacing
 from ray_yolo.core.redact import redact
 
 READ_TIMEOUT = timedelta(seconds=30)  # without a byte from the server; a request uploads at most 5 MB
-RETRY_TIMEOUT = timedelta(seconds=60)  # for retries of a failed request
+RETRY_TIMEOUT = timedelta(seconds=60)  # A failed request is tried again for so long.
 _UNLIMITED = timedelta(days=7)  # otherwise obstore ends every request after 30 s, even one that progresses
 _CHUNK = 1 << 17  # bytes; an incomplete chunk is lost with its connection
 _UPLOADS = 4  # concurrent parts of an object; on a slow line more only compete
@@ -41,7 +41,7 @@ _CREDENTIALS = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOG
 _NO_CREDENTIALS = "http://169.254.169.254", "http://metadata", "Account must be specified"
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
 
-_REQUESTS = 32  # at the same time
+_REQUESTS = 32  # So many run at the same time.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Fetched(NamedTuple):
     """A downloaded object; the digests are those of the received bytes."""
 
     size: int  # bytes
-    tag: str  # as in `Entry`
+    tag: str  # the same as in `Entry`
     sha256: str
     md5: str
 
