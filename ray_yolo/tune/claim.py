@@ -32,6 +32,7 @@ class Law(NamedTuple):
     floor: float = FLOOR
 
 
+LAW = Law()
 FORMER_LAW = Law(asks_for_repeats=False, floor=0.0)
 """Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
 
@@ -58,8 +59,8 @@ class Claim(BaseModel, frozen=True):
         if self.better:
             return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {seeds}"
         if not self.is_long_enough:
-            return (f"not compared with the default: no mean fitness reaches {FLOOR:g}, so these trainings are too short "
-                    "to judge a recipe; give more --epochs, larger images or initial weights")
+            return (f"not compared with the default: no mean fitness reaches {FLOOR:g}, so these trainings are too "
+                    "short to judge a recipe; give more --epochs, larger images or initial weights")
         if not self.is_repeated:
             return (f"not shown to be better than the default: a gain of {self.gain:.4g} +- {self.margin:.2g}, and one "
                     "training of the default cannot show it; a longer sweep repeats it")
@@ -69,7 +70,7 @@ class Claim(BaseModel, frozen=True):
 
 
 def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0.0,
-          expected: tuple[float, float] | None = None, candidates: int = 1, law: Law = Law()) -> Claim:
+          expected: tuple[float, float] | None = None, candidates: int = 1, law: Law = LAW) -> Claim:
     """The claim from the fitness of a candidate on fresh seeds, and of the default on any seeds.
 
     The candidate is better if the difference of the means and the gain are both significant (one-sided, 5 %). The gain

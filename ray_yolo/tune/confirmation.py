@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ray_yolo.tune.claim import Claim, Law, judge
+from ray_yolo.tune.claim import LAW, Claim, Law, judge
 from ray_yolo.tune.surrogate import Surrogate
 
 TRAININGS_PER_RUN = 9.0  # of exploration, for each training on a fresh seed
@@ -51,7 +51,7 @@ class Finalist(NamedTuple):
 
 
 def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[float], process: Surrogate | None,
-                      places: Mapping[int, Sequence[float]], law: Law = Law()) -> list[Finalist]:
+                      places: Mapping[int, Sequence[float]], law: Law = LAW) -> list[Finalist]:
     """Each finalist's claim against the default (trial 0), the highest expected gain first.
 
     Args:

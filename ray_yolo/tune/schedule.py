@@ -29,7 +29,7 @@ from pydantic import BaseModel
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
-from ray_yolo.tune.claim import Claim, Law
+from ray_yolo.tune.claim import LAW, Claim, Law
 from ray_yolo.tune.confirmation import ConfirmationPlan, compare_finalists, number_of_runs, plan_confirmation
 from ray_yolo.tune.evolution import Genes, Space, grid_size
 from ray_yolo.tune.ledger_events import (
@@ -155,7 +155,7 @@ class Schedule(Replayable):
 
     def __init__(self, space: Space, seed: int, rungs: Sequence[int], virtual_slots: int,
                  cost: Callable[[Genes], float] = lambda genes: 1.0,
-                 write: Callable[[LedgerEvent], None] = lambda event: None, law: Law = Law()) -> None:
+                 write: Callable[[LedgerEvent], None] = lambda event: None, law: Law = LAW) -> None:
         self._space, self._seed, self._rungs, self._law = space, seed, tuple(rungs), law
         super().__init__(write)
         self._cost = cost

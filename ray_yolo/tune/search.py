@@ -108,7 +108,7 @@ def _by_name(value: object) -> object:
 
 
 _DEFAULT_SEARCH = {"algorithm": "gp", "parent": "mean", "scheduler": "ladder"}
-"""Of a space that names no algorithm. One with an algorithm trains each trial to its end, unless it names a scheduler."""
+"""Of a space that names no algorithm. With an algorithm each trial trains to its end, unless there is a scheduler."""
 
 
 class Search(ConfigModel):

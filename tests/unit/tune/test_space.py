@@ -212,7 +212,8 @@ MISTAKES = {
     "search: {objective: {mAP50: -1, recall: 2}}": "space.yaml:2: search.objective: weights must be 0 or more",
     "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range",
     "search: {random_share: 0.5}\nlr0: [0.01, 0.1]": "search: random_share is a setting of evolve; write algorithm",
-    "search: {algorithm: evolve}\ndegrees: [0, 45]": "space.yaml:1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or",
+    "search: {algorithm: evolve}\ndegrees: [0, 45]":
+        "space.yaml:1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or",
     "search: {algorithm: evolve}\nlr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: no gene can evolve",
     "search: {algorithm: random}": r"space.yaml:1: the space names no gene; write for example lr0: \[0.001, 0.1, log\]",
 }
