@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
@@ -18,9 +18,23 @@ SIDES: tuple[Side, Side] = ("A", "B")
 
 NOISE = 0.1  # of one training, as a share of its fitness; that of two recipes on one seed is not correlated
 PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
+UNMEASURED, UNMEASURED_FREEDOM = 0.25, 2.0  # the noise where no side has a second training, and what it counts as
+FLOOR = 0.01  # a fitness that says whether a recipe has learned anything
 DOUBT = 1.5  # standard deviations of the exploration that are subtracted
 QUANTILES = {1: NORMAL_95, 2: 1.9599640, 3: 2.1280452}
 """Of the normal distribution at 1 - 5 % / candidates, by the number of candidates that are compared."""
+
+
+class Law(NamedTuple):
+    """What a sweep's claim assumes and asks for."""
+
+    asks_for_repeats: bool = True  # nothing is better than a default with one training
+    floor: float = FLOOR
+
+
+LAW = Law()
+FORMER_LAW = Law(asks_for_repeats=False, floor=0.0)
+"""Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
 
 
 class Claim(BaseModel, frozen=True):
@@ -37,18 +51,26 @@ class Claim(BaseModel, frozen=True):
     margin: float = 0.0
     runs: int = 0
     detectable: float = 0.0
+    is_repeated: bool = True  #: the default has several trainings; with one, nothing can be shown
+    is_long_enough: bool = True  #: the trainings learn enough to judge a recipe
 
     def __str__(self) -> str:
         seeds = format_count(self.runs, "fresh seed")
         if self.better:
             return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {seeds}"
+        if not self.is_long_enough:
+            return (f"not compared with the default: no mean fitness reaches {FLOOR:g}, so these trainings are too "
+                    "short to judge a recipe; give more --epochs, larger images or initial weights")
+        if not self.is_repeated:
+            return (f"not shown to be better than the default: a gain of {self.gain:.4g} +- {self.margin:.2g}, and one "
+                    "training of the default cannot show it; a longer sweep repeats it")
         if not self.runs:
             return "not compared with the default: no training of both finished with a fitness above 0"
         return f"not better than the default; {seeds} could have shown {self.detectable:.2g}"
 
 
 def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0.0,
-          expected: tuple[float, float] | None = None, candidates: int = 1) -> Claim:
+          expected: tuple[float, float] | None = None, candidates: int = 1, law: Law = LAW) -> Claim:
     """The claim from the fitness of a candidate on fresh seeds, and of the default on any seeds.
 
     The candidate is better if the difference of the means and the gain are both significant (one-sided, 5 %). The gain
@@ -57,13 +79,18 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     deviations are subtracted. If it is the best of several `candidates`, each has its share of the 5 % (Bonferroni).
 
     Noise is a share of the fitness, the same for candidate and default. It is estimated from all trainings. Its prior
-    is the measured noise and the exploration's `noise` (0: unknown).
+    is the measured noise and the exploration's `noise` (0: unknown). With one training of each nothing measures it, and
+    the default's one may have collapsed: the interval is wide, and nothing is better. Where neither mean reaches the
+    law's floor, the trainings were too short, and nothing is compared.
     """
     if not len(candidate) or not len(default) or max(*candidate, *default) <= 0:
         return Claim(better=False)
     ours, theirs = float(np.mean(candidate)), float(np.mean(default))
+    if max(ours, theirs) < law.floor:
+        return Claim(better=False, is_long_enough=False)
     shown = ours - theirs
-    share, freedom = _noise(candidate, default, noise)
+    share, freedom = _noise(candidate, default, noise, law)
+    is_repeated = len(default) > 1 or not law.asks_for_repeats
     error = share * math.sqrt(ours**2 / len(candidate) + theirs**2 / len(default))  # standard error of the difference
     detectable = student(freedom, QUANTILES[candidates]) * error
     gain, margin = shown, detectable
@@ -73,17 +100,20 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
         gain = mean + trust * (shown - mean)
         margin = math.sqrt(trust) * detectable  # the standard error of the weighted mean is sqrt(trust) x error
     return Claim(
-        better=shown > detectable and gain > margin,
+        better=is_repeated and shown > detectable and gain > margin,
         ahead=min(shown, gain) > 0,
         gain=_rounded(gain),
         margin=_rounded(margin),
         runs=len(candidate),
         detectable=_rounded(detectable),
+        is_repeated=is_repeated,
     )
 
 
-def _noise(candidate: Sequence[float], default: Sequence[float], prior: float) -> tuple[float, float]:
+def _noise(candidate: Sequence[float], default: Sequence[float], prior: float, law: Law) -> tuple[float, float]:
     """Noise of a training as a share of its fitness, and the degrees of freedom of this estimate."""
+    if law.asks_for_repeats and len(candidate) == len(default) == 1:
+        return max(UNMEASURED, prior), UNMEASURED_FREEDOM
     squares, freedom = 0.0, PRIOR_FREEDOM
     for runs in (candidate, default):
         if max(runs) > 0:

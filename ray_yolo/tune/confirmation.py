@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ray_yolo.tune.claim import Claim, judge
+from ray_yolo.tune.claim import LAW, Claim, Law, judge
 from ray_yolo.tune.surrogate import Surrogate
 
 TRAININGS_PER_RUN = 9.0  # of exploration, for each training on a fresh seed
@@ -51,7 +51,7 @@ class Finalist(NamedTuple):
 
 
 def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[float], process: Surrogate | None,
-                      places: Mapping[int, Sequence[float]]) -> list[Finalist]:
+                      places: Mapping[int, Sequence[float]], law: Law = LAW) -> list[Finalist]:
     """Each finalist's claim against the default (trial 0), the highest expected gain first.
 
     Args:
@@ -64,5 +64,5 @@ def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[flo
     for trial, fitness in runs.items():
         expected = process.gain(places[trial], places[0]) if process else None
         noise = process.noise if process else 0.0
-        comparisons.append(Finalist(trial, judge(fitness, default, noise, expected, len(runs))))
+        comparisons.append(Finalist(trial, judge(fitness, default, noise, expected, len(runs), law)))
     return sorted(comparisons, key=lambda each: -each.claim.gain if each.claim.runs else math.inf)

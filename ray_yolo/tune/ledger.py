@@ -7,7 +7,7 @@ contains no wall-clock time, attempt or lost worker, so two executions of a stud
 | version | ray_yolo | continued | read by `status`, `verify` and `list` |
 |---|---|---|---|
 | 6 | 0.3.0 | yes | yes |
-| 5 of a sweep | 0.2.0 | yes: the decisions are the same | yes |
+| 5 of a sweep | 0.2.0 | yes: the decisions are the same, and its claims follow by the law of 0.2.0 | yes |
 | 1 of a comparison | 0.2.0 | yes: its claims are made again, by the law of today | yes |
 | earlier, or population based training | up to 0.2.0 | no | no: the error names the version |
 """

@@ -15,7 +15,7 @@ from ray_yolo.tune.pairs import claim_from, results_of
 from ray_yolo.tune.status import result_line, summary_line, table_rows
 from ray_yolo.tune.study import ComparisonEvent
 
-_PICTURES = ("progress.png", "rungs.png", "importance.png", "parallel.png", "evolve.png", "lineage.png")
+_PICTURES = ("progress.png", "rungs.png", "parallel.png", "evolve.png", "lineage.png")
 _CURVES, _PAIRS = "curves.png", "pairs.png"
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_yolo.core.formatting import format_count
-from ray_yolo.ops.statistics import spearman
-from ray_yolo.plots.style import COLOURS, GREY, INK, PALE, count_along_x, dress, new_figure, plain, save
+from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, plain, save
 from ray_yolo.tune.trials import Trial
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle
 
 
 def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial, results: Mapping[int, Mapping[int, float]]) -> None:
-    """Draw evolve.png, progress.png, rungs.png, lineage.png, importance.png and parallel.png of a sweep.
+    """Draw evolve.png, progress.png, rungs.png, lineage.png and parallel.png of a sweep.
 
     Args:
         results: fitness by epochs, by trial, as from `ledger.rung_results`.
@@ -41,7 +40,6 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial, results: Mapp
     # Only fitness after equally many epochs is comparable: that of the trials that trained longest.
     longest = max((trial.epochs for trial in finished), default=0)
     whole = [trial for trial in finished if trial.epochs == longest]
-    plot_importance(_columns(whole, numeric), _fitness(whole), folder / "importance.png")
     plot_parallel(_columns(whole, numeric), _fitness(whole), folder / "parallel.png")
 
     pairs: dict[int, tuple[float, float]] = {}
@@ -94,25 +92,6 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
             axes.set_title(f"{at[best]:.4g}", fontsize=8, color=COLOURS[1], loc="right")
     for axes in panels[::COLUMNS]:
         axes.set_ylabel("Fitness", fontsize=9, color=INK)
-    return save(figure, path)
-
-
-def plot_importance(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
-    """The rank correlation between each gene and fitness, the largest first.
-
-    It shows monotonic effects of single genes among n trials with the same number of epochs. The band is the standard
-    error 1/sqrt(n - 1) of a gene without effect; most correlations of such genes are within twice the band.
-    """
-    shares = {name: spearman(values, fitness) for name, values in genes.items() if len(values) > 2}
-    names = sorted(shares, key=lambda name: abs(shares[name]))
-    error = 1 / math.sqrt(len(fitness) - 1) if len(fitness) > 1 else 0.0  # of a gene without effect
-    figure = new_figure(8, 1.5 + 0.28 * len(names))
-    title = f"Genes and fitness, {format_count(len(fitness), 'trial')}; without effect \N{PLUS-MINUS SIGN}{error:.2f}"
-    axes = dress(figure.add_subplot(), title=title, x="Rank correlation with fitness")
-    axes.axvspan(-error, error, color=PALE, zorder=0)
-    axes.barh([plain(name, 28) for name in names], [shares[name] for name in names], color=COLOURS[0], height=0.6)
-    axes.axvline(0, color=GREY, linewidth=0.8)
-    axes.set_xlim(-1, 1)
     return save(figure, path)
 
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
-from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.claim import LAW, Claim, Law
 from ray_yolo.tune.confirmation import ConfirmationPlan, compare_finalists, number_of_runs, plan_confirmation
 from ray_yolo.tune.evolution import Genes, Space, grid_size
 from ray_yolo.tune.ledger_events import (
@@ -150,12 +150,13 @@ class Schedule(Replayable):
         virtual_slots: trainings at the same virtual time.
         cost: virtual time of one epoch with these genes: pixels x images, 1 for the base recipe.
         write: called with each new event, in virtual order, before it takes effect.
+        law: of the claim.
     """
 
     def __init__(self, space: Space, seed: int, rungs: Sequence[int], virtual_slots: int,
                  cost: Callable[[Genes], float] = lambda genes: 1.0,
-                 write: Callable[[LedgerEvent], None] = lambda event: None) -> None:
-        self._space, self._seed, self._rungs = space, seed, tuple(rungs)
+                 write: Callable[[LedgerEvent], None] = lambda event: None, law: Law = LAW) -> None:
+        self._space, self._seed, self._rungs, self._law = space, seed, tuple(rungs), law
         super().__init__(write)
         self._cost = cost
         self._epochs = self._rungs[-1]
@@ -480,7 +481,7 @@ class Schedule(Replayable):
         if control is not None:
             default = [control, *default]
         places = {trial: self._places[trial] for trial in (0, *finalists)}
-        comparisons = compare_finalists(runs, default, closing.process, places)
+        comparisons = compare_finalists(runs, default, closing.process, places, self._law)
         chosen, claim = comparisons[0] if comparisons else (0, Claim(better=False))
         self._emit(ChosenEvent(trial=chosen))
         wins = claim.ahead or 0 in closing.timeline.failed

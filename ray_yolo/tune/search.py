@@ -5,7 +5,7 @@ This module imports neither torch nor ray; Ray's classes implement the scheduler
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -107,14 +107,18 @@ def _by_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
-class Search(ConfigModel):
-    """Algorithm, scheduler and objective of a search."""
+_DEFAULT_SEARCH = {"algorithm": "gp", "parent": "mean", "scheduler": "ladder"}
+"""Of a space that names no algorithm. With an algorithm each trial trains to its end, unless there is a scheduler."""
 
-    algorithm: Literal["gp", "evolve", "random", "grid"] = "evolve"
+
+class Search(ConfigModel):
+    """Algorithm, scheduler and objective of a search; without an algorithm it is the default search."""
+
+    algorithm: Literal["gp", "evolve", "random", "grid"] = "gp"
     """gp: a Gaussian process, evolve and random by turns; evolve: children of the best rows; random; grid: each
     combination."""
     parent: Literal["single", "mean"] = "single"
-    """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
+    """Parent of a child: one of the five best rows, or their mean, both weighted by fitness."""
     random_first: int = Field(0, ge=0)
     """Proposals under evolve that are drawn at random before the first child."""
     random_share: float = Field(0.0, ge=0.0, le=1.0)
@@ -126,6 +130,16 @@ class Search(ConfigModel):
     """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""
     limit: Limit | None = None
     """Limit on the networks that are trained."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "algorithm" in data:
+            return data
+        for name in ("random_first", "random_share"):
+            if name in data:
+                raise ValueError(f"{name} is a setting of evolve; write algorithm: evolve, too")
+        return {**_DEFAULT_SEARCH, **data}
 
     @field_validator("objective")
     @classmethod

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.tune.claim import FORMER_LAW, LAW
 from ray_yolo.tune.evolution import Genes, Space
 from ray_yolo.tune.identity import changed_parts
 from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent, LedgerEvent, ProposedEvent
@@ -59,7 +60,8 @@ class SweepEvent(StudyEvent):
 
     def schedule(self, **options: Any) -> Schedule:
         """The schedule of this sweep."""
-        return Schedule(self.space, self.recipe.seed, self.rungs, self.virtual_slots, self.cost, **options)
+        law = LAW if self.version == VERSION else FORMER_LAW
+        return Schedule(self.space, self.recipe.seed, self.rungs, self.virtual_slots, self.cost, law=law, **options)
 
     def folder_of(self, task: Task) -> str:
         """The name of a trial's run folder; a training on a fresh seed has its own."""

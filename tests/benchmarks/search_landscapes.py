@@ -21,6 +21,7 @@ from ray_yolo.tune.evolution import Gene, GeneValue, Space
 from ray_yolo.tune.space import load_space, read_space
 from tests.benchmarks.evolve_table import Surface, coordinates, read_table
 from tests.benchmarks.record_curves import SPACE
+from tests.benchmarks.search_noise import NOISY, Noisy
 from tests.benchmarks.search_traps import TRAPS, Trap
 
 HERE = Path(__file__).parent
@@ -186,6 +187,7 @@ def load_landscapes(file: str, instance: int, only: str = "") -> Iterator[Landsc
     yield from (Recorded(table, instance) for table in TABLES if only in ("", Path(table).stem))
     yield from (Formula(form, instance) for form in Formula.FORMS if only == form or (not only and form not in CLAIMED))
     yield from (Trap(form, instance) for form in TRAPS if only in ("", form))
+    yield from (Noisy(form, instance) for form in NOISY if only == form)
 
 
 @cache

@@ -13,6 +13,7 @@ from ray_yolo.tune.ledger_events import ChosenEvent, ClaimedEvent, LedgerEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
 from ray_yolo.tune.search import MOST_TRIALS, Search
 from ray_yolo.tune.study import SweepEvent
+from ray_yolo.tune.tuner import trials_ahead
 from tests.benchmarks.search_landscapes import Landscape, noise_key
 
 START_SECONDS = 0.5  # of each training, also of one that continues
@@ -74,15 +75,17 @@ def race(land: Landscape, rival: Rival, slots: int, trainings: float, seed: int)
 
 
 def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed: int) -> Result:
-    """The product's schedule and budget on the same clock. The claim is part of the budget: a sweep that has not ended
-    by then has found nothing, and its choice is the default."""
+    """The product's schedule and budget on the same clock, with its own number of virtual slots, and a search seed for
+    each sweep. The claim is part of the budget: a sweep that has not ended by then has found nothing, and its choice is
+    the default."""
     seconds = trainings * land.epochs * land.epoch_seconds
     now = 0.0
-    begun = SweepEvent(identity={}, space=space, search=Search(), recipe=Recipe(epochs=land.epochs, seed=0),
-                  rungs=rungs_of(land.epochs), virtual_slots=slots)
+    virtual = slots + trials_ahead(slots)
+    begun = SweepEvent(identity={}, space=space, search=Search(), recipe=Recipe(epochs=land.epochs, seed=seed),
+                       rungs=rungs_of(land.epochs), virtual_slots=virtual)
     budget = Budget(begun, MOST_TRIALS, seconds / 3600, 0.0, None, lambda: slots, lambda: now)
     events: list[LedgerEvent] = []
-    budget.schedule = schedule = Schedule(space, 0, begun.rungs, slots, write=events.append)
+    budget.schedule = schedule = Schedule(space, seed, begun.rungs, virtual, write=events.append)
     ends: list[tuple[float, Task, float]] = []
     free, trained = [0.0] * slots, dict[tuple[int, int], int]()
     while True:

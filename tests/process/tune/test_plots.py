@@ -8,7 +8,6 @@ import pytest
 from ray_yolo.tune.plots import (
     ancestors,
     plot_genes,
-    plot_importance,
     plot_lineage,
     plot_parallel,
     plot_progress,
@@ -92,18 +91,6 @@ def test_a_best_trial_without_parents_has_a_picture(tmp_path: Path) -> None:
     figure = plot_lineage({0: ()}, {0: 0.5}, 0, tmp_path / "lineage.png")
     assert len(figure.axes[0].lines) == 0
     assert (tmp_path / "lineage.png").stat().st_size > 0
-
-
-def test_the_gene_that_orders_the_trials_is_the_most_important(tmp_path: Path) -> None:
-    genes = {"lr0": [1.0, 2.0, 3.0, 4.0], "box": [1.0, 4.0, 2.0, 3.0], "cls": [4.0, 3.0, 2.0, 1.0], "obj": [5.0] * 4}
-    (axes,) = plot_importance(genes, [0.1, 0.2, 0.3, 0.4], tmp_path / "importance.png").axes
-    widths = {label.get_text(): bar.get_width() for label, bar in zip(
-        axes.get_yticklabels(), axes.containers[0], strict=True)}
-    assert widths == pytest.approx({"obj": 0.0, "box": 0.4, "lr0": 1.0, "cls": -1.0})
-    assert [abs(width) for width in widths.values()] == sorted(abs(width) for width in widths.values())
-    assert axes.get_title(loc="left") == "Genes and fitness, 4 trials; without effect \N{PLUS-MINUS SIGN}0.58"
-    band = axes.patches[0]
-    assert (band.get_x(), band.get_width()) == pytest.approx((-1 / 3**0.5, 2 / 3**0.5))
 
 
 def test_trials_are_lines_over_their_genes_and_the_best_one_stands_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.ops.statistics import student, student_quantile, student_tail
-from ray_yolo.tune.claim import difference_error, judge, judge_pairs, share_not_excluded
+from ray_yolo.tune.claim import FORMER_LAW, difference_error, judge, judge_pairs, share_not_excluded
 
 
 def trials(gain, noise, runs, count=2000):
@@ -97,7 +97,25 @@ def test_what_is_not_better_says_what_could_have_been_shown():
     claim = judge([0.6, 0.61], [0.6, 0.61])
     assert not claim.better
     assert str(claim) == f"not better than the default; 2 fresh seeds could have shown {claim.detectable:.2g}"
-    assert "; 1 fresh seed could have shown " in str(judge([0.6], [0.6]))
+    assert "; 1 fresh seed could have shown " in str(judge([0.6], [0.6, 0.61]))
+
+
+def test_one_training_of_the_default_cannot_show_anything():
+    """It may have collapsed. One of two that has collapsed makes the measured noise large."""
+    claim = judge([0.6], [0.06], noise=0.05)
+    assert (claim.better, claim.ahead) == (False, True)
+    assert str(claim).startswith("not shown to be better than the default: a gain of 0.54 +- ")
+    assert not judge([0.6], [0.06, 0.6], noise=0.05).better
+    assert judge([0.6], [0.06, 0.06], noise=0.05).better
+    assert judge([0.6], [0.06], noise=0.05, law=FORMER_LAW).better
+
+
+def test_trainings_too_short_to_learn_are_not_compared():
+    claim = judge([0.0023, 0.0022], [0.0018, 0.0018])
+    assert (claim.better, claim.ahead, claim.runs) == (False, False, 0)
+    assert "no mean fitness reaches 0.01, so these trainings are too short to judge a recipe" in str(claim)
+    assert judge([0.099, 0.1], [0.0018, 0.0018]).better  # the default alone has learned nothing
+    assert judge([0.0023, 0.0023], [0.0018, 0.0018], 0.001, law=FORMER_LAW).better
 
 
 def compare_until_claimed(rng, gain, noises, most_pairs):

@@ -249,8 +249,8 @@ class TestIdentity:
         (sweep_of("4567"), "another data set"),
         (sweep_of(asked=Recipe(seed=4)), "another base recipe"),
         (sweep_of(space=replace(SPACE, algorithm="random")), "another search space"),
-        (sweep_of(search=Search()), "another search settings"),
-        (sweep_of("4567", Recipe(), search=Search()),
+        (sweep_of(search=Search(objective={"mAP50": 1.0})), "another search settings"),
+        (sweep_of("4567", Recipe(), search=Search(objective={"mAP50": 1.0})),
          "search settings and another data set and another base recipe")])
     def test_another_sweep_is_refused_and_nothing_changes(self, path, other, differs):
         run_sweep(path, 1)

@@ -95,7 +95,16 @@ class TestFiles:
         searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
         assert {name: (search.algorithm, search.scheduler.name) for name, search in searches.items()} == {
             "evolve": ("evolve", "none"), "ladder": ("gp", "ladder"),
-            "quick": ("evolve", "none")}
+            "quick": ("gp", "ladder")}
+
+    @pytest.mark.parametrize(("search", "algorithm", "parent", "scheduler"), [
+        ({}, "gp", "mean", "ladder"), ({"objective": {"mAP50": 1}}, "gp", "mean", "ladder"),
+        ({"scheduler": "none"}, "gp", "mean", "none"), ({"algorithm": "evolve"}, "evolve", "single", "none"),
+        ({"algorithm": "grid", "scheduler": "ladder"}, "grid", "single", "ladder")])
+    def test_a_space_without_an_algorithm_has_the_default_search(self, search, algorithm, parent, scheduler):
+        gene = {"type": "choice", "values": [0.01, 0.02]}
+        found = read_space({"search": search, "lr0": gene}, Recipe()).search
+        assert (found.algorithm, found.parent, found.scheduler.name) == (algorithm, parent, scheduler)
 
     def test_evolve_has_the_published_genes_ranges_and_gains(self):
         space = load_space(next(path for path in SPACES if path.stem == "evolve"), Recipe()).space
@@ -202,8 +211,10 @@ MISTAKES = {
     "search: {objective: {mAP50: 0}}": "space.yaml:2: search.objective: weights must be 0 or more, and not all 0",
     "search: {objective: {mAP50: -1, recall: 2}}": "space.yaml:2: search.objective: weights must be 0 or more",
     "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range",
-    "degrees: [0, 45]": "space.yaml:1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or",
-    "lr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: no gene can evolve",
+    "search: {random_share: 0.5}\nlr0: [0.01, 0.1]": "search: random_share is a setting of evolve; write algorithm",
+    "search: {algorithm: evolve}\ndegrees: [0, 45]":
+        "space.yaml:1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or",
+    "search: {algorithm: evolve}\nlr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: no gene can evolve",
     "search: {algorithm: random}": r"space.yaml:1: the space names no gene; write for example lr0: \[0.001, 0.1, log\]",
 }
 
@@ -276,8 +287,8 @@ class TestWarnings:
         assert warning == "box: the recipe has 7.5, which this space does not allow; trial 0 has 0.2"
 
     def test_genes_that_cannot_evolve_are_named(self):
-        space = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
-                           Recipe()).space
+        space = read_space({"search": {"algorithm": "evolve"}, "lr0": [0.001, 0.1], "degrees": [0, 45],
+                            "shear": {"low": 0, "high": 1, "gain": 0}}, Recipe()).space
         (warning,) = warnings(space, Recipe(), 300)
         assert warning.startswith("evolve: degrees start at 0 and stay at 0")
 
@@ -287,7 +298,7 @@ class TestWarnings:
 
     @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
     def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
-        space = read_space({"search": {"random_first": 20}, "lr0": [0.001, 0.1]}, Recipe()).space
+        space = read_space({"search": {"algorithm": "evolve", "random_first": 20}, "lr0": [0.001, 0.1]}, Recipe()).space
         found = list(warnings(space, Recipe(), trials))
         assert len(found) == warned
         assert not found or f"all {trials} trials" in found[0]
