@@ -158,7 +158,7 @@ class Places:
                 self._free[node].subtract(bundle.needs)
 
     def room(self, place: Bundle) -> int:
-        """How many such places fit into what nobody who waits gets."""
+        """How many such places fit into what no waiting job gets."""
         number = 0
         for node in self._nodes:
             free = Counter(self._free[node.id])
@@ -262,7 +262,7 @@ class Sharing:
         self._calm_since = clock() - CALM_SECONDS
         """Since when no worker has to leave for another job."""
         self._room_since: float | None = None
-        """Since when there is room for a place that nobody who waits gets; None: there is none."""
+        """Since when there is room for a place that no waiting job gets; None: there is none."""
         self._moved: dict[int, float] = {}
         """The bundles that were given or taken back, and when."""
         self._placed: dict[str, Group] = {}

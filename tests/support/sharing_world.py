@@ -194,7 +194,7 @@ class World:
 
     def watch(self) -> None:
         """Note each job whose place was free for too long while it had given such a place. Places of workers that leave
-        are added up for somebody."""
+        are added up for another job."""
         free, is_moving = self.free(), any(job.leaving for job in self.jobs.values())
         is_moving |= bool(self.moves) and self.now - self.moves[-1][0] < 30.0
         for job in self.jobs.values():

@@ -68,7 +68,7 @@ def test_groups_have_nodes_resources_and_label_selectors() -> None:
         assert found[elsewhere.id.hex()].bundles == (Bundle({"CPU": 1.0}, labels={"zone": "in(a,b)"}),)
         assert gone.id.hex() not in found
         assert node.free["CPU"] <= 3
-        assert Places(list(found.values()), [node], list(found)).offer is None  # nobody could hold them
+        assert Places(list(found.values()), [node], list(found)).offer is None  # no node could hold them
     finally:
         for group in (placed, huge, elsewhere):
             ray.util.remove_placement_group(group)

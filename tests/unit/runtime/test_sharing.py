@@ -119,7 +119,7 @@ def test_a_label_selector_is_that_of_ray(condition: str, value: str | None, expe
     assert matches({"key": condition}, {"key": value} if value else {}) is expected
 
 
-def test_the_room_is_what_nobody_who_waits_gets() -> None:
+def test_the_room_is_what_no_waiting_job_gets() -> None:
     nodes = [Node("x", {"CPU": 5.0}), Node("y", {"CPU": 1.5})]
     assert Places([], nodes, []).room(Bundle(CPU)) == 6
     waits = group("w", "foreign", placed=False, bundles=2)
@@ -174,7 +174,7 @@ def test_equal_ranges_share_nodes_that_join() -> None:
     assert world.extras() == {"a": 7, "b": 7}
 
 
-def test_a_group_that_no_node_can_hold_costs_nobody_a_place() -> None:
+def test_a_group_that_no_node_can_hold_takes_no_place() -> None:
     world = cpus(8)
     world.start(ranged("a", 8))
     world.run(30)
