@@ -709,13 +709,13 @@ def _act(parsed: Parsed[Config], act: Callable[[Config], Result], check: Callabl
     raise_from_now_on()
     check_cache_folder()
     config, origins, dry_run, _, is_json = parsed
-    if not dry_run:
-        with answering(is_json) as answer:
-            result = act(config)
-            if document and is_json:
-                answer(document(config, result))
+    if dry_run:
+        print(describe(config, origins, check(config)))
         return 0
-    print(describe(config, origins, check(config)))
+    with answering(is_json) as answer:
+        result = act(config)
+        if document and is_json:
+            answer(document(config, result))
     return 0
 
 

@@ -151,10 +151,13 @@ def _change(kind: ChangeKind, old: Image | None, new: Image | None) -> ImageChan
     before = old.labels if old else Counter[Label]()
     after = new.labels if new else Counter[Label]()
     differing = (before - after) + (after - before)
-    return ImageChange(kind, new.split if new else "", new.path if new else "", old.split if old else "",
-                  old.path if old else "", old.num_boxes if old else 0, new.num_boxes if new else 0,
-                  label_digest(before) if old else "", label_digest(after) if new else "",
-                  tuple(sorted({name for name, *_ in differing})))
+    return ImageChange(
+        kind,
+        split=new.split if new else "", path=new.path if new else "",
+        old_split=old.split if old else "", old_path=old.path if old else "",
+        old_boxes=old.num_boxes if old else 0, boxes=new.num_boxes if new else 0,
+        old_labels=label_digest(before) if old else "", labels=label_digest(after) if new else "",
+        classes=tuple(sorted({name for name, *_ in differing})))
 
 
 def _labels_of(index: AnnotationIndex) -> list[Counter[Label]]:
