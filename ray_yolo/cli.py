@@ -186,7 +186,7 @@ TUNE = Command(
                 "rerun the same command to continue.",
     model=TuneConfig,
     paths=(*config_fields(SweepConfig),
-           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after"))),
+           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after", "max_hours"))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
              "--evolve": "not needed: use --space evolve --trials N"},
@@ -202,7 +202,8 @@ COMPARE = Command(
                 "runs/train/exp runs/train/exp2",
     model=CompareConfig,
     paths=("set_a", "set_b", "pairs", "hours", "workers_per_training",
-           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after", "registered_name"))),
+           *(path for path in TRAIN.paths
+             if path not in ("num_workers", "resume", "stop_after", "max_hours", "registered_name"))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-training; the number of trainings at once follows from the "
                                   "cluster"},

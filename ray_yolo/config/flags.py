@@ -44,6 +44,7 @@ ALIASES = {
     "batch_size": ("--batch",),
     "model": ("--cfg",),
     "registered_name": ("--register",),
+    "max_hours": ("--hours",),
     "noval": ("--notest",),
     "cache": ("--cache-images",),
     "split": ("--task",),

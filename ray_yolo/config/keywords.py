@@ -44,7 +44,7 @@ HINTS = {
     "show": (Hint("source", "use result.show() of each result"),),
     "show_conf": (Hint("hide_conf", "use hide_conf=True for show_conf=False"),),
     "show_labels": (Hint("hide_labels", "use hide_labels=True for show_labels=False"),),
-    "time": (Hint("hours", "use hours=HOURS"),),
+    "time": (Hint("hours", "use hours=HOURS"), Hint("max_hours", "use max_hours=HOURS")),
     "val": (Hint("noval", "use noval=True for val=False: it validates after the last epoch only"),),
     "verbose": (Hint("stop_after", "leave it out: the call prints a line for each epoch"),
                 Hint("weights", "leave it out: prediction prints nothing, validation and export a summary")),

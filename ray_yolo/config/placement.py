@@ -105,6 +105,8 @@ class Placement(ConfigModel):
     stop_after: int = Field(0, ge=0)
     """Pause with a checkpoint after this many epochs; the same command with more epochs, or 0, continues; 0: train to
     the end."""
+    max_hours: float = Field(0.0, ge=0.0)
+    """Pause with a checkpoint this long after the start of the command; the same command continues; 0: no limit."""
     noplots: bool = False
     """Draw no plots."""
     timeout_seconds: float = Field(600.0, gt=0.0)

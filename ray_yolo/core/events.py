@@ -336,7 +336,7 @@ class Summary(Frozen):
     """A stop was requested."""
     last_epoch: EpochEvent | None
     paused: bool = False
-    """It pauses after `stop_after` epochs."""
+    """It pauses after `stop_after` epochs, or because its time is over."""
 
 
 AnyEvent = Annotated[

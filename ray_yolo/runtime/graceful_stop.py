@@ -8,6 +8,7 @@ stops at once, except for SIGHUP: the end of a terminal sends it more than once.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -121,6 +122,26 @@ def graceful_signals(notify: Callable[[str], None], stop_training: Callable[[], 
             signal.signal(number, usual)
     if received:
         take_effect(received[0], None)
+
+
+@contextlib.contextmanager
+def stops_at(end: float, stop: Callable[[], object]) -> Iterator[None]:
+    """Context of a training that is ordered to stop when `time.monotonic` reaches `end`. The order is repeated, because
+    a queue that is restarted meanwhile forgets it."""
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        pause = max(end - time.monotonic(), 0.0)
+        while not has_ended.wait(pause):
+            stop()
+            pause = _POLL_SECONDS
+
+    if end < math.inf:
+        threading.Thread(target=watch, name="ray_yolo time limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
 
 
 def extend_if_saved(run_dirs: Iterable[Path]) -> None:

@@ -6,7 +6,9 @@ without Ray, and leaves the same log, checkpoints and records.
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +39,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runs.worker_lock import await_former_workers
-from ray_yolo.runtime.graceful_stop import extend_if_saved, graceful_signals
+from ray_yolo.runtime.graceful_stop import extend_if_saved, graceful_signals, stops_at
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -81,7 +83,7 @@ class TrainResult:
     best_epoch: int  #: of weights/best.pt, counted from 1; 0 without a validation
     best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of weights/best.pt
-    paused: bool = False  #: after `stop_after` epochs, with more to train
+    paused: bool = False  #: after `stop_after` epochs or `max_hours`, with more to train
 
 
 def fit(config: RunConfig, *, quiet: bool = False,
@@ -106,6 +108,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
         TrainingError: if training fails for good (exit 3).
         KeyboardInterrupt: if a stop was requested.
     """
+    began = time.monotonic()
     hooks = check_early(config) | check_functions(functions)
     run = _find(config)
     try:
@@ -134,7 +137,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
             result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, unused=unused, queue=queue,
-                            trained=trained, has_own_records=has_own_records)
+                            trained=trained, has_own_records=has_own_records,
+                            end=began + 3600 * config.placement.max_hours if config.placement.max_hours else math.inf)
     finally:
         deadline.end(run.release if run else None)
     return result
@@ -142,7 +146,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
 
 def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
            quiet: bool, unused: Sequence[str], queue: PoolShare | None, trained: Callable[[], None],
-           has_own_records: bool) -> TrainResult:
+           has_own_records: bool, end: float) -> TrainResult:
     local = placement.num_workers == 0
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
@@ -163,12 +167,16 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
             if lost := run.lost_checkpoints():
                 run_logger.warn(lost)
             if local:
-                with _local_worker(placement, gpus, run_logger, run) as (context, rendezvous):
+                with (_local_worker(placement, gpus, run_logger, run) as (context, rendezvous),
+                      stops_at(end, rendezvous.stop)):
                     summary = cast(Summary, run_session(spec, context, placement, run_logger.emit, rendezvous))
             else:
                 from ray_yolo.runtime.workers.run import train_on_ray
 
-                summary = train_on_ray(spec, placement, gpus, run_logger, queue, run)
+                summary = train_on_ray(spec, placement, gpus, run_logger, queue, run, end)
+            if summary.stopped and time.monotonic() >= end:
+                summary = summary.model_copy(update={"stopped": False, "paused": True})
+                run_logger.emit_end(f"paused after {placement.max_hours:g} hours (--hours)")
             if summary.stopped:  # on the request of a caller that runs this in a thread
                 raise KeyboardInterrupt
             run.check_in_place()

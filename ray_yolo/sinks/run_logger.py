@@ -117,6 +117,11 @@ class RunLogger:
         """Write a warning into the log."""
         self.emit(WarningEvent(message=message))
 
+    def emit_end(self, reason: str) -> None:
+        """Log the end of a training that was ordered to stop, and can be continued."""
+        self.recorder.flush()  # the end repeats the step and epoch of the log
+        self.emit(_end_event(self._run_dir / EVENTS_FILE, "stopped", reason))
+
     def __enter__(self) -> RunLogger:
         return self
 

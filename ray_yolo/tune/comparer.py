@@ -73,6 +73,7 @@ _log = logging.getLogger(__name__)
 _REFUSED = {
     "resume": "the same command continues a comparison; leave it out",
     "stop_after": "every training is compared at its end; leave it out",
+    "max_hours": "the time of a comparison is comparison.hours; leave it out",
     "registered_name": "a comparison registers no model; train the better side, or register one of its trainings",
 }
 

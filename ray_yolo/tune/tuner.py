@@ -239,6 +239,8 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     Raises:
         InputError: for a configuration that cannot be searched or trained.
     """
+    if config.placement.max_hours:
+        raise ConfigError("max_hours: the time of a sweep is sweep.hours (--hours); leave it out")
     loaded, settings = load_space(config.sweep.space, config.recipe), config.sweep
     space = loaded.space
     trials = min(settings.most_trials, grid_size(space.genes)) if space.algorithm == "grid" else settings.trials

@@ -193,6 +193,7 @@ EFFECTS: dict[str, Effect] = {
     "--save-seconds 0.000001": Effect(lambda run, _: (run.all("checkpoint", "step"), [1, 2, 3, 4, 5, 6])),
     "--keep-checkpoints 1": Effect(lambda run, _: (files(run.folder / "checkpoints", "*"), {"step-6"})),
     "--stop-after 1": Effect(lambda run, _: (run.all("checkpoint", "step"), [3])),
+    "--max-hours 0.0000001": Effect(lambda run, _: (run.all("checkpoint", "step"), [1])),
     "--nosave": Effect(lambda run, _: (run.all("checkpoint", "step"), [6])),
     "--noplots": Effect(lambda run, _: (files(run.folder, "*.png", "*.jpg"), set()), "--config {files}/plots.yaml"),
 }

@@ -16,6 +16,7 @@ from ray_yolo.core.system import own_process
 from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.graceful_stop import stops_at
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, share: PoolShare | None,
-                 run: Run) -> Summary:
+                 run: Run, end: float) -> Summary:
     """Train on Ray workers. Returns how training ended.
 
     | workers | trained by | a lost worker |
@@ -36,6 +37,9 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     | of a sweep's pool (`share`) | that pool, as one of its jobs | is replaced by another worker of the pool |
     | a range | a new pool, with this job alone | is replaced in its bundle |
     | a fixed number | Ray's TorchTrainer | is replaced by Ray Train |
+
+    Args:
+        end: when training is ordered to stop, by `time.monotonic`.
 
     Raises:
         RayYoloError: by the failure policy.
@@ -55,7 +59,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         with pool_of(coordinator.queue, placement, gpus, policy, emit=policy.emit):
             return train_on_queue(coordinator, payload, placement, spec, policy)
 
-    with watchdog(coordinator, spec.run_dir, run_logger.warn):
+    with watchdog(coordinator, spec.run_dir, run_logger.warn), stops_at(end, coordinator.stop):
         if share:
             return train_on_queue(coordinator, payload, placement, spec, policy, share.priority)
         threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),

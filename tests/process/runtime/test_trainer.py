@@ -572,3 +572,21 @@ def test_pictures_changed_between_two_commands_are_reported_once(tmp_path: Path)
     fit(config, quiet=True)
     warning, = (text for text in warnings() if "pictures" in text)
     assert warning.startswith("pictures of train have other sizes or times than when the run was started last")
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param((1, 2), marks=pytest.mark.ray)])
+def test_a_time_limit_pauses_and_the_command_continues(
+        tmp_path: Path, uninterrupted: TrainResult, workers: Any, request: pytest.FixtureRequest) -> None:
+    if workers:
+        request.getfixturevalue("ray_session")
+    config = make_config(tmp_path, workers, {"max_hours": 1e-6}, **EXACT)
+    paused = fit(config, quiet=True)
+    end = run_log.events_of(paused.run_dir, EndEvent)[-1]
+    assert (paused.paused, end.status, end.reason) == (True, "stopped", "paused after 1e-06 hours (--hours)")
+    assert [step.step for step in run_log.events_of(paused.run_dir, StepEvent)] == [1]
+    assert (paused.run_dir / "checkpoints" / "step-1" / "state.pt").exists()
+    assert not (paused.run_dir / "finished").exists()
+    result = fit(config.model_copy(update={"placement": make_config(tmp_path, workers).placement}), quiet=True)
+    assert len({step.step for step in run_log.events_of(result.run_dir, StepEvent)}) > 1
+    assert result.run_dir == paused.run_dir
+    assert_same(result, uninterrupted)

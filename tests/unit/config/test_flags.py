@@ -39,8 +39,8 @@ TRAIN_FLAGS = frozenset([
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--priority", "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--save-seconds",
     "--keep-checkpoints", "--nosave", "--noplots", "--timeout-seconds",
-    "--stall-seconds", "--cuda-graphs", "--colour-kernel", "--stop-after", "--register", "--registered-name",
-    "--trackers", "--callbacks", "--bucket", "--evolve",
+    "--stall-seconds", "--cuda-graphs", "--colour-kernel", "--stop-after", "--max-hours", "--hours", "--register",
+    "--registered-name", "--trackers", "--callbacks", "--bucket", "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--recipe", "--set",
     "--dry-run", "--device",
@@ -85,8 +85,9 @@ REPLAY_FLAGS = frozenset([
 ])
 
 COMPARE_FLAGS = TRAIN_FLAGS - frozenset([  # all that may be given for both sides
-    "--resume", "--stop-after", "--register", "--registered-name", "--from", "--bucket", "--evolve", "--resume_evolve",
-    "--evolve_population", "--local_rank", "--entity", "--upload_dataset", "--bbox_interval", "--artifact_alias",
+    "--resume", "--stop-after", "--max-hours", "--register", "--registered-name", "--from", "--bucket", "--evolve",
+    "--resume_evolve", "--evolve_population", "--local_rank", "--entity", "--upload_dataset", "--bbox_interval",
+    "--artifact_alias",
 ]) | frozenset(["--set-a", "--set-b", "--pairs", "--hours", "--workers-per-training"])
 
 COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT, REPLAY, COMPARE]
