@@ -16,7 +16,7 @@ __all__ = ["YOLO", "__version__"]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)  # what completion shows: modules and commands are not for users of Python
 
 
 def __getattr__(name: str) -> Any:

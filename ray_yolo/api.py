@@ -22,7 +22,7 @@ import torch
 from pydantic import BaseModel
 
 from ray_yolo.checkpoints.weights_file import is_weights, local_file, weights_file
-from ray_yolo.cli import EXPORT, PREDICT, TRAIN, TUNE, VAL
+from ray_yolo.cli import COMPARE, EXPORT, PREDICT, TRAIN, TUNE, VAL
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.config.effects import refuse_unread_loss
 from ray_yolo.config.flags import Command
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ray_yolo.inference.export import ExportResult
     from ray_yolo.runtime.trainer import TrainResult
     from ray_yolo.runtime.validator import ValResult
+    from ray_yolo.tune.comparer import ComparisonResult
     from ray_yolo.tune.tuner import SearchResult
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -209,6 +210,21 @@ class YOLO:
         if isinstance(settings.get("callbacks"), Mapping):
             raise InputError("callbacks: the trials of a search run in other processes; give an object's Python path")
         return search(self._config(TUNE, settings))
+
+    @with_keywords(COMPARE)
+    def compare(self, a: str, b: str, **settings: Any) -> ComparisonResult:
+        """Say which of two sides is better, from pairs of trainings on fresh seeds: `model.compare("base", "lr0=0.1")`.
+
+        A side is what the command takes: `base`, PATH=VALUE, a file of settings, a named recipe, a run, a data set, or
+        weights.
+        """
+        from ray_yolo.tune.comparer import compare
+        from ray_yolo.tune.sides import read_sides
+
+        if isinstance(settings.get("callbacks"), Mapping):
+            raise InputError("callbacks: trainings may run in other processes; give an object's Python path")
+        config, origins = self._resolved(COMPARE, {**settings, "a": a, "b": b})
+        return compare(config, read_sides(config, origins))
 
     def info(self) -> ModelInfo:
         """Size and cost of the model."""

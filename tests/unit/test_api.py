@@ -19,6 +19,9 @@ from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import ConfigError, InputError, ResourcesError
 from ray_yolo.models.detector import Detector
 from ray_yolo.runtime.predictor import predict
+from ray_yolo.tune import comparer
+from ray_yolo.tune.compare_settings import CompareConfig
+from ray_yolo.tune.sides import Recipes
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
 from tests.support.weights import make_weights
@@ -185,3 +188,14 @@ def test_the_help_of_each_call_lists_its_settings() -> None:
 def test_a_search_takes_no_functions() -> None:
     with pytest.raises(InputError, match=r"^callbacks: the trials of a search run in other processes"):
         YOLO("yolov5n").tune(callbacks={"on_epoch_end": print})
+
+
+def test_a_comparison_has_the_sides_and_settings_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[CompareConfig, Recipes]]()
+    monkeypatch.setattr(comparer, "compare", lambda config, sides: asked.append((config, sides)))
+    YOLO("yolov5n").compare("base", "lr0=0.1", data="shapes8", epochs=3, pairs=7)
+    ((config, sides),) = asked
+    assert (config.comparison.pairs, sides.a.model, sides.a.epochs, sides.a.data) == (7, "yolov5n", 3, "shapes8")
+    assert (sides.a.optimizer.lr0, sides.b.optimizer.lr0) == (0.01, 0.1)
+    with pytest.raises(InputError, match=r"^callbacks: trainings may run in other processes"):
+        YOLO("yolov5n").compare("base", "lr0=0.1", callbacks={"on_epoch_end": print})
