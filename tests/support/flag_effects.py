@@ -109,12 +109,12 @@ def registered(run: Watched, _: Watched) -> Sight:
 
 
 def tracked(run: Watched, _: Watched) -> Sight:
-    """A point for each epoch."""
+    """A step for each epoch; the last one has the best epoch's numbers, too."""
     if not (run.storage / "mlflow.db").exists():
         return 0, 2
     client = MlflowClient(tracking_uri=f"sqlite:///{run.storage}/mlflow.db")
     (found,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    return len(client.get_metric_history(found.info.run_id, "metrics/mAP50")), 2
+    return len({point.step for point in client.get_metric_history(found.info.run_id, "metrics/mAP50")}), 2
 
 
 def kept_in(folder: str) -> Callable[[Watched, Watched], Sight]:

@@ -45,12 +45,17 @@ class InPlaceConfig(TorchConfig):
         return in_place_backend(prepare_process)
 
 
+class TrainingEndedError(Exception):
+    """Ends Ray's controller after training has: it would start workers again, which have nothing to train, for ever."""
+
+
 class FailureCallback(ray.train.UserCallback):
     """Applies the failure policy in Ray's controller, before it replaces workers.
 
     Args:
         workers: their number. If fewer fail, Ray replaces them while the others continue.
-        coordinator: of these workers. The end of a draining worker is no failure, nor is any end after training.
+        coordinator: of these workers. The end of a draining worker is no failure. An end after training ends the
+            controller, as soon as the other workers have sent their last events.
     """
 
     def __init__(self, policy: FailurePolicy, workers: int, coordinator: JobClient) -> None:
@@ -58,9 +63,11 @@ class FailureCallback(ray.train.UserCallback):
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, with these keyword names."""
-        if not outcome_of(self._coordinator):
-            decide_lost(self._coordinator, worker_exceptions, self.policy,
-                        others_continue=len(worker_exceptions) < self._workers)
+        if outcome_of(self._coordinator):
+            await_departure(self._coordinator)
+            raise TrainingEndedError
+        decide_lost(self._coordinator, worker_exceptions, self.policy,
+                    others_continue=len(worker_exceptions) < self._workers)
 
 
 def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement, gpus: float,

@@ -132,13 +132,13 @@ def exchange_on_two_machines(collectives: Collectives) -> dict[str, Any]:
     assert groups is not None
     sums = {}
     for name, group in (("inside", groups.inside), ("across", groups.across)):
-        total = torch.tensor([10.0 ** formed.worker])
+        total = torch.tensor([10.0 ** formed.rank])
         dist.all_reduce(total, group=group)
         sums[name] = total
-    if formed.worker == 3:
+    if formed.rank == 3:
         time.sleep(5.0)
         return sums
-    if formed.worker == 2:
+    if formed.rank == 2:
         began = time.monotonic()
         threading.Timer(1.0, abort_process_group).start()
         with pytest.raises(PeerLostError), collective_errors():

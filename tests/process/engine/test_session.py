@@ -1312,14 +1312,14 @@ def test_a_save_that_was_requested_for_an_abandoned_step_is_requested_again(
     made = session.Session(make_spec(tmp_path), WorkerContext(), Placement(save_seconds=60), lambda event: None,
                            Rendezvous(Collectives()))
     made.join()
-    assert not made._must_save()
+    assert not made._poll_orders().save
     now[0] += 61
-    assert [made._must_save() for _ in range(2)] == [True, False]  # once for each save
+    assert [made._poll_orders().save for _ in range(2)] == [True, False]  # once for each save
     made.join()  # the step was abandoned before the save
-    assert [made._must_save() for _ in range(2)] == [True, False]
+    assert [made._poll_orders().save for _ in range(2)] == [True, False]
     made._save()
     now[0] += 59
-    assert not made._must_save()
+    assert not made._poll_orders().save
     made.close()
 
 

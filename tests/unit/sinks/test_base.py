@@ -111,7 +111,8 @@ class TestThread:
 
         running = Running(tmp_path, work)
         running.finish()
-        assert running.warnings == ["work: ValueError: "]  # at the end there is no further attempt
+        # At the end there is no further attempt; on a busy machine the first one may be before the end.
+        assert running.warnings[0].removesuffix(". Training continues; this is tried again.") == "work: ValueError: "
 
     def test_an_error_of_this_package_is_reported_at_once_and_not_retried(self, tmp_path: Path) -> None:
         rounds: list[int] = []

@@ -21,7 +21,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
-from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig
+from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, TrainingEndedError
 from ray_yolo.runtime.workers.worker import prepare_process
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
@@ -82,9 +82,10 @@ def test_failures_are_decided_by_the_remaining_workers_and_not_after_the_end(mon
     callback.after_exception(None, {0: FULL})
     callback.after_exception(None, {0: FULL, 2: FULL})
     assert decided[2:] == [([2], True)]
-    coordinator.ended = ENDED
-    callback.after_exception(None, {1: FULL})
-    assert len(decided) == 3
+    coordinator.ended, coordinator.staying = ENDED, 3
+    with pytest.raises(TrainingEndedError):  # else Ray would start workers again
+        callback.after_exception(None, {1: FULL})
+    assert (len(decided), coordinator.staying) == (3, 0)
 
 
 def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
