@@ -48,8 +48,8 @@ def pytest_runtest_teardown(item: Any, nextitem: Any) -> None:
 
 
 def assert_cpus_are_free(file: str, patience_seconds: float = 30.0) -> None:
-    """Assert that nothing holds a CPU of the connected Ray, if there is one; some are freed a moment later. What is left
-    is removed, so that the files after it have their room."""
+    """Assert that nothing holds a CPU of the connected Ray, if there is one; some are freed a moment later. What is
+    left is removed, so that the files after it have their room."""
     ray = sys.modules["ray"]
     if not ray.is_initialized():
         return
