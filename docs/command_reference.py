@@ -17,7 +17,7 @@ def parsers() -> list[argparse.ArgumentParser]:
     """The parser of each command: whichever answers its --help."""
     found: list[argparse.ArgumentParser] = []
     with patch.object(argparse.ArgumentParser, "print_help", lambda parser: found.append(parser)):
-        for command in COMMANDS:
+        for command in COMMANDS.values():
             with suppress(SystemExit):
                 command(["--help"])
     return found
