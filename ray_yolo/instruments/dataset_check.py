@@ -27,7 +27,7 @@ from ray_yolo.sinks.run_logger import write_findings
 PROJECT = "runs/checks"
 _SPLITS = ("train", "val", "test")
 _PICTURES = 16  # in dataset.jpg
-_SIDE_PX = 640  # of the long side of each of these pictures
+_SIDE_PX = 640  # The long side of each of these pictures is scaled to it.
 _FINDINGS = 10  # that are printed for each split
 _SIZES = 3  # of images, that are printed for each split
 

@@ -65,12 +65,12 @@ class Quorum(NamedTuple):
 
     number: int
     rank: int
-    size: int  # of the generation: its number of workers
+    size: int  # So many workers train in the generation.
     address: tuple[str, int]  # of rank 0
     source: int | None  # the rank with the furthest state; None: no worker has a state
     behind: bool
     members: tuple[int, ...] = ()  # their numbers among Ray's; for rank 0 alone, which records them
-    nodes: tuple[str, ...] = ()  # of the ranks, if there are several
+    nodes: tuple[str, ...] = ()  # Rank by rank the node it runs on, if there are several ranks.
 
 
 class HungWorker(NamedTuple):
@@ -122,7 +122,7 @@ class View:
 
     def __init__(self, members: Mapping[str, Member], now: float, left_at: float, *, broken: bool) -> None:
         self.now, self.left_at, self.broken = now, left_at, broken
-        self.group = [member for member in members.values() if member.place != "newcomer"]  # of the generation
+        self.group = [member for member in members.values() if member.place != "newcomer"]
         self.inside = {uid: member for uid, member in members.items() if member.place == "training"}
         self.alive = {uid: member for uid, member in members.items() if not self.is_silent(member)}
         self.waiting = [member for member in self.alive.values() if member.place != "training"]  # for a generation
