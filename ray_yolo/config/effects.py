@@ -116,6 +116,8 @@ def _by_samples(recipe: Recipe, epoch: int, around: Surroundings) -> Reasons:
 
 def _by_schedule(recipe: Recipe) -> Reasons:
     schedule = recipe.schedule
+    if recipe.epochs == 1:
+        yield ("noval",), "the last epoch is validated in any case, and there is one"
     if recipe.noval:
         yield ("patience",), "under noval, there is no validation before the last epoch"
     if recipe.patience >= recipe.epochs - 1:
