@@ -40,6 +40,11 @@ class Timeline:
         """The virtual time of the next decision."""
         return min(self.slots)
 
+    @property
+    def longest_running(self) -> float:
+        """The virtual time until the last of the running trainings ends."""
+        return max((event.end - self.now for event in self.running.values()), default=0.0)
+
     def due(self) -> list[ScheduledEvent]:
         """The running trainings that have ended by now, in the order in which their results count."""
         ended = [event for event in self.running.values() if event.end <= self.now]
