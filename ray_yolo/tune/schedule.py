@@ -229,11 +229,12 @@ class Schedule(Replayable):
             return 0.0, 0.0
         timeline = closing.timeline
         slowness = len(timeline.slots) / slots
-        running = timeline.longest_running
+        running = timeline.running_time(slots)
         if closing.tasks is None:
             planned, slowest = float(self._epochs - self._rungs[0]), 0
             step = max(map(operator.sub, self._rungs[1:], self._rungs[:-1]), default=self._rungs[0])
-            for trial in set(self._likely_finalists(timeline, closing.plan)) - set(closing.closed.too_slow):
+            likely = self._likely_finalists(timeline, closing.plan, epoch)
+            for trial in set(likely) - set(closing.closed.too_slow):
                 planned = max(planned, step * epoch(trial) / slowness)  # it may continue to another rung before the end
                 left = (self._epochs - timeline.until[trial]) * epoch(trial)
                 if left * slowness + self.confirming_time(trial, slots, epoch) <= most:
@@ -241,13 +242,13 @@ class Schedule(Replayable):
                     slowest = max(slowest, trial, key=epoch)
             if self._closing:
                 planned = closing.closed.until - timeline.now
-            return max(planned, running) * slowness, self.confirming_time(slowest, slots, epoch)
+            return max(planned * slowness, running), self.confirming_time(slowest, slots, epoch)
         waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots)
-        return 0.0, running * slowness + waiting
+        return 0.0, running + waiting
 
     def running_time(self, slots: int) -> float:
         """The time until the trainings of the exploration end that run now, in epochs."""
-        return self._explored.longest_running * len(self._explored.slots) / slots
+        return self._explored.running_time(slots)
 
     def finishing_time(self, trial: int, slots: int, epoch: Callable[[int], float]) -> float:
         """The time until a trial has trained to its end, in epochs; 0 if it has. Arguments as in `closing_time`."""
@@ -456,7 +457,7 @@ class Schedule(Replayable):
         runs = number_of_runs(timeline.work / self._epochs, len(timeline.slots))
         plan = plan_confirmation(runs)
         longest = float(self._epochs - self._rungs[0])  # for a trial that is paused at the first rung
-        for trial in self._likely_finalists(timeline, plan):
+        for trial in self._likely_finalists(timeline, plan, lambda trial: self._cost(self.genes[trial])):
             longest = max(longest, (self._epochs - timeline.until[trial]) * self._cost(self.genes[trial]))
         until = min(max(until, timeline.now), timeline.now + longest)
         closed = ClosedEvent(at=timeline.now, until=until, runs=runs, too_slow=too_slow)
@@ -514,8 +515,13 @@ class Schedule(Replayable):
         self._emit(FinalistsEvent(trials=closing.finalists))
         closing.tasks = deque(self._fresh_runs(closing.plan, closing.finalists))
 
-    def _likely_finalists(self, timeline: Timeline, plan: ConfirmationPlan) -> list[int]:
-        """The best trials by expectation, and two more, because results until then change the order."""
+    def _likely_finalists(self, timeline: Timeline, plan: ConfirmationPlan, epoch: Callable[[int], float]) -> list[int]:
+        """The best trials by expectation, and two more, because results until then change the order.
+
+        None where every trial is as fast as the default, so that none of them decides a time.
+        """
+        if all(epoch(trial) == 1.0 for trial in timeline.until):
+            return []
         if self._expected is None or self._expected[0] != len(timeline.counted):  # the process takes a while to fit
             trials = {self._owner(trial) for trial in timeline.until if trial not in timeline.failed}
             ranked = self._ranked(sorted(trials - {0}), self._process(timeline))

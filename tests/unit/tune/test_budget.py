@@ -66,9 +66,9 @@ def costly(genes: Genes) -> float:
     return (int(genes["imgsz"]) / 64) ** 2 * {4: 1.6, 16: 1.0}[int(genes["batch_size"])]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 8])
-@pytest.mark.parametrize("seed", range(6))
-def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, seed: int) -> None:
+@pytest.mark.parametrize(("slots", "trainings"), [(1, 30), (2, 15), (8, 10)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, trainings: int, seed: int) -> None:
     """With the former code, which reserved the base recipe's time for fresh seeds, it ended up to half too late."""
     recipe = RESOLVED.model_copy(update={"seed": seed, "imgsz": 64, "microbatch": 4})
     begun = sweep_of(space=COSTLY, recipe=recipe, rungs=rungs_of(9), virtual_slots=slots + trials_ahead(slots))
@@ -78,7 +78,7 @@ def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, seed: 
         better = int(task.genes["imgsz"]) / 128 + 0.2 * (task.genes["batch_size"] == 4)
         return Outcome(fitness=better * task.until / 9 * (1 + noise))
 
-    limit, now = 9.0 * 12, [0.0]
+    limit, now = 9.0 * trainings, [0.0]
     budget = Budget(begun, 1000, limit / 3600, 0.0, 1.0, lambda: slots, lambda: now[0])
     schedule = begun.schedule()
     ended = drive(budget, schedule, now, costly, slots, outcome)
