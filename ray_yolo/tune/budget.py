@@ -13,20 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import DatasetEvent, EndEvent, Event, RunEvent, StartEvent, WorkerEvent
 from ray_yolo.core.formatting import format_count, format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.confirmation import number_of_runs
-from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.schedule import Outcome, Schedule, Task
+from ray_yolo.tune.evolution import Gene, Genes, Space
+from ray_yolo.tune.schedule import Ending, Outcome, Schedule, Task, genes_key
 from ray_yolo.tune.search import MOST_TRIALS
 from ray_yolo.tune.study import SweepEvent
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
 RESERVE_MOST = 0.01  # of the limit
-RESERVE_SHARE = 0.005  # of the limit, in addition, because trainings take unequal times
+RESERVE_SHARE = 0.005  # of the limit, in addition, because equal trainings take unequal times
+UNEVEN, UNEVEN_SHARE = 0.1, 0.05  # the share instead, where an epoch of some trial takes so much more or less
+ROUNDING = 1 + 1e-9  # a time that was planned is enough
 SIMULATED = 80  # trials up to which a forecast simulates the schedule
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
 _TIMED_FIELDS = ("imgsz", "batch_size", "microbatch", "precision", "noval")  # of a recipe, that decide this time
@@ -169,7 +172,8 @@ class Budget:
         self._limit = 3600 * hours if hours else math.inf
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
         self._began = clock()
-        self._measured: list[tuple[float, float]] = []  # (work, slot seconds) of finished tasks
+        self._measured: dict[tuple[Any, ...], tuple[float, float]] = {}
+        """(work, slot seconds) of the finished tasks of each recipe, by its genes."""
         self._closed = False
         self.schedule: Schedule | None = None
 
@@ -189,17 +193,38 @@ class Budget:
         The record counts as two trainings, because after a restart the first tasks are short and include the start of
         their workers.
         """
-        work = sum(work for work, _ in self._measured)
-        seconds = sum(seconds for _, seconds in self._measured)
+        work = sum(work for work, _ in self._measured.values())
+        seconds = sum(seconds for _, seconds in self._measured.values())
         if self._known:
             prior = 2.0 * self._begun.rungs[-1]
             work = prior + work
             seconds = prior * self._known + seconds
         return seconds / work if work else None
 
-    def measure(self, work: float, seconds: float) -> None:
-        """Note that a slot took `seconds` for `work`."""
-        self._measured.append((work, seconds))
+    def measure(self, genes: Genes, epochs: int, seconds: float) -> None:
+        """Note that a slot took `seconds` for some epochs of a trial."""
+        key = genes_key(genes)
+        work, before = self._measured.get(key, (0.0, 0.0))
+        self._measured[key] = work + epochs * self._begun.cost(genes), before + seconds
+
+    def _epoch(self, trial: int) -> float:
+        """The time of an epoch of a trial, measured in epochs of the base recipe.
+
+        Its cost is known beforehand where pixels and images decide. Beside it counts what the trial has taken, for
+        other genes (the network, the batch) make it slower or faster, too. The forecast counts as two first rungs,
+        because the first task of a trial includes the start of its workers. A small difference is none: equal trainings
+        take unequal times.
+        """
+        assert self.schedule is not None
+        each = self.epoch_seconds
+        if trial == 0 or not each:
+            return 1.0
+        genes = self.schedule.genes[trial]
+        cost = self._begun.cost(genes)
+        work, seconds = self._measured.get(genes_key(genes), (0.0, 0.0))
+        prior = 2 * self._begun.rungs[0] * cost
+        measured = cost * (prior + seconds / each) / (prior + work)
+        return measured if abs(measured - 1) > UNEVEN else 1.0
 
     def explores(self) -> bool:
         """Whether the sweep continues with new trials. Once False, it stays False."""
@@ -210,15 +235,22 @@ class Budget:
             self._closed = has_all_trials or is_late
         return not self._closed
 
-    def finishing(self) -> float:
-        """The virtual time in which paused trials may train to their ends, if exploration is closed now."""
-        assert self.schedule is not None
-        each = self.epoch_seconds
+    def ending(self) -> Ending:
+        """What there is time for, if exploration is closed now."""
+        schedule, each, slots = self.schedule, self.epoch_seconds, self._real_slots
+        assert schedule is not None
         if each is None or self._limit == math.inf:
-            return math.inf
-        _, confirming = self.schedule.closing_time(self._real_slots)
-        left = self._limit - self.seconds - self._reserve - confirming * each
-        return max(left, 0.0) / each * self._real_slots / self._begun.virtual_slots
+            return Ending()
+        left = (self._limit - self.seconds - self._reserve) / each
+        _, confirming = schedule.closing_time(slots, self._epoch, self._limit / each)
+        finishing = max(left - confirming, schedule.running_time(slots))
+        too_slow = []
+        for trial in range(1, len(schedule.genes)):
+            is_slow = self._epoch(trial) > 1.0
+            if is_slow and (schedule.finishing_time(trial, slots, self._epoch) > finishing
+                            or schedule.confirming_time(trial, slots, self._epoch) > (left - finishing) * ROUNDING):
+                too_slow.append(trial)
+        return Ending(finishing * slots / self._begun.virtual_slots, tuple(too_slow))
 
     @property
     def _real_slots(self) -> int:
@@ -227,9 +259,12 @@ class Budget:
     @property
     def _reserve(self) -> float:
         """Seconds at the end in which nothing trains."""
+        assert self.schedule is not None
         if self._limit == math.inf:
             return RESERVE_SECONDS
-        return min(RESERVE_SECONDS, RESERVE_MOST * self._limit) + RESERVE_SHARE * self._limit
+        is_uneven = any(self._epoch(trial) != 1.0 for trial in range(len(self.schedule.genes)))
+        share = UNEVEN_SHARE if is_uneven else RESERVE_SHARE
+        return min(RESERVE_SECONDS, RESERVE_MOST * self._limit) + share * self._limit
 
     def _closing_seconds(self) -> float | None:
         """Seconds until the end, if exploration ends now."""
@@ -237,7 +272,8 @@ class Budget:
         each = self.epoch_seconds
         if each is None:
             return None
-        return self._reserve + sum(self.schedule.closing_time(self._real_slots)) * each
+        return self._reserve + each * sum(
+            self.schedule.closing_time(self._real_slots, self._epoch, self._limit / each))
 
     def seconds_left(self) -> float | None:
         """Seconds until the end of the sweep; None if unknown."""

@@ -65,7 +65,7 @@ class Claim(BaseModel, frozen=True):
             return (f"not shown to be better than the default: a gain of {self.gain:.4g} +- {self.margin:.2g}, and one "
                     "training of the default cannot show it; a longer sweep repeats it")
         if not self.runs:
-            return "not compared with the default: no training of both finished with a fitness above 0"
+            return "not compared with the default: no training of both finished in time with a fitness above 0"
         return f"not better than the default; {seeds} could have shown {self.detectable:.2g}"
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ray_yolo.core.errors import RayYoloError, TrainingError
 from ray_yolo.tune.ledger_events import ClaimedEvent
-from ray_yolo.tune.schedule import Outcome, Task
+from ray_yolo.tune.schedule import Ending, Outcome, Task
 
 
 class TaskSource(Protocol):
     """Decides what to train next: the schedule of a sweep, or that of a comparison's pairs."""
 
-    def next(self, explore: Callable[[], bool], finishing: Callable[[], float]) -> Task | ClaimedEvent | None:
+    def next(self, explore: Callable[[], bool], ending: Callable[[], Ending]) -> Task | ClaimedEvent | None:
         """The next task, the claim at the end, or None until one of the tasks handed out has its outcome."""
 
     def finish(self, task: Task, outcome: Outcome) -> None:
@@ -33,14 +32,14 @@ class Dispatcher:
         explores: whether the study continues with new trainings.
         known: returns the result of a task if any sweep of the project has trained it; None: it must be trained.
         limit: the maximum number of running tasks.
-        finishing: returns the virtual time for paused trials to end once exploration is closed; see `Schedule.next`.
+        ending: returns what there is time for once exploration is closed; see `Schedule.next`.
     """
 
     def __init__(self, schedule: TaskSource, folder_of: Callable[[Task], str], explores: Callable[[], bool],
                  known: Callable[[Task], Outcome | None], limit: Callable[[], int],
-                 finishing: Callable[[], float] = lambda: math.inf) -> None:
+                 ending: Callable[[], Ending] = Ending) -> None:
         self._schedule, self.name, self._known, self._limit = schedule, folder_of, known, limit
-        self._explores, self._finishing = explores, finishing
+        self._explores, self._ending = explores, ending
         self._ready: list[Task] = []
         self.running: dict[str, Task] = {}
         self.over: ClaimedEvent | None = None
@@ -60,7 +59,7 @@ class Dispatcher:
     def advance(self) -> None:
         """Make the decisions that are due."""
         while not self.has_ended:
-            reply = self._schedule.next(self._explores, self._finishing)
+            reply = self._schedule.next(self._explores, self._ending)
             if reply is None:
                 return
             if isinstance(reply, ClaimedEvent):

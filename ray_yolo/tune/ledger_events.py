@@ -81,6 +81,7 @@ class ClosedEvent(LedgerEvent):
     at: float
     until: float  # virtual time by which a training must end to compete
     runs: int  # trainings on fresh seeds
+    too_slow: tuple[int, ...] = ()  # trials whose trainings on fresh seeds could not end in time
 
 
 class FinalistsEvent(LedgerEvent):

@@ -7,7 +7,6 @@ depend on workers, interruptions and speed.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,7 +14,7 @@ from ray_yolo.core.errors import TrainingError
 from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.tune.claim import SIDES, PairsClaim, Side, judge_pairs
 from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent, LedgerEvent
-from ray_yolo.tune.schedule import Outcome, Replayable, Task
+from ray_yolo.tune.schedule import Ending, Outcome, Replayable, Task
 from ray_yolo.tune.sides import Recipes, all_settings
 
 PairResults = Mapping[tuple[int, Side], Outcome]
@@ -101,13 +100,13 @@ class PairSchedule(Replayable):
         """The pairs that have begun, in this command or in an earlier one."""
         return (max((*self._known, *self._running), default=-1) + 2) // 2
 
-    def next(self, explore: bool | Callable[[], bool] = True, finishing: Callable[[], float] = lambda: math.inf
+    def next(self, explore: bool | Callable[[], bool] = True, ending: Callable[[], Ending] = Ending
              ) -> Task | ClaimedEvent | None:
         """The next training; None if the decision needs a result that is missing; the claim at the end.
 
         Args:
             explore: whether another pair may start. If not, pairs that have begun are completed, and the claim follows.
-            finishing: not used, for no training pauses.
+            ending: not used, for no training pauses.
         """
         while not self._verdict.better and self._count_next():
             pass

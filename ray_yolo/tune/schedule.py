@@ -17,7 +17,9 @@ A later exploration continues at the point of closing and ignores the fork, whos
 
 from __future__ import annotations
 
+import heapq
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -30,7 +32,13 @@ from pydantic import BaseModel
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
 from ray_yolo.tune.claim import LAW, Claim, Law
-from ray_yolo.tune.confirmation import ConfirmationPlan, compare_finalists, number_of_runs, plan_confirmation
+from ray_yolo.tune.confirmation import (
+    MOST_FINALISTS,
+    ConfirmationPlan,
+    compare_finalists,
+    number_of_runs,
+    plan_confirmation,
+)
 from ray_yolo.tune.evolution import Genes, Space, grid_size
 from ray_yolo.tune.ledger_events import (
     ChosenEvent,
@@ -74,6 +82,13 @@ class Task(NamedTuple):
     until: int
     start: float
     end: float
+
+
+class Ending(NamedTuple):
+    """What there is time for once exploration is closed."""
+
+    finishing: float = math.inf  # the virtual time in which paused trials may train to their ends
+    too_slow: tuple[int, ...] = ()  # trials that can be no finalists
 
 
 def address(recipe: Recipe, genes: Genes, seed: int) -> str:
@@ -172,15 +187,17 @@ class Schedule(Replayable):
         self._ready: deque[Task] = deque()
         self._noted: set[tuple[int, int, int]] = set()  # trial, seed and epochs whose outcome has an event
         self._check_genes = False
+        self._expected: tuple[int, list[int]] | None = None
+        """The number of counted results, and the trials that may become finalists by then, best first."""
 
-    def next(self, explore: bool | Callable[[], bool] = True, finishing: Callable[[], float] = lambda: math.inf
+    def next(self, explore: bool | Callable[[], bool] = True, ending: Callable[[], Ending] = Ending
              ) -> Task | ClaimedEvent | None:
         """The virtually earliest task that was not returned before; call it until it returns no task.
 
         Args:
             explore: whether exploration continues. If not, no more trials are proposed, and the sweep ends.
-            finishing: returns the virtual time in which paused trials may train to their ends once exploration is
-            closed. At most, and by default, it is what a trial of the first rung needs.
+            ending: returns what there is time for once exploration is closed. For paused trials it is at most, and by
+            default, what a trial of the first rung needs.
 
         Returns:
             The claim if the sweep has ended; with `explore` it continues. None if no decision can be made before one of
@@ -188,7 +205,7 @@ class Schedule(Replayable):
         """
         while not self._ready:
             explores = explore() if callable(explore) else explore
-            if not self._decide(explores, finishing):
+            if not self._decide(explores, ending):
                 return self._closing.claimed if self._closing else None
         return self._ready.popleft()
 
@@ -196,24 +213,56 @@ class Schedule(Replayable):
         """Record the outcome of a task. Outcomes may arrive in any real order."""
         self._known[task.trial, task.seed, task.until] = outcome
 
-    def closing_time(self, slots: int) -> tuple[float, float]:
+    def closing_time(self, slots: int, epoch: Callable[[int], float] = lambda trial: 1.0, most: float = math.inf
+                     ) -> tuple[float, float]:
         """The time to the end of the sweep if exploration is closed now, in epochs: (finishing, confirming).
+
+        Until the finalists are known, the slowest of those that may become finalists count.
 
         Args:
             slots: real slots. A virtual slot is slower where there are more virtual slots than real ones.
+            epoch: returns the time of an epoch of a trial; 1 for the base recipe.
+            most: time that a trial may need to become a finalist and be confirmed; no time is left for a slower one.
         """
         closing = self._closing or self._plan_closing(math.inf)
         if closing.claimed:
             return 0.0, 0.0
         timeline = closing.timeline
         slowness = len(timeline.slots) / slots
-        running = max((event.end - timeline.now for event in timeline.running.values()), default=0.0)
+        running = timeline.running_time(slots)
         if closing.tasks is None:
-            new = 0.0 if self._closing else float(self._rungs[0])  # one more trial may start before the end
-            finishing = max(closing.closed.until - timeline.now, running, new) * slowness
-            return finishing, float(math.ceil(closing.closed.runs / slots) * self._epochs)
-        waiting = math.ceil(len(closing.tasks) / slots) * self._epochs
-        return 0.0, running * slowness + waiting
+            planned, slowest = float(self._epochs - self._rungs[0]), 0
+            step = max(map(operator.sub, self._rungs[1:], self._rungs[:-1]), default=self._rungs[0])
+            likely = self._likely_finalists(timeline, closing.plan, epoch)
+            for trial in set(likely) - set(closing.closed.too_slow):
+                planned = max(planned, step * epoch(trial) / slowness)  # it may continue to another rung before the end
+                left = (self._epochs - timeline.until[trial]) * epoch(trial)
+                if left * slowness + self.confirming_time(trial, slots, epoch) <= most:
+                    planned = max(planned, left)
+                    slowest = max(slowest, trial, key=epoch)
+            if self._closing:
+                planned = closing.closed.until - timeline.now
+            return max(planned * slowness, running), self.confirming_time(slowest, slots, epoch)
+        waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots)
+        return 0.0, running + waiting
+
+    def running_time(self, slots: int) -> float:
+        """The time until the trainings of the exploration end that run now, in epochs."""
+        return self._explored.running_time(slots)
+
+    def finishing_time(self, trial: int, slots: int, epoch: Callable[[int], float]) -> float:
+        """The time until a trial has trained to its end, in epochs; 0 if it has. Arguments as in `closing_time`."""
+        left = self._epochs - self._explored.until.get(trial, self._epochs)
+        return left * epoch(trial) * len(self._explored.slots) / slots
+
+    def confirming_time(self, trial: int, slots: int, epoch: Callable[[int], float]) -> float:
+        """The time of the trainings on fresh seeds, in epochs, where all finalists are as slow as this trial.
+
+        Arguments as in `closing_time`.
+        """
+        plan = (self._closing or self._plan_closing(math.inf)).plan
+        runs = self._fresh_runs(plan, [trial] * plan.finalists)
+        return _makespan([self._epochs * epoch(each) for each, _ in runs], slots)
 
     @property
     def explored_work(self) -> float:
@@ -243,7 +292,7 @@ class Schedule(Replayable):
         owners: dict[int, int] = {}
         for event in events:
             if isinstance(event, ProposedEvent):
-                owners[event.trial] = self._owners.setdefault(_key(event.genes), event.trial)
+                owners[event.trial] = self._owners.setdefault(genes_key(event.genes), event.trial)
             elif isinstance(event, (CountedEvent, FailedEvent)):
                 owner = owners.get(event.trial, event.trial)
                 outcome = Outcome.model_validate(event, from_attributes=True)
@@ -251,7 +300,7 @@ class Schedule(Replayable):
 
     # Two ways to make a decision. Most follow from the results; the budget or the ledger decides when exploration ends.
 
-    def _decide(self, explores: bool, finishing: Callable[[], float]) -> bool:
+    def _decide(self, explores: bool, ending: Callable[[], Ending]) -> bool:
         """Make the next decision. False at the end of the sweep, or if a result is missing."""
         if self._has_ended:
             if not self._may_propose(explores):
@@ -265,7 +314,8 @@ class Schedule(Replayable):
         if self._may_propose(explores):
             self._propose()
         else:
-            self._close(self._plan_closing(self._explored.now + finishing()))
+            ends = ending()
+            self._close(self._plan_closing(self._explored.now + ends.finishing, ends.too_slow))
         return True
 
     def _replay(self) -> bool:
@@ -281,7 +331,7 @@ class Schedule(Replayable):
             return False
         event = self._recorded[0]
         if isinstance(event, ClosedEvent):
-            self._close(self._plan_closing(event.until))
+            self._close(self._plan_closing(event.until, event.too_slow))
         else:
             self._propose()
         return True
@@ -384,7 +434,7 @@ class Schedule(Replayable):
             trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))
         self.genes.append(dict(genes))
         self._places.append(encode(self._space.genes, genes))
-        self._owners.setdefault(_key(genes), number)
+        self._owners.setdefault(genes_key(genes), number)
         self._schedule(timeline, number, self._seed, self._rungs[0], "new")
 
     def _checked_genes(self, number: int, genes: Genes) -> Genes:
@@ -401,14 +451,17 @@ class Schedule(Replayable):
 
     # The end: the best paused trials train to their ends, then finalists and default train on fresh seeds.
 
-    def _plan_closing(self, until: float) -> _Closing:
+    def _plan_closing(self, until: float, too_slow: tuple[int, ...] = ()) -> _Closing:
         """The end of the sweep if exploration is closed now, and paused trials may end until a time."""
         timeline = self._explored
         runs = number_of_runs(timeline.work / self._epochs, len(timeline.slots))
-        longest = self._epochs - self._rungs[0]  # for a trial that is paused at the first rung
+        plan = plan_confirmation(runs)
+        longest = float(self._epochs - self._rungs[0])  # for a trial that is paused at the first rung
+        for trial in self._likely_finalists(timeline, plan, lambda trial: self._cost(self.genes[trial])):
+            longest = max(longest, (self._epochs - timeline.until[trial]) * self._cost(self.genes[trial]))
         until = min(max(until, timeline.now), timeline.now + longest)
-        closed = ClosedEvent(at=timeline.now, until=until, runs=runs)
-        return _Closing(timeline, closed, plan_confirmation(runs))
+        closed = ClosedEvent(at=timeline.now, until=until, runs=runs, too_slow=too_slow)
+        return _Closing(timeline, closed, plan)
 
     def _close(self, closing: _Closing) -> None:
         """End the exploration in a fork of its timeline."""
@@ -443,6 +496,8 @@ class Schedule(Replayable):
         for rung, trial in timeline.paused(self._rungs[:-1]):
             if trial == 0:
                 return trial
+            if trial in closing.closed.too_slow:
+                continue
             end = timeline.now + (self._epochs - rung) * self._cost(self.genes[trial])
             if end <= closing.closed.until:
                 candidates.append(trial)
@@ -454,22 +509,35 @@ class Schedule(Replayable):
         timeline = closing.timeline
         closing.process = self._process(timeline)
         whole = {self._owner(trial) for trial in timeline.ranked(self._epochs) if trial not in timeline.failed}
-        whole.discard(self._owner(0))
+        whole -= {0, *closing.closed.too_slow}
         ranked = self._ranked(sorted(whole), closing.process)
         closing.finalists = tuple(ranked[:closing.plan.finalists])
         self._emit(FinalistsEvent(trials=closing.finalists))
-        closing.tasks = deque(self._fresh_runs(closing))
+        closing.tasks = deque(self._fresh_runs(closing.plan, closing.finalists))
 
-    def _fresh_runs(self, closing: _Closing) -> Iterator[tuple[int, int]]:
+    def _likely_finalists(self, timeline: Timeline, plan: ConfirmationPlan, epoch: Callable[[int], float]) -> list[int]:
+        """The best trials by expectation, and two more, because results until then change the order.
+
+        None where every trial is as fast as the default, so that none of them decides a time.
+        """
+        if all(epoch(trial) == 1.0 for trial in timeline.until):
+            return []
+        if self._expected is None or self._expected[0] != len(timeline.counted):  # the process takes a while to fit
+            trials = {self._owner(trial) for trial in timeline.until if trial not in timeline.failed}
+            ranked = self._ranked(sorted(trials - {0}), self._process(timeline))
+            self._expected = len(timeline.counted), ranked[:MOST_FINALISTS + 2]
+        return self._expected[1][:plan.finalists + 2]
+
+    def _fresh_runs(self, plan: ConfirmationPlan, finalists: Sequence[int]) -> Iterator[tuple[int, int]]:
         """The trainings on fresh seeds: all finalists on the same ones, the default on some more or fewer."""
-        first, plan = self._seed + 1, closing.plan
-        if not closing.finalists:
+        first = self._seed + 1
+        if not finalists:
             return
         for number in range(max(plan.seeds, plan.default_seeds)):
             if number < plan.seeds:
-                for trial in closing.finalists:
+                for trial in finalists:
                     yield trial, first + number
-            if number < plan.default_seeds and 0 not in closing.timeline.failed:
+            if number < plan.default_seeds and 0 not in self._explored.failed:
                 yield 0, first + number
 
     def _claim(self, closing: _Closing) -> None:
@@ -515,8 +583,17 @@ class Schedule(Replayable):
 
     def _owner(self, trial: int) -> int:
         """The first trial with the same genes, whose trainings are reused."""
-        return self._owners[_key(self.genes[trial])]
+        return self._owners[genes_key(self.genes[trial])]
 
 
-def _key(genes: Mapping[str, Any]) -> tuple[Any, ...]:
+def _makespan(times: Iterable[float], slots: int) -> float:
+    """When the last of some trainings ends, if each starts on the slot that is free first."""
+    free = [0.0] * slots
+    for time in times:
+        heapq.heapreplace(free, free[0] + time)
+    return max(free)
+
+
+def genes_key(genes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two equal trials have in common."""
     return tuple((name, type(value).__name__, value) for name, value in sorted(genes.items()))

@@ -40,6 +40,11 @@ class Timeline:
         """The virtual time of the next decision."""
         return min(self.slots)
 
+    def running_time(self, slots: int) -> float:
+        """The time until all running trainings have ended, if so many real slots share their work."""
+        left = [event.end - self.now for event in self.running.values()]
+        return max(sum(left) / slots, *left, 0.0)
+
     def due(self) -> list[ScheduledEvent]:
         """The running trainings that have ended by now, in the order in which their results count."""
         ended = [event for event in self.running.values() if event.end <= self.now]

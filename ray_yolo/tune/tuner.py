@@ -320,7 +320,7 @@ class Sweep(Study[SearchResult]):
         budget.schedule = schedule = begun.schedule(write=self.ledger.append)
         schedule.restore(self.ledger.lines)
         return Dispatcher(schedule, begun.folder_of, budget.explores, known,
-                          lambda: self.most_at_once(self.slots_now()), budget.finishing)
+                          lambda: self.most_at_once(self.slots_now()), budget.ending)
 
     def pool_range(self) -> tuple[int, int]:
         """As many workers as the slots have, of which `min_slots` stay."""
@@ -361,7 +361,7 @@ class Sweep(Study[SearchResult]):
     def ended(self, name: str, config: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Show an end, and note how long the task took."""
         if result.get("epochs"):
-            self.budget.measure(result["epochs"] * self.begun.cost(config["genes"]), result["seconds"])
+            self.budget.measure(config["genes"], result["epochs"], result["seconds"])
         self.display.ended(name)
 
     def show(self) -> None:

@@ -21,6 +21,7 @@ from ray_yolo.tune.evolution import Gene, GeneValue, Space
 from ray_yolo.tune.space import load_space, read_space
 from tests.benchmarks.evolve_table import Surface, coordinates, read_table
 from tests.benchmarks.record_curves import SPACE
+from tests.benchmarks.search_costs import Costly
 from tests.benchmarks.search_noise import NOISY, Noisy
 from tests.benchmarks.search_traps import TRAPS, Trap
 
@@ -29,7 +30,7 @@ TABLES = ("yolo_curves.json", "tuned_curves.json", "yolo11n_curves.json", "bccd_
 SEEDS = json.loads((HERE / "seeds.json").read_text())  # measured noise of a training
 CLAIMED = ("hill", "level")  # by `--claims` alone
 TUNED = ("yolo_curves", "bccd_curves", "tent", "good", "early", "pairs", "optimal", "false_hill")
-"""The landscapes on which the default search was chosen. The other eight, and those of files, only judge it."""
+"""The landscapes on which the default search was chosen. The other nine, and those of files, only judge it."""
 
 
 class Landscape(Protocol):
@@ -187,6 +188,8 @@ def load_landscapes(file: str, instance: int, only: str = "") -> Iterator[Landsc
     yield from (Recorded(table, instance) for table in TABLES if only in ("", Path(table).stem))
     yield from (Formula(form, instance) for form in Formula.FORMS if only == form or (not only and form not in CLAIMED))
     yield from (Trap(form, instance) for form in TRAPS if only in ("", form))
+    if only in ("", Costly.name):
+        yield Costly(instance)
     yield from (Noisy(form, instance) for form in NOISY if only == form)
 
 

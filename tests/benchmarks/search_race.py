@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.budget import Budget
-from ray_yolo.tune.evolution import Genes, Space
+from ray_yolo.tune.evolution import Genes, GeneValue, Space
 from ray_yolo.tune.ledger_events import ChosenEvent, ClaimedEvent, LedgerEvent
-from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
+from ray_yolo.tune.schedule import Outcome, Task, rungs_of
 from ray_yolo.tune.search import MOST_TRIALS, Search
 from ray_yolo.tune.study import SweepEvent
 from ray_yolo.tune.tuner import trials_ahead
+from tests.benchmarks.search_costs import Costly
 from tests.benchmarks.search_landscapes import Landscape, noise_key
 
 START_SECONDS = 0.5  # of each training, also of one that continues
+
+
+def epoch_seconds(land: Landscape, genes: Mapping[str, GeneValue]) -> float:
+    """Seconds of an epoch of a training."""
+    return land.epoch_seconds * (land.cost(genes) if isinstance(land, Costly) else 1.0)
 
 
 class Rival(Protocol):
@@ -53,7 +60,8 @@ def race(land: Landscape, rival: Rival, slots: int, trainings: float, seed: int)
     def start(now: float) -> None:
         nonlocal count
         running[count] = rival.suggest(count)
-        heapq.heappush(queue, (now + START_SECONDS + land.epoch_seconds, count, 1))
+        seconds = epoch_seconds(land, running[count][0])
+        heapq.heappush(queue, (now + START_SECONDS + seconds, count, 1))
         count += 1
 
     for _ in range(slots):
@@ -65,7 +73,7 @@ def race(land: Landscape, rival: Rival, slots: int, trainings: float, seed: int)
         genes, until = running[trial]
         fitness = land.observe(genes, noise_key(seed, trial, 0), epoch)
         if fitness is not None and epoch < until and rival.report(trial, epoch, fitness):
-            heapq.heappush(queue, (now + land.epoch_seconds, trial, epoch + 1))
+            heapq.heappush(queue, (now + epoch_seconds(land, genes), trial, epoch + 1))
             continue
         rival.end(trial, epoch, fitness)
         if fitness is not None and (epoch, fitness) > best[:2]:
@@ -81,27 +89,28 @@ def race_ours(land: Landscape, space: Space, slots: int, trainings: float, seed:
     seconds = trainings * land.epochs * land.epoch_seconds
     now = 0.0
     virtual = slots + trials_ahead(slots)
-    begun = SweepEvent(identity={}, space=space, search=Search(), recipe=Recipe(epochs=land.epochs, seed=seed),
-                       rungs=rungs_of(land.epochs), virtual_slots=virtual)
+    recipe = Recipe(epochs=land.epochs, seed=seed, microbatch=4, imgsz=int(land.start.get("imgsz", 640)))
+    begun = SweepEvent(identity={}, space=space, search=Search(), recipe=recipe, rungs=rungs_of(land.epochs),
+                       virtual_slots=virtual)
     budget = Budget(begun, MOST_TRIALS, seconds / 3600, 0.0, None, lambda: slots, lambda: now)
     events: list[LedgerEvent] = []
-    budget.schedule = schedule = Schedule(space, seed, begun.rungs, virtual, write=events.append)
-    ends: list[tuple[float, Task, float]] = []
+    budget.schedule = schedule = begun.schedule(write=events.append)
+    ends: list[tuple[float, Task, int, float]] = []  # (time, task, its epochs, its seconds)
     free, trained = [0.0] * slots, dict[tuple[int, int], int]()
     while True:
-        reply = schedule.next(budget.explores, budget.finishing)
+        reply = schedule.next(budget.explores, budget.ending)
         if isinstance(reply, ClaimedEvent):
             break
         if isinstance(reply, Task):
             start = max(now, heapq.heappop(free))
             epochs = reply.until - trained.get((reply.trial, reply.seed), 0)
             trained[reply.trial, reply.seed] = reply.until
-            end = start + START_SECONDS + epochs * land.epoch_seconds
+            end = start + START_SECONDS + epochs * epoch_seconds(land, reply.genes)
             heapq.heappush(free, end)
-            heapq.heappush(ends, (end, reply, end - start))
+            heapq.heappush(ends, (end, reply, epochs, end - start))
         else:
-            now, task, took = heapq.heappop(ends)
-            budget.measure(task.end - task.start, took)
+            now, task, epochs, took = heapq.heappop(ends)
+            budget.measure(task.genes, epochs, took)
             fitness = land.observe(task.genes, noise_key(seed, task.trial, task.seed), task.until)
             schedule.finish(task, Outcome(fitness=fitness))
     chosen = next(event.trial for event in reversed(events) if isinstance(event, ChosenEvent))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,13 @@ from ray_yolo.tune.budget import (
     recorded_epoch_seconds,
     trained_spans,
 )
+from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.evolution import Gene, Genes, Space
 from ray_yolo.tune.ledger_events import ClaimedEvent
-from ray_yolo.tune.schedule import Task, rungs_of
+from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
+from ray_yolo.tune.tuner import trials_ahead
 from tests.support import run_log
-from tests.support.schedules import RESOLVED, open_ledger, outcome_of
+from tests.support.schedules import RESOLVED, SPACE, open_ledger, outcome_of, sweep_of
 
 
 def test_the_largest_sweep_that_ends_in_time(tmp_path: Path) -> None:
@@ -29,25 +35,58 @@ def test_the_largest_sweep_that_ends_in_time(tmp_path: Path) -> None:
     assert most_trials(begun, 3600.0, 2.0, 2, 7).trials <= 7
 
 
-def drive(budget: Budget, tmp_path: Path, now: list[float], seconds: float, slots: int = 1, virtual_slots: int = 2
-          ) -> float:
-    """Slots that need so long for an epoch. Returns when the sweep ends."""
-    ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=virtual_slots, rungs=rungs_of(9))
-    budget.schedule = schedule = ledger.begun.schedule(write=ledger.append)
-    waiting, running = list[Task](), list[tuple[float, Task]]()
-    while not isinstance(reply := schedule.next(budget.explores, budget.finishing), ClaimedEvent):
+def drive(budget: Budget, schedule: Schedule, now: list[float], seconds: Callable[[Genes], float], slots: int = 1,
+          fitness: Callable[[Task], Outcome] = outcome_of) -> float:
+    """Slots that need so long for an epoch, and half a second for a start. Returns when the sweep ends."""
+    budget.schedule = schedule
+    waiting, running = list[Task](), list[tuple[float, float, int, Task]]()
+    trained = dict[tuple[int, int], int]()
+    while not isinstance(reply := schedule.next(budget.explores, budget.ending), ClaimedEvent):
         if isinstance(reply, Task):
             waiting.append(reply)
             continue
         while waiting and len(running) < slots:
             task = waiting.pop(0)
-            running.append((now[0] + seconds * (task.end - task.start), task))
-        ended = min(running)
-        running.remove(ended)
-        now[0], task = ended
-        budget.measure(task.end - task.start, seconds * (task.end - task.start))
-        schedule.finish(task, outcome_of(task))
+            epochs = task.until - trained.get((task.trial, task.seed), 0)
+            trained[task.trial, task.seed] = task.until
+            took = 0.5 + epochs * seconds(task.genes)
+            heapq.heappush(running, (now[0] + took, took, epochs, task))
+        now[0], took, epochs, task = heapq.heappop(running)
+        budget.measure(task.genes, epochs, took)
+        schedule.finish(task, fitness(task))
     return now[0]
+
+
+COSTLY = Space((Gene("imgsz", "choice", values=(64, 96, 128)), Gene("batch_size", "choice", values=(4, 16)),
+                Gene("lr0", low=0.001, high=0.1)), ({"imgsz": 64, "batch_size": 16, "lr0": 0.01},), "gp")
+
+
+def costly(genes: Genes) -> float:
+    """Seconds of an epoch: the pixels are known beforehand, what a smaller batch costs is not."""
+    return (int(genes["imgsz"]) / 64) ** 2 * {4: 1.6, 16: 1.0}[int(genes["batch_size"])]
+
+
+@pytest.mark.parametrize(("slots", "trainings"), [(1, 30), (2, 15), (8, 10)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, trainings: int, seed: int) -> None:
+    """With the former code, which reserved the base recipe's time for fresh seeds, it ended up to half too late."""
+    recipe = RESOLVED.model_copy(update={"seed": seed, "imgsz": 64, "microbatch": 4})
+    begun = sweep_of(space=COSTLY, recipe=recipe, rungs=rungs_of(9), virtual_slots=slots + trials_ahead(slots))
+
+    def outcome(task: Task) -> Outcome:
+        noise = random.Random(f"{task.trial} {task.seed} {task.until}").gauss(0, 0.03)
+        better = int(task.genes["imgsz"]) / 128 + 0.2 * (task.genes["batch_size"] == 4)
+        return Outcome(fitness=better * task.until / 9 * (1 + noise))
+
+    limit, now = 9.0 * trainings, [0.0]
+    budget = Budget(begun, 1000, limit / 3600, 0.0, 1.0, lambda: slots, lambda: now[0])
+    schedule = begun.schedule()
+    ended = drive(budget, schedule, now, costly, slots, outcome)
+    assert ended <= limit
+    claim = schedule.next(False)
+    assert isinstance(claim, ClaimedEvent)
+    assert isinstance(claim.claim, Claim)
+    assert claim.claim.runs > 0
 
 
 def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: Path) -> None:
@@ -56,23 +95,24 @@ def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: P
     budget = Budget(ledger.begun, 1000, 0.1, 270.0, 0.5, lambda: 1, lambda: 0.0)
     budget.schedule = ledger.begun.schedule()
     budget.schedule.next()
-    budget.measure(2.0, 10.0)
+    genes = SPACE.starts[0]
+    budget.measure(genes, 2, 10.0)
     assert budget.explores()
     for _ in range(40):
-        budget.measure(2.0, 10.0)
+        budget.measure(genes, 2, 10.0)
     assert budget.epoch_seconds == pytest.approx(5.0, rel=0.35)  # but where all tasks are slow, it follows
     assert not budget.explores()
 
 
 def test_without_hours_it_ends_after_so_many_trials(tmp_path: Path) -> None:
     now = [0.0]
-    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2, rungs=rungs_of(9)).begun
+    begun = sweep_of(virtual_slots=2, rungs=rungs_of(9))
     budget = Budget(begun, 12, 0.0, 0.0, 5.0, lambda: 1, lambda: now[0])
-    budget.schedule = begun.schedule()
+    budget.schedule = schedule = begun.schedule()
     left = budget.seconds_left()
-    took = drive(budget, tmp_path, now, 5.0)
+    took = drive(budget, schedule, now, lambda genes: 5.0)
     assert left == pytest.approx(took, rel=0.25)
-    assert len(open_ledger(tmp_path / "ledger.jsonl").trials) == 12
+    assert len(schedule.genes) == 12
 
 
 def training(labels: str = "0123", model: str = "yolov5s") -> list[Event]:

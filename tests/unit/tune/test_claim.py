@@ -90,7 +90,7 @@ def test_a_default_that_detects_nothing_is_beaten():
 def test_without_a_fitness_above_0_nothing_is_compared(fitness):
     """Such runs are equal in the ledger, so one sentence is true of all of them."""
     assert str(judge(fitness, fitness)) == (
-        "not compared with the default: no training of both finished with a fitness above 0")
+        "not compared with the default: no training of both finished in time with a fitness above 0")
 
 
 def test_what_is_not_better_says_what_could_have_been_shown():

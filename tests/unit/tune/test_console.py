@@ -151,8 +151,8 @@ def test_the_last_line_is_the_claim(tmp_path):
      "trial 4 is not better than the default; 2 fresh seeds could have shown 0.1; it is kept for its "
      "expected gain of 0.02"),
     (4, Claim(better=False),
-     "trial 4 is not compared with the default: no training of both finished with a fitness above 0; it is kept "
-     "because the default failed")])
+     "trial 4 is not compared with the default: no training of both finished in time with a fitness above 0; it is "
+     "kept because the default failed")])
 def test_without_significance_it_says_which_one_is_kept_and_why(winner, claim, text):
     assert str(ClaimedEvent(winner=winner, claim=claim)) == text
 

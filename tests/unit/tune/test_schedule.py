@@ -18,7 +18,7 @@ from ray_yolo.tune.ledger_events import (
     ProposedEvent,
     ScheduledEvent,
 )
-from ray_yolo.tune.schedule import REDUCTION, Outcome, Schedule, Task, rungs_of
+from ray_yolo.tune.schedule import REDUCTION, Ending, Outcome, Schedule, Task, rungs_of
 
 RUNGS = (3, 9)
 SPACE = Space((Gene("a", low=0.01, high=1.0), Gene("b", "int", low=1, high=9), Gene("c", "choice", values=(1, 2))),
@@ -165,7 +165,7 @@ def test_less_time_to_finish_lets_fewer_trials_end():
     def finish(time):
         schedule, tasks, ended = Schedule(SPACE, 0, RUNGS, 2), [], 0
         while True:
-            reply = schedule.next(len(schedule.genes) < 20, lambda: time)
+            reply = schedule.next(len(schedule.genes) < 20, lambda: Ending(time))
             if isinstance(reply, ClaimedEvent):
                 return schedule.closing_time(2), ended
             if isinstance(reply, Task):
