@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import Refusal, config
+from tests.support.messages import Refusal, config, weights
 
-REFUSALS = {"config": config.REFUSALS}
+REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS}
 CASES = [(room, refusal) for room, refusals in REFUSALS.items() for refusal in refusals]
 
 
