@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import Refusal, config, weights
+from tests.support.messages import Refusal, config, requests, weights
 
-REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS}
+REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS, "requests": requests.REFUSALS}
 CASES = [(room, refusal) for room, refusals in REFUSALS.items() for refusal in refusals]
 
 
