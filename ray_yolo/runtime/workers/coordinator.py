@@ -503,7 +503,7 @@ class Coordinator:
         return self._seen
 
     def _depart(self, uid: str) -> None:
-        """A worker has ended, or is being killed, without having left. If it was a member, the exchange cannot finish."""
+        """A worker has ended, or is being killed, without having left. The exchange of a member cannot finish."""
         if self._members[uid].place != "newcomer":
             self._broken = True
         self.leave(uid)
