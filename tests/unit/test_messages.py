@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import Refusal, config, datasets, requests, studies, weights
+from tests.support.messages import Refusal, config, datasets, models, requests, studies, weights
 
 REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS, "data": datasets.REFUSALS,
-            "studies": studies.REFUSALS, "requests": requests.REFUSALS}
+            "models": models.REFUSALS, "studies": studies.REFUSALS, "requests": requests.REFUSALS}
 CASES = [(room, refusal) for room, refusals in REFUSALS.items() for refusal in refusals]
 
 
