@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 from ray_yolo.checkpoints.local import save_checkpoint
-from ray_yolo.checkpoints.state_file import manifest_text, parse_manifest, read_state, write_state
 from ray_yolo.engine.build import WorkerContext, build
 from ray_yolo.engine.state import TrainState, capture
 from ray_yolo.models.batch_norm import MOMENTUM, Statistics
@@ -46,14 +44,3 @@ def embolden(model: Detector) -> None:
         assert convolve.bias is not None
         convolve.weight *= 5
         convolve.bias.view(model.head.num_anchors, -1)[:, 4:] = torch.tensor([-1.0, 0.0, 0.0])
-
-
-def rewrite(path: Path, **changes: Any) -> None:
-    """Write a checkpoint of ours again, as another version would, with other entries in its meta and its manifest."""
-    state = read_state(path)
-    meta = json.loads(state["meta"])
-    recipe = meta["recipe"] | changes.pop("recipe")
-    state["meta"] = json.dumps(meta | changes | {"recipe": recipe})
-    manifest = parse_manifest(path.with_suffix(".json").read_bytes())
-    manifest |= write_state(path, state) | {"format": changes["format"], "novel": True}
-    path.with_suffix(".json").write_text(manifest_text(manifest))

@@ -31,7 +31,7 @@ from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import begin, save
 from tests.support.messages import Refusal
 from tests.support.released import write_released
-from tests.support.weights import make_weights, rewrite
+from tests.support.weights import make_weights
 
 X = Path("x.pt")
 NO_TORCH_FILE = "x.pt: was not written by torch.save; download it again"
@@ -237,6 +237,17 @@ def _files() -> Iterator[Refusal]:
         yield case(f"state {content!r}", NO_TORCH_FILE, partial(_reads, _writes(content), state_file.read_state))
     yield case("a torn zip file", "x.pt: not a readable weights file (File is not a zip file); download it again, or "
                "save it again with torch.save", partial(_reads, _writes(b"PK\x03\x04 broken"), state_file.read_state))
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Write a checkpoint of ours again, as another version would, with other entries in its meta and its manifest."""
+    state = state_file.read_state(path)
+    meta = json.loads(state["meta"])
+    recipe = meta["recipe"] | changes.pop("recipe")
+    state["meta"] = json.dumps(meta | changes | {"recipe": recipe})
+    manifest = state_file.parse_manifest(path.with_suffix(".json").read_bytes())
+    manifest |= state_file.write_state(path, state) | {"format": changes["format"], "novel": True}
+    path.with_suffix(".json").write_text(state_file.manifest_text(manifest))
 
 
 def _load_rewritten(**changes: Any) -> None:

@@ -20,9 +20,9 @@ from ray_yolo.core.versioned import FORMAT
 from ray_yolo.inference.predictor import load_trained
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import build_model
-from tests.support.messages.weights import DEEDS, Canary, write_activated
+from tests.support.messages.weights import DEEDS, Canary, rewrite, write_activated
 from tests.support.released import ULTRALYTICS, YOLOV5, write_released
-from tests.support.weights import make_weights, rewrite
+from tests.support.weights import make_weights
 
 
 @pytest.fixture(scope="module")
