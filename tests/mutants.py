@@ -69,12 +69,16 @@ def copy_clone(folder: Path) -> list[str]:
 
 
 def nearest_tests(files: Sequence[str]) -> list[str]:
-    """The unit tests of the rooms that the files belong to: `tests/unit/ROOM`, or `tests/unit/test_COMMAND.py`."""
+    """The unit tests of the rooms that the files belong to: `tests/unit/ROOM`, or `tests/unit/test_COMMAND.py`.
+
+    Beside them, the table of messages, which has those of all rooms.
+    """
     tests = set()
     for file in files:
         room = Path(file).parts[1]
         tests.add(f"tests/unit/test_{room}" if room.endswith(".py") else f"tests/unit/{room}")
-    return [test for test in sorted(tests) if (ROOT / test).exists()]
+    found = [test for test in sorted(tests) if (ROOT / test).exists()]
+    return [*found, "tests/unit/test_messages.py"] if found else []
 
 
 def mutmut(folder: Path, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:

@@ -98,7 +98,7 @@ def read_weights(path: Path) -> Weights:
     """
     if not os.path.isfile(path):
         best = path / "weights" / "best.pt"
-        if best.is_file():
+        if os.path.isfile(best):  # False too for a name that is too long
             raise CheckpointError(f"{path}: is the folder of a run; give the file weights/best.pt in it")
         raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")
     kind = _EXPORTED.get(path.suffix.lower())

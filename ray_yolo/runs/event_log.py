@@ -29,7 +29,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -251,43 +251,64 @@ class Goodput:
 
     @property
     def line(self) -> str:
-        """All numbers in one line for people."""
+        """All numbers in one line for people; '' without an interruption."""
+        if not self.restarts and not self.regroupings:
+            return ""
         return (f"{format_count(self.restarts, 'restart')}, {format_count(self.regroupings, 'regrouping')}: "
                 f"{format_count(self.steps_repeated, 'step')} done twice, {self.idle_seconds:.0f} s without training, "
                 f"goodput {100 * self.goodput:.1f} %")
 
 
-def measure_goodput(events: Sequence[Event]) -> Goodput:
-    """Measure the cost of interruptions. Time between commands does not count: a `dataset` event starts a command."""
-    restarts = regroupings = repeated = 0
-    idle = training = 0.0
-    progress: Event | None = None  # the last event that shows progress, or the start before the first one
-    reached = 0  # the last step that was done
-    is_interrupted = False  # A start interrupts the training until the next progress.
-    for event in events:
+class GoodputMeter:
+    """Measures the cost of interruptions, event by event.
+
+    Time between commands does not count: a `dataset` event starts a command.
+    """
+
+    def __init__(self) -> None:
+        self._restarts = self._regroupings = self._repeated = 0
+        self._idle = self._training = 0.0
+        self._progress: Event | None = None
+        """The last event that shows progress, or the start before the first one."""
+        self._reached = 0
+        """The last step that was done."""
+        self._is_interrupted = False
+        """A start interrupts the training until the next progress."""
+
+    def add(self, event: Event) -> None:
+        """Take the next event of the log."""
         if isinstance(event, DatasetEvent):
-            progress = event
+            self._progress = event
         elif isinstance(event, StartEvent):
-            if reached or event.step:
-                if event.regrouped:
-                    regroupings += 1
-                else:
-                    restarts += 1
-                repeated += max(reached - event.step, 0)
-                is_interrupted = True
+            if self._reached or event.step:
+                self._regroupings += event.regrouped
+                self._restarts += not event.regrouped
+                self._repeated += max(self._reached - event.step, 0)
+                self._is_interrupted = True
             else:
-                progress = event
-            reached = event.step
+                self._progress = event
+            self._reached = event.step
         elif isinstance(event, (StepEvent, EpochEvent)):
-            seconds = event.time - progress.time if progress else 0.0
-            if is_interrupted:
-                idle += seconds
+            seconds = event.time - self._progress.time if self._progress else 0.0
+            if self._is_interrupted:
+                self._idle += seconds
             else:
-                training += seconds
-            progress, is_interrupted = event, False
-            reached = max(reached, event.step)
-    goodput = training / (idle + training) if idle else 1.0
-    return Goodput(restarts, regroupings, repeated, idle, goodput)
+                self._training += seconds
+            self._progress, self._is_interrupted = event, False
+            self._reached = max(self._reached, event.step)
+
+    def goodput(self) -> Goodput:
+        """The cost up to now."""
+        share = self._training / (self._idle + self._training) if self._idle else 1.0
+        return Goodput(self._restarts, self._regroupings, self._repeated, self._idle, share)
+
+
+def measure_goodput(events: Iterable[Event]) -> Goodput:
+    """The cost of the interruptions that a log shows."""
+    meter = GoodputMeter()
+    for event in events:
+        meter.add(event)
+    return meter.goodput()
 
 
 def plain(value: Any) -> Any:

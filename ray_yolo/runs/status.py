@@ -1,34 +1,22 @@
-"""The status of a training, from its event log and the worker states that its driver last wrote."""
+"""The status of a training in lines, from its state and the worker states that its driver last wrote."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import (
-    BalanceEvent,
-    EndEvent,
-    EpochEvent,
-    Event,
-    Frozen,
-    RunEvent,
-    ShardEvent,
-    StartEvent,
-    StepEvent,
-    WarningEvent,
-    WorkerEvent,
-)
+from ray_yolo.core.events import EpochEvent, Frozen, ShardEvent, StartEvent, StepEvent, WorkerEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_number
 from ray_yolo.core.structures import WorkerStatus
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, measure_goodput, read_events
-from ray_yolo.runs.location import is_active, location
-from ray_yolo.runs.usage import measure_usage
+from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.location import location
+from ray_yolo.runs.run_state import FolderStatus, read_state, status_of
 
 MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
@@ -90,70 +78,46 @@ def describe_run(run_dir: Path) -> list[str]:
     """The status of a training, line by line.
 
     Raises:
-        InputError: if the folder is not one of a training.
+        InputError: if the folder is not one of a training, or its log cannot be read.
     """
-    events = read_events(run_dir / EVENTS_FILE) if (run_dir / EVENTS_FILE).is_file() else []
-    if not events:
+    try:
+        state = read_state(run_dir)
+    except OSError as error:
+        raise InputError(f"{run_dir}: {EVENTS_FILE} cannot be read: {error.strerror}") from None
+    if state.began is None:
         raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
-    now, active = time.time(), is_active(run_dir)
-    startup = read_startup(run_dir) if active else None
-    lines = [f"{location(run_dir)}: {describe_state(run_dir, events, active, startup)}"]
+    status = status_of(run_dir, state)
+    startup = read_startup(run_dir) if status.is_active else None
+    if startup:
+        status = FolderStatus("starting", f"{startup.phase}, {startup.seconds:.0f} s")
+    lines = [f"{location(run_dir)}: {status}"]
     if startup and startup.waits_for:
         lines.append(startup.waits_for)
-    if last_of(events, StepEvent, EpochEvent):
-        lines.append(_progress(events, now))
-    if not active and (run_dir / "finished").exists():
-        lines += _results(run_dir, events)
-    balance = last_of(events, StartEvent, BalanceEvent)
-    if isinstance(balance, BalanceEvent):  # else the present group of workers has none yet
-        lines.append(balance.line)
-    if shares := _shares(events):
-        lines.append(shares)
-    cost = measure_goodput(events)
-    if cost.restarts or cost.regroupings:
-        lines.append(cost.line)
-    if usage := measure_usage(events).line:
-        lines.append(usage)
-    if active and not startup:
-        lines += _members(run_dir, events)
-    warnings = [event for event in events if isinstance(event, WarningEvent)]
-    for warning in warnings[-_WARNINGS_SHOWN:]:
+    if state.progress:
+        lines.append(_progress(state.progress, state.start))
+    if status.word == "finished":
+        lines += _results(run_dir, state.best)
+    balance = state.balance.line if state.balance else ""
+    lines += filter(None, (balance, _shares(state.last_shards), state.goodput.line, state.usage.line))
+    if status.is_active and not startup:
+        lines += _members(run_dir, state.workers)
+    for warning in state.warnings[-_WARNINGS_SHOWN:]:
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(warning.time))
         worker = "" if warning.worker is None else f"worker {warning.worker}: "
         lines.append(f"{moment}  {worker}{warning.message}")
     return lines
 
 
-def describe_state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
-    """The state of a run in words; a few words before a colon or bracket name it."""
-    if startup:
-        return f"starting: {startup.phase}, {startup.seconds:.0f} s"
-    last = last_of(events, StartEvent, EndEvent, RunEvent)
-    if active and isinstance(last, StartEvent):
-        return "training"
-    if active:
-        return "ending" if isinstance(last, EndEvent) else "starting"
-    if (run_dir / "finished").exists():
-        return "finished"
-    if isinstance(last, EndEvent) and last.status != "done":
-        return f"{last.status} ({last.reason}); the same command continues it"
-    return "interrupted: no process trains it; the same command continues it"
-
-
-def _progress(events: Sequence[Event], now: float) -> str:
+def _progress(last: StepEvent | EpochEvent, start: StartEvent | None) -> str:
     """A line on the newest step."""
-    start = last_of(events, StartEvent)
-    epochs = start.epochs if start else 0
-    last = last_of(events, StepEvent, EpochEvent)
-    assert isinstance(last, (StepEvent, EpochEvent)), "the caller has seen one"
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
-    return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
+    ago = _ago(time.time() - last.time)
+    return f"epoch {last.epoch + 1} of {start.epochs if start else 0}, step {last.step}{rate}, {ago}"
 
 
-def _results(run_dir: Path, events: Sequence[Event]) -> list[str]:
+def _results(run_dir: Path, best: EpochEvent | None) -> list[str]:
     """The best epoch of a finished run, and its files that are there."""
     lines = []
-    best = best_row(epoch_rows(events))
     if best and best.metrics:
         numbers = ", ".join(f"{name} {format_number(best.metrics.get(name))}" for name in ("mAP50", "mAP50-95"))
         lines.append(f"best epoch {best.epoch + 1}: {numbers}")
@@ -161,22 +125,20 @@ def _results(run_dir: Path, events: Sequence[Event]) -> list[str]:
     return [*lines, *(str(file) for file in files if file.is_file())]
 
 
-def _shares(events: Sequence[Event]) -> str:
-    """The share of the images that each worker computed in the last epoch that is logged; '' with one worker."""
-    shards = [event for event in events if isinstance(event, ShardEvent)]
-    images = {shard.worker: shard.images for shard in shards if shard.epoch == shards[-1].epoch}
+def _shares(shards: Sequence[ShardEvent]) -> str:
+    """The share of an epoch's images that each worker has computed; '' with one worker."""
+    images = {shard.worker: shard.images for shard in shards}
     if len(images) < 2 or not any(images.values()):
         return ""
     shares = [f"{100 * images[worker] / sum(images.values()):.0f}" for worker in sorted(images)]
     return f"images of epoch {shards[-1].epoch + 1} by worker: {', '.join(shares)} %"
 
 
-def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
+def _members(run_dir: Path, workers: Mapping[int, WorkerEvent]) -> list[str]:
     """A row per worker: its last state, or at least the node where it runs."""
     members = read_members(run_dir)
     if members is None:
-        started = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
-        return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(started.items())]
+        return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(workers.items())]
     if not members:
         return ["no worker trains now"]
     width = max(len(member.node) for member in members)

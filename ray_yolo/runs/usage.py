@@ -108,7 +108,7 @@ def measure_usage(events: Iterable[Event]) -> Usage:
     Logs of earlier releases do not name the workers of a group. Theirs are counted from start to start, as of unknown
     type. The writer's clock may be set back; time then stands still until it has caught up.
     """
-    meter = _Meter()
+    meter = UsageMeter()
     for event in events:
         meter.add(event)
     return meter.usage()
@@ -218,8 +218,8 @@ class _Mark(NamedTuple):
 
 
 @dataclass
-class _Meter:
-    """The state of `measure_usage`."""
+class UsageMeter:
+    """Measures the usage, event by event. See the law at the top of this module."""
 
     now: float = 0.0
     alive: float = 0.0  # time of the last event of a worker that trains

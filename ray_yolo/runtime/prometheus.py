@@ -13,7 +13,8 @@ from pathlib import Path
 from ray.util.metrics import Gauge
 
 from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
-from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput
+from ray_yolo.runs.event_log import last_of
+from ray_yolo.runs.run_state import state_of
 from ray_yolo.runs.status import read_members
 from ray_yolo.sinks.base import History, Sink
 
@@ -76,11 +77,10 @@ class RayMetrics(Sink):
 
 def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
     """The values of `RUN_METRICS` according to a log; None: not known yet."""
-    start, step = last_of(events, StartEvent), last_of(events, StepEvent)
-    rows, cost = epoch_rows(events), measure_goodput(events)
-    best = best_row(rows)
+    state = state_of(events)
+    start, step, best, cost = state.start, state.step, state.best, state.goodput
     return {"yolo_workers": start.num_workers if start else None, "yolo_step": step.step if step else None,
-            "yolo_epochs": len(rows), "yolo_images_per_second": step.images_per_second if step else None,
+            "yolo_epochs": len(state.rows), "yolo_images_per_second": step.images_per_second if step else None,
             "yolo_data_wait_share": _share(step.wait_seconds, step.seconds) if step else None,
             "yolo_best_fitness": best.fitness if best else None, "yolo_restarts": cost.restarts,
             "yolo_regroupings": cost.regroupings, "yolo_goodput": cost.goodput}

@@ -40,9 +40,9 @@ from ray_yolo.core.formatting import format_cell, format_count, format_duration,
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.data.index import first_paths
 from ray_yolo.engine.plan import Plan
-from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.location import location
 from ray_yolo.runs.run_record import TransferRecord
+from ray_yolo.runs.run_state import state_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
 
@@ -259,7 +259,7 @@ def _cells(*words: str) -> str:
     return "".join(f"{word:>11}" for word in words)
 
 
-def closing_message(run_dir: str | Path, events: Sequence[Event], *, plots: bool = False, uri: str | None = None
+def closing_message(run_dir: str | Path, events: Iterable[Event], *, plots: bool = False, uri: str | None = None
                     ) -> str:
     """The closing lines: per-class table of the best epoch, outcome, and the results with the commands that open them.
 
@@ -267,13 +267,13 @@ def closing_message(run_dir: str | Path, events: Sequence[Event], *, plots: bool
         plots: whether pictures are drawn, possibly later than this.
         uri: the MLflow server that has the run, possibly later than this.
     """
-    rows = epoch_rows(surviving(events))
-    best, cost = best_row(rows), measure_goodput(events)
-    lines = [_outcome(last_of(events, EndEvent), rows)]
-    if cost.restarts or cost.regroupings:
-        lines.append(f"interrupted  {cost.line}")
+    state = state_of(events)
+    rows, best = state.rows, state.best
+    lines = [_outcome(state.end, rows)]
+    if state.goodput.line:
+        lines.append(f"interrupted  {state.goodput.line}")
     if best:
-        images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
+        images = state.dataset.splits["val"].images if state.dataset else None
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
         lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
                  f"             (epoch {best.epoch} in results.csv, which counts from 0 as YOLOv5 does)"]

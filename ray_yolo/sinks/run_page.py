@@ -6,28 +6,16 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import leaves
-from ray_yolo.core.events import (
-    METRICS,
-    DatasetEvent,
-    EndEvent,
-    EpochEvent,
-    Event,
-    RunEvent,
-    ShardEvent,
-    StartEvent,
-    WorkerEvent,
-)
+from ray_yolo.core.events import METRICS, DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, ShardEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_cell, format_count, format_duration
 from ray_yolo.plots.page import Cell, Section, render_page
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, each_event, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.fork import lineage_line
 from ray_yolo.runs.run_record import RunRecord, read_record
-from ray_yolo.runs.usage import measure_usage
+from ray_yolo.runs.run_state import RunState, read_state
 from ray_yolo.sinks.report import dataset_table
 
 REPORT_FILE = "report.html"
@@ -37,89 +25,52 @@ _CARDS = {"mAP50-95": "mAP50-95", "mAP50": "mAP50", "precision": "precision", "r
 _NOT_OF_THE_RECIPE = ("data", "model")  # which the summary names
 
 
-class _Log(NamedTuple):
-    """What the page needs of the log besides the events that the record process keeps."""
-
-    best: EpochEvent | None  # with the results of each class
-    shards: list[ShardEvent]
-    nodes: list[str]
-    commands: list[float]  # seconds of each, to its last event
-    usage: str
-
-
-def run_page(folder: Path, events: Sequence[Event]) -> str:
-    """The page of a run, from its log, its record and the pictures in its folder.
-
-    Args:
-        events: of the log. They may lack steps, workers and the results of each class, which are read from the file.
-    """
-    rows = epoch_rows(surviving(events))
-    best = best_row(rows)
-    log = _read_log(folder / EVENTS_FILE, best)
-    run, dataset = last_of(events, RunEvent), last_of(events, DatasetEvent)
-    record = read_record(folder)
+def run_page(folder: Path, state: RunState) -> str:
+    """The page of a run, from the state of its log, its record and the pictures in its folder."""
+    record, dataset = read_record(folder), state.dataset
     return render_page(folder.name, [
-        Section("", cards=[*_cards(best, rows), *_time_cards(rows, log)]),
-        Section("Classes", table=_class_rows(log.best, dataset)),
+        Section("", cards=[*_cards(state), *_time_cards(state)]),
+        Section("Classes", table=_class_rows(state.best, dataset)),
         Section("Training", pictures=[folder / "results.png"]),
         Section("Labels and detections of validation", pictures=sorted(folder.glob("val_batch*_pred.jpg"))),
-        Section("Origin", facts=list(_origin(events, run, dataset, log))),
-        Section("Time and where it went", facts=list(_times(events, rows, log))),
+        Section("Origin", facts=list(_origin(state))),
+        Section("Time and where it went", facts=list(_times(state))),
         Section("Curves of the best epoch", pictures=[folder / name for name in _CURVES]),
         Section("Confusion of classes", pictures=[folder / name for name in _MATRICES]),
         Section("Recipe: what differs from the defaults",
                 table=list(_differences(record)) if isinstance(record, RunRecord) else ()),
         Section("Data", dataset_table(dataset.splits, dataset.names) if dataset else (), [folder / "labels.jpg"]),
         Section("First training batches", pictures=sorted(folder.glob("train_batch*.jpg"))),
-    ], _summary(run, events))
+    ], _summary(state.run, state.end))
 
 
-def _read_log(path: Path, best: EpochEvent | None) -> _Log:
-    """Read the log once, without keeping its steps."""
-    whole, shards, nodes, commands = best, list[ShardEvent](), dict[str, None](), list[list[float]]()
-    for event in each_event(path):
-        match event:
-            case EpochEvent() if best and event.seq == best.seq:
-                whole = event
-            case ShardEvent():
-                shards.append(event)
-            case WorkerEvent():
-                nodes[event.node] = None
-            case DatasetEvent():  # it begins a command
-                commands.append([event.time])
-        if commands:
-            commands[-1][1:] = [event.time]
-    usage = measure_usage(each_event(path)).line
-    return _Log(whole, shards, list(nodes), [end - begin for begin, end in commands], usage)
-
-
-def _summary(run: RunEvent | None, events: Sequence[Event]) -> str:
+def _summary(run: RunEvent | None, end: EndEvent | None) -> str:
     """The model, the data set, and how the training ended, in one line."""
     if run is None:
         return ""
-    end = last_of(events, StartEvent, EndEvent)
-    state = "interrupted"
-    if isinstance(end, EndEvent):
-        state = f"{end.status} ({end.reason})" if end.reason else end.status
+    ended = "interrupted"
+    if end:
+        ended = f"{end.status} ({end.reason})" if end.reason else end.status
     return (f"{run.recipe['model']} ({run.num_parameters:,} parameters) on {run.recipe['data']} "
-            f"({run.num_images:,} images, {run.num_val_images:,} for validation): {state}")
+            f"({run.num_images:,} images, {run.num_val_images:,} for validation): {ended}")
 
 
-def _cards(best: EpochEvent | None, rows: Sequence[EpochEvent]) -> Iterator[tuple[str, str]]:
+def _cards(state: RunState) -> Iterator[tuple[str, str]]:
     """The metrics of the best epoch."""
+    best = state.best
     if best is None:
         return
     for name, title in _CARDS.items():
         yield format_cell((best.metrics or {}).get(name)), title
-    yield f"{best.epoch + 1} of {len(rows)}", "best epoch"
+    yield f"{best.epoch + 1} of {len(state.rows)}", "best epoch"
 
 
-def _time_cards(rows: Sequence[EpochEvent], log: _Log) -> Iterator[tuple[str, str]]:
-    rates = [row.images_per_second for row in rows if row.images_per_second]
+def _time_cards(state: RunState) -> Iterator[tuple[str, str]]:
+    rates = [row.images_per_second for row in state.rows if row.images_per_second]
     if rates:
         yield f"{len(rates) / math.fsum(1 / rate for rate in rates):.4g}", "images/s"
-    if log.commands:
-        yield format_duration(math.fsum(log.commands)), "time"
+    if state.commands:
+        yield format_duration(math.fsum(state.commands)), "time"
 
 
 def _class_rows(best: EpochEvent | None, dataset: DatasetEvent | None) -> list[list[Cell]]:
@@ -154,46 +105,44 @@ def _word(value: object) -> str:
     return "open" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def _origin(events: Sequence[Event], run: RunEvent | None, dataset: DatasetEvent | None, log: _Log
-            ) -> Iterator[tuple[str, str]]:
+def _origin(state: RunState) -> Iterator[tuple[str, str]]:
     """What one needs to train the same again: command, commit, versions, data, machine."""
+    run, start = state.run, state.start
     if run is None:
         return
     versions = {name: str(version) for name, version in run.provenance.items() if name != "git_commit"}
     yield "command", run.command
     yield "commit", str(run.provenance.get("git_commit", ""))
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-    for name, split in (dataset.splits if dataset else {}).items():
+    for name, split in (state.dataset.splits if state.dataset else {}).items():
         yield f"labels of {name}", f"digest {split.digest}" if split.digest else ""
     yield "licence of the initial weights", run.weights_licence
     if run.forked_from:
         yield "initial weights", lineage_line(run.forked_from)
-    start = last_of(events, StartEvent)
     if start:
         threads = f"{format_count(start.threads, 'thread')} each" if start.threads else ""  # an older log has none
         yield "machine", ", ".join(filter(None, [start.device, format_count(start.num_workers, "worker"), threads]))
-    yield "nodes", ", ".join(log.nodes)
+    yield "nodes", ", ".join(state.nodes)
     yield "run", run.run_id
 
 
-def _times(events: Sequence[Event], rows: Sequence[EpochEvent], log: _Log) -> Iterator[tuple[str, str]]:
+def _times(state: RunState) -> Iterator[tuple[str, str]]:
     """The begin and end of a training, and the parts of its time."""
-    if not events:
+    if state.began is None or state.changed is None:
         return
-    yield "from", _date(events[0].time)
-    yield "to", _date(events[-1].time)
-    total = math.fsum(log.commands)
-    waits, steps = _shard_seconds(log.shards, {row.epoch for row in rows})
-    epochs = math.fsum(row.seconds for row in rows)
+    yield "from", _date(state.began)
+    yield "to", _date(state.changed)
+    total = math.fsum(state.commands)
+    waits, steps = _shard_seconds(state.shards, {row.epoch for row in state.rows})
+    epochs = math.fsum(row.seconds for row in state.rows)
     parts = {"steps": steps - waits, "waiting for images": waits, "validation and saves": epochs - steps,
              "start, end and interruptions": total - epochs}
     if total > 0 and steps > 0:
         for name, seconds in parts.items():
             seconds = max(seconds, 0.0)
             yield name, f"{format_duration(seconds)} ({100 * seconds / total:.0f} %)"
-    cost = measure_goodput(events)
-    yield "interruptions", cost.line if cost.restarts or cost.regroupings else ""
-    yield "hours", log.usage
+    yield "interruptions", state.goodput.line
+    yield "hours", state.usage.line
 
 
 def _shard_seconds(shards: Sequence[ShardEvent], epochs: set[int]) -> tuple[float, float]:
@@ -224,6 +173,7 @@ class RunPage:
         if not ended:
             return
         path = self._folder / REPORT_FILE
-        page = run_page(self._folder.resolve(), events)  # the record process calls it "."
+        folder = self._folder.resolve()  # the record process calls it "."
+        page = run_page(folder, read_state(folder))
         if not path.is_file() or path.read_text() != page:
             atomic_write(path, page, durable=False)

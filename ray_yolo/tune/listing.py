@@ -5,25 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from ray_yolo.core.documents import RunSummary
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import Event, StartEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import reason_of
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, each_event, epoch_rows, last_of, read_events
-from ray_yolo.runs.location import is_active, local_folder, run_names
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.location import local_folder, run_names
 from ray_yolo.runs.run_record import LEDGER_FILE
-from ray_yolo.runs.status import describe_state
+from ray_yolo.runs.run_state import read_state, status_of
 from ray_yolo.storage.store import is_address
-from ray_yolo.tune.ledger import begun_of, pairs_claim_of, read_ledger, read_trials
-from ray_yolo.tune.pairs import claim_from, results_of
-from ray_yolo.tune.status import study_state
-from ray_yolo.tune.study import ComparisonEvent
-from ray_yolo.tune.trials import best_trial
+from ray_yolo.tune.study_state import SweepState, read_study_state
 
 _READERS = 16  # runs of a bucket that are read at the same time
 _HEADER = ("run", "state", "epochs", "mAP50-95", "started", "changed")
@@ -90,39 +84,23 @@ def summarise(folder: Path, name: str) -> RunSummary:
 
 
 def _run(folder: Path, name: str) -> RunSummary:
-    events: list[Event] = []
-    with suppress(FileNotFoundError):
-        events = list(each_event(folder / EVENTS_FILE))
-    if not events:
-        return RunSummary(name=name, kind="training", state="created")
-    state = describe_state(folder, events, is_active(folder), None)
-    rows = epoch_rows(events)
-    start = last_of(events, StartEvent)
-    best = best_row(rows)
-    precision = (best.metrics or {}).get("mAP50-95") if best else None
+    """The row of a training."""
+    state = read_state(folder)
     return RunSummary(
-        name=name, kind="training", state=state.partition(":")[0].partition(" (")[0],
-        done=len(rows) if start else None, epochs=start.epochs if start else None, best=precision,
-        started=events[0].time, changed=events[-1].time)
+        name=name, kind="training", state=status_of(folder, state).word,
+        done=len(state.rows) if state.start else None, epochs=state.start.epochs if state.start else None,
+        best=(state.best.metrics or {}).get("mAP50-95") if state.best else None,
+        started=state.began, changed=state.changed)
 
 
 def _study(folder: Path, name: str) -> RunSummary:
     """The row of a sweep or comparison."""
-    lines = read_ledger(folder / LEDGER_FILE)
-    times = _event_times(folder)
-    summary = partial(RunSummary, name=name, started=min(times, default=None), changed=max(times, default=None))
-    if lines and isinstance(begun_of(lines), ComparisonEvent):
-        claim = pairs_claim_of(lines) or claim_from(results_of(lines))
-        return summary(kind="comparison", state=_word(study_state(folder, "comparing")), done=claim.pairs,
-                       better=claim.better)
-    trials = list(read_trials(lines).values())
-    winner = best_trial(trials)
-    return summary(kind="sweep", state=_word(study_state(folder, "searching")), done=len(trials),
-                   best=winner.fitness if winner else None)
-
-
-def _word(state: str) -> str:
-    return state.partition(":")[0]
+    state, times = read_study_state(folder), _event_times(folder)
+    summary = partial(RunSummary, name=name, state=state.status(folder).word, started=min(times, default=None),
+                      changed=max(times, default=None))
+    if isinstance(state, SweepState):
+        return summary(kind="sweep", done=len(state.trials), best=state.best.fitness if state.best else None)
+    return summary(kind="comparison", done=state.claim.pairs, better=state.claim.better)
 
 
 def _event_times(folder: Path) -> list[float]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.core.events import METRICS
 from ray_yolo.core.formatting import format_cell
-from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.working_copy import FINISHED, address_of
 from ray_yolo.sinks.base import Tell, ignore
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
@@ -27,13 +26,12 @@ from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tr
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
-from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.claim import Claim, PairsClaim
 from ray_yolo.tune.compared import compared_classes, compared_metrics
-from ray_yolo.tune.ledger import begun_of, claim_of, pairs_claim_of, read_ledger, read_trials
-from ray_yolo.tune.ledger_events import ClaimedEvent, LedgerEvent
-from ray_yolo.tune.pairs import PairResults, claim_from, results_of, training_folder
+from ray_yolo.tune.ledger_events import ClaimedEvent
+from ray_yolo.tune.pairs import PairResults
 from ray_yolo.tune.search import TuneConfig
-from ray_yolo.tune.study import ComparisonEvent
+from ray_yolo.tune.study_state import ComparisonState, read_study_state
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_name, short_value
 
 if TYPE_CHECKING:
@@ -126,24 +124,23 @@ def table(trials: Sequence[Trial]) -> str:
 class ComparisonRun:
     """A comparison, as shown by its MLflow run and by the states of its trainings' runs."""
 
-    lines: Sequence[LedgerEvent]
+    state: ComparisonState
     status: Status
     command: str = ""  # that runs it
 
     def plan(self, folder: Path) -> RunPlan:
         """The content. The step of a point is the number of its pair, that of the claim its number of pairs."""
         now = round(time.time() * 1000)
-        recipes, results = begun_of(self.lines).recipes, results_of(self.lines)
+        recipes, results, claim = self.state.recipes, self.state.results, self.state.claim
         points = [Point(f"{side}/fitness", result.fitness or 0.0, now, pair)
                   for (pair, side), result in results.items()]
         tags = source_tags(self.command)
-        claim = pairs_claim_of(self.lines)
-        if claim:
+        if self.state.is_claimed:
             points.append(Point("claim/difference", claim.difference, now, claim.pairs))
             if claim.margin is not None:
                 points.append(Point("claim/margin", claim.margin, now, claim.pairs))
             tags |= {CLAIM_TAG: str(claim)}
-        note = [*([str(claim)] if claim else []), sides_table(results), *recipes.differences]
+        note = [*([str(claim)] if self.state.is_claimed else []), sides_table(results, claim), *recipes.differences]
         place, tracking = folder.resolve(), requested_tracking()
         return RunPlan(
             place.name, tracking.get("experiment") or place.parent.name, now,
@@ -155,9 +152,7 @@ class ComparisonRun:
 
     def stopped_folders(self, folder: Path) -> list[str]:
         """The run folders of trainings without a result, whose runs end with the comparison's status."""
-        ended = {training_folder(pair, side) for pair, side in results_of(self.lines)}
-        names = [path.name for path in sorted((folder / "trials").glob("*")) if path.name not in ended]
-        return names if self.status != "RUNNING" else []
+        return self.state.open_folders(folder) if self.status != "RUNNING" else []
 
     def complete(self, client: MlflowClient, folder: Path, uri: str, run_id: str, tell: Tell) -> None:
         """Nothing is marked: both sides are in the description."""
@@ -179,11 +174,11 @@ class StudyMlflow:
 
     def content(self, status: Status) -> SweepRun | ComparisonRun:
         """What the run should have with this status, from the ledger."""
-        lines = read_ledger(self._folder / LEDGER_FILE)
-        if isinstance(begun_of(lines), ComparisonEvent):
-            return ComparisonRun(lines, status, self._command)
+        state = read_study_state(self._folder)
+        if isinstance(state, ComparisonState):
+            return ComparisonRun(state, status, self._command)
         assert self._config is not None
-        return SweepRun(self._config, list(read_trials(lines).values()), status, claim_of(lines), self._command)
+        return SweepRun(self._config, state.trials, status, state.claim, self._command)
 
     def show(self, status: Status) -> None:
         """Make the run as the ledger has it, with this status; the first call creates it.
@@ -217,9 +212,8 @@ class StudyMlflow:
             return run_id
 
 
-def sides_table(results: PairResults) -> str:
-    """The means of both sides, in Markdown."""
-    claim = claim_from(results)
+def sides_table(results: PairResults, claim: PairsClaim) -> str:
+    """The means of both sides over the pairs of a claim, in Markdown."""
     classes = sorted(compared_classes(results, claim.pairs), key=lambda row: -abs(row.difference))
     rows = [*compared_metrics(results, claim.pairs), *classes[:LISTED_CLASSES]]
     lines = ["| mean | A | B | B - A |", "| --- | --- | --- | --- |"]

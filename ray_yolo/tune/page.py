@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ray_yolo.core.files import atomic_write
 from ray_yolo.plots.page import Section, render_page
-from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.tune.compared import comparison_table, result_text
-from ray_yolo.tune.ledger import begun_of, claim_of, pairs_claim_of, read_ledger, read_trials
-from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent, LedgerEvent
-from ray_yolo.tune.pairs import claim_from, results_of
 from ray_yolo.tune.status import result_line, summary_line, table_rows
-from ray_yolo.tune.study import ComparisonEvent
+from ray_yolo.tune.study_state import ComparisonState, SweepState, read_study_state
 
 _PICTURES = ("progress.png", "rungs.png", "parallel.png", "evolve.png", "lineage.png")
 _CURVES, _PAIRS = "curves.png", "pairs.png"
@@ -21,33 +16,27 @@ _CURVES, _PAIRS = "curves.png", "pairs.png"
 
 def write_page(folder: Path) -> None:
     """Write the page of a study, from its ledger and the pictures in its folder."""
-    lines = read_ledger(folder / LEDGER_FILE)
-    sections = _comparison if isinstance(begun_of(lines), ComparisonEvent) else _sweep
-    atomic_write(folder / "report.html", render_page(folder.name, sections(folder, lines)), durable=False)
+    state = read_study_state(folder)
+    sections = _sweep(folder, state) if isinstance(state, SweepState) else _comparison(folder, state)
+    atomic_write(folder / "report.html", render_page(folder.name, sections), durable=False)
 
 
-def _sweep(folder: Path, lines: Sequence[LedgerEvent]) -> list[Section]:
-    trials = list(read_trials(lines).values())
-    table = table_rows(trials)
-    has_results = len(table) > 1  # below its header
-    claim = claim_of(lines)
+def _sweep(folder: Path, sweep: SweepState) -> list[Section]:
     return [
-        Section("Sweep", [summary_line(trials)]),
-        Section("Claim", [str(claim)] if claim else []),
-        Section("Best trials", table=table if has_results else []),
+        Section("Sweep", [summary_line(sweep.trials)]),
+        Section("Claim", [str(sweep.claim)] if sweep.claim else []),
+        Section("Best trials", table=table_rows(sweep.trials) if sweep.best else []),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
-        Section("Failed trials", [result_line(trial) for trial in trials if trial.state == "failed"]),
+        Section("Failed trials", [result_line(trial) for trial in sweep.failed]),
     ]
 
 
-def _comparison(folder: Path, lines: Sequence[LedgerEvent]) -> list[Section]:
-    results = results_of(lines)
-    claim = pairs_claim_of(lines) or claim_from(results)
+def _comparison(folder: Path, comparison: ComparisonState) -> list[Section]:
     return [
-        Section("Claim", [str(claim)]),
-        Section("Differences of the sides", begun_of(lines).recipes.differences),
-        Section("Means", comparison_table(results, claim)),
+        Section("Claim", [str(comparison.claim)]),
+        Section("Differences of the sides", comparison.recipes.differences),
+        Section("Means", comparison_table(comparison.results, comparison.claim)),
         Section("Curves", pictures=[folder / _CURVES]),
         Section("Pairs", pictures=[folder / _PAIRS]),
-        Section("Trainings", [result_text(line) for line in lines if isinstance(line, (CountedEvent, FailedEvent))]),
+        Section("Trainings", [result_text(line) for line in comparison.trainings]),
     ]

@@ -1,4 +1,4 @@
-"""The status of a study in words, from its ledger. It imports neither torch nor Ray."""
+"""The status of a study in lines, from its state. It imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from rich.text import Text
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.location import is_active, local_folder, location
+from ray_yolo.runs.location import local_folder, location
 from ray_yolo.runs.run_record import LEDGER_FILE
 from ray_yolo.runs.status import describe_run
 from ray_yolo.tune.compared import comparison_table, result_text
-from ray_yolo.tune.ledger import begun_of, claim_of, pairs_claim_of, read_ledger, read_trials
-from ray_yolo.tune.ledger_events import CountedEvent, FailedEvent, LedgerEvent
-from ray_yolo.tune.pairs import claim_from, results_of, training_folder
 from ray_yolo.tune.pool_log import last_pool_lines
-from ray_yolo.tune.study import ComparisonEvent
+from ray_yolo.tune.study_state import SweepState, read_study_state
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_value
 
 BEST = 5  # trials in the table
@@ -61,13 +58,6 @@ def result_line(trial: Trial) -> str:
     return f"trial {trial.number}: fitness {trial.fitness:.5g} after {trial.epochs} epochs{seeds and f', {seeds}'}"
 
 
-def study_state(folder: Path, doing: str) -> str:
-    """The state of a study in words; what is before a colon names it. `doing`: the word for a study that runs."""
-    if is_active(folder):
-        return doing
-    return "finished" if (folder / "finished").exists() else "interrupted: the same command continues it"
-
-
 def describe_study(folder: Path) -> list[str]:
     """The status of a run, sweep or comparison, line by line. Running trainings are described as by `describe_run`.
 
@@ -76,37 +66,21 @@ def describe_study(folder: Path) -> list[str]:
     """
     if not (folder / LEDGER_FILE).is_file():
         return describe_run(folder)
-    lines = read_ledger(folder / LEDGER_FILE)
-    describe = _describe_comparison if isinstance(begun_of(lines), ComparisonEvent) else _describe_sweep
-    described, running = describe(folder, lines)
-    for name in running:
+    state = read_study_state(folder)
+    head = f"{location(folder)}: {state.status(folder)}"
+    if isinstance(state, SweepState):
+        described = [f"{head}; {summary_line(state.trials)}"]
+        described += [f"  {'  '.join(row)}" for row in table_rows(state.trials)] * (state.best is not None)
+        described += [f"claim: {state.claim}"] if state.claim else []
+        described += map(result_line, state.failed)
+    else:
+        described = [head, str(state.claim), *state.recipes.differences, *comparison_table(state.results, state.claim),
+                     *map(result_text, state.trainings)]
+    described += [f"workers: {line}" for line in last_pool_lines(folder, POOL_LINES)]
+    for name in state.open_folders(folder):
         run_dir = folder / "trials" / name
         with suppress(InputError):  # it has not started
             run_dir = local_folder(location(run_dir), whole=False)
             if (run_dir / EVENTS_FILE).is_file():
                 described += [f"  {line}" for line in describe_run(run_dir)]
     return described
-
-
-def _describe_sweep(folder: Path, lines: Sequence[LedgerEvent]) -> tuple[list[str], list[str]]:
-    """The lines of a sweep, and the run folders of the trials that train."""
-    trials = list(read_trials(lines).values())
-    described = [f"{location(folder)}: {study_state(folder, 'searching')}; {summary_line(trials)}"]
-    described += [f"  {'  '.join(row)}" for row in table_rows(trials)] * any(trial.epochs for trial in trials)
-    if claim := claim_of(lines):
-        described.append(f"claim: {claim}")
-    described += [result_line(trial) for trial in trials if trial.state == "failed"]
-    described += [f"workers: {line}" for line in last_pool_lines(folder, POOL_LINES)]
-    return described, [trial.folder_name for trial in trials if trial.state == "running"]
-
-
-def _describe_comparison(folder: Path, lines: Sequence[LedgerEvent]) -> tuple[list[str], list[str]]:
-    """The lines of a comparison, and the run folders without a result."""
-    results = results_of(lines)
-    claim = pairs_claim_of(lines) or claim_from(results)
-    described = [f"{location(folder)}: {study_state(folder, 'comparing')}", str(claim),
-                 *begun_of(lines).recipes.differences, *comparison_table(results, claim)]
-    described += [result_text(line) for line in lines if isinstance(line, (CountedEvent, FailedEvent))]
-    described += [f"workers: {line}" for line in last_pool_lines(folder, POOL_LINES)]
-    ended = {training_folder(pair, side) for pair, side in results}
-    return described, [path.name for path in sorted((folder / "trials").glob("*")) if path.name not in ended]

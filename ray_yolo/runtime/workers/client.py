@@ -117,9 +117,9 @@ class JobClient:
         """The number of living workers."""
         return cast(int, self._call("present"))
 
-    def mark_lost(self, workers: Collection[int]) -> list[int]:
+    def mark_departed(self, workers: Collection[int]) -> list[int]:
         """Report workers whose processes have ended. Returns those of them that have failed."""
-        return cast("list[int]", self._order("mark_lost", list(workers)))
+        return cast("list[int]", self._order("mark_departed", list(workers)))
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Make all workers on some nodes leave after the current step. Returns the node of each, by its number."""

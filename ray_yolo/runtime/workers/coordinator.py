@@ -50,7 +50,7 @@ class Heartbeat(NamedTuple):
 class Registration(NamedTuple):
     """A worker that requests to join the next generation."""
 
-    worker: int  # its number among Ray's
+    worker: int  # its number in the job
     process: Process
     address: tuple[str, int]  # at which peers reach it
     progress: Progress | None  # of its training state; None: it has none
@@ -69,7 +69,7 @@ class Quorum(NamedTuple):
     address: tuple[str, int]  # of rank 0
     source: int | None  # the rank with the furthest state; None: no worker has a state
     behind: bool
-    members: tuple[int, ...] = ()  # their numbers among Ray's; for rank 0 alone, which records them
+    members: tuple[int, ...] = ()  # their numbers in the job; for rank 0 alone, which records them
     nodes: tuple[str, ...] = ()  # Rank by rank the node it runs on, if there are several ranks.
 
 
@@ -364,14 +364,14 @@ class Coordinator:
             self._departed.popitem(last=False)
         self._seen = None
 
-    def mark_lost(self, workers: Collection[int]) -> list[int]:
+    def mark_departed(self, workers: Collection[int]) -> list[int]:
         """The driver reports the numbers of workers whose processes have ended. Returns the failed ones: those that
         were not leaving."""
         if any(number in self._left for number in workers):  # left with an error, unknown to peers
             self._broken = True
         failed = [number for number in workers if not self._was_leaving(number)]
         for uid in [uid for uid, member in self._members.items() if member.registration.worker in workers]:
-            self._lose(uid)
+            self._depart(uid)
         return failed
 
     def _was_leaving(self, number: int) -> bool:
@@ -483,7 +483,7 @@ class Coordinator:
         if view.now - self._hung_at < STACKS_SECONDS:
             return None
         worker = self._members[uid]
-        self._lose(uid)
+        self._depart(uid)
         return HungWorker(worker.registration.process,
                           f"{worker.name} has not moved for {view.idle(worker):.0f} s ({worker.heartbeat.phase}, after "
                           f"step {worker.heartbeat.step})")
@@ -498,12 +498,12 @@ class Coordinator:
         """All workers now. Those whose processes on this machine have ended depart."""
         for uid, member in list(self._members.items()):
             if member.registration.process.has_ended:
-                self._lose(uid)
+                self._depart(uid)
         self._seen = View(self._members, self._clock(), self._left_at, broken=self._broken)
         return self._seen
 
-    def _lose(self, uid: str) -> None:
-        """A worker has ended, or is being killed, without having left."""
+    def _depart(self, uid: str) -> None:
+        """A worker has ended, or is being killed, without having left. The exchange of a member cannot finish."""
         if self._members[uid].place != "newcomer":
             self._broken = True
         self.leave(uid)

@@ -120,16 +120,16 @@ class FailurePolicy:
         self.emit(WarningEvent(message=text))
 
 
-def decide_lost(coordinator: JobClient, failures: Mapping[int, Exception], policy: FailurePolicy, *,
+def decide_departed(coordinator: JobClient, failures: Mapping[int, Exception], policy: FailurePolicy, *,
                 others_continue: bool | None = None) -> None:
-    """Report a job's failed workers to its coordinator, and apply the policy to those that were not draining.
+    """Report a job's failed workers to its coordinator, and apply the policy to those that were not leaving.
 
     Args:
         others_continue: None: if other workers are present.
     """
     failed = list(failures)
     with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted, and knows of no worker
-        failed = coordinator.mark_lost(failed)
+        failed = coordinator.mark_departed(failed)
     if failed:
         continues = coordinator.present() > 0 if others_continue is None else others_continue
         policy.decide({worker: failures[worker] for worker in failed}, others_continue=continues)
@@ -149,13 +149,13 @@ def run_gracefully(work: Callable[[], T], stop: Callable[[], bool], run_dir: Pat
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
     """(worker, error) of the failure that caused the others: permanent errors first, lost connections last."""
-    def rank(failure: tuple[int, Exception]) -> tuple[int, int]:
+    def order(failure: tuple[int, Exception]) -> tuple[int, int]:
         worker, error = failure
         lost = isinstance(error, PeerLostError) or (
             isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None)
         return (0 if _is_permanent(error) else 1 + lost, worker)
 
-    return min(failures.items(), key=rank)
+    return min(failures.items(), key=order)
 
 
 def _was_preempted(failures: Mapping[int, Exception]) -> bool:
@@ -165,7 +165,7 @@ def _was_preempted(failures: Mapping[int, Exception]) -> bool:
 
 
 def _is_permanent(error: Exception) -> bool:
-    # A worker that lost a peer is sound, and another process may have what a loader lacked.
+    # A worker whose peer has departed is sound, and another process may have what a loader lacked.
     return isinstance(error, PERMANENT) and not isinstance(error, (PeerLostError, LoaderError))
 
 

@@ -29,7 +29,7 @@ from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
 HEARTBEAT_SECONDS = 1.0  # between two heartbeats of a worker, if its orders stay the same
-SILENCE_SECONDS = 10.0  # without a message, until an idle worker is lost; heartbeats contain a busy one's limit
+SILENCE_SECONDS = 10.0  # without a message, until an idle worker has departed; heartbeats contain a busy one's limit
 HUNG_SECONDS = 10.0
 """Beyond a busy worker's limit. Within it, the driver of its job finds that it hangs, and kills its process. If the
 queue forgot it earlier, the driver would not know it, and the process would hold its bundle for ever."""
@@ -47,7 +47,7 @@ ENDING_SECONDS = 15.0  # from a job's summary, for its last workers to finish
 class PoolWorker(NamedTuple):
     """A worker of the pool and where it runs."""
 
-    number: int  # of its bundle; see `WorkerPool`
+    bundle: int  # the number of its bundle; see `WorkerPool`
     node: str  # Ray's id of it
     process: Process
 
@@ -56,7 +56,7 @@ class JobAssignment(NamedTuple):
     """A job that a worker acquired."""
 
     job: str
-    number: int  # among the job's workers
+    number: int  # of this worker in the job
     config: Any
 
 
@@ -71,8 +71,8 @@ class NextTask(NamedTuple):
 class Failure(NamedTuple):
     """The failure of a job on one worker."""
 
-    number: int
-    error: Exception | None  # None: the worker is lost for an unknown reason
+    number: int  # of the worker in the job
+    error: Exception | None  # None: the worker has departed for an unknown reason
 
 
 class JobStatus(NamedTuple):
@@ -104,9 +104,9 @@ class _QueueWorker:
     heard: float
     since: float  # since when it is idle
     job: str | None = None
-    number: int = 0
+    number: int = 0  # in that job
     step: int = 0  # of that job
-    limit: float = SILENCE_SECONDS  # without a message, until it is lost
+    limit: float = SILENCE_SECONDS  # without a message, until it counts as departed
     leaving: bool = False  # leaves its job
 
 
@@ -169,7 +169,7 @@ class JobQueue:
         """The other workers, by job."""
         self._ended: dict[int, tuple[_QueueWorker, float]] = {}
         """The workers whose processes have ended, by bundle, and when: the driver is about to report the reason."""
-        self._recalled: set[str] = set()
+        self._leaving: set[str] = set()
         """The workers that leave their job, but not because of their node or bundle."""
         self._draining: frozenset[str] = frozenset()
         """The nodes whose workers leave."""
@@ -267,7 +267,7 @@ class JobQueue:
         """What an idle worker shall do. It leaves if its node is draining, or its bundle is given away."""
         if self._closed is not None:
             return NextTask(Orders(stop=True))
-        if worker.node in self._draining or worker.number in self._given:
+        if worker.node in self._draining or worker.bundle in self._given:
             self._remove(uid)
             return NextTask(Orders(leave=True))
         idle = self._set_idle(uid, worker)
@@ -317,7 +317,7 @@ class JobQueue:
             self._workers[uid] = state
             self._set_busy(uid, state, job)
         if heartbeat.leaves and not state.leaving:
-            self._recall(uid, state)  # another worker takes its part
+            self._let_leave(uid, state)  # another worker takes its part
         self._progress += heartbeat.step > state.step
         state.step = heartbeat.step
         self._scan()
@@ -330,7 +330,7 @@ class JobQueue:
         leaves = False
         if worker is not None and worker.job == job and self._leaves(worker):
             leaves = True
-            self._coordinator(job, wanted).let_leave(member, at_once=worker.identity.number in self._given)
+            self._coordinator(job, wanted).let_leave(member, at_once=worker.identity.bundle in self._given)
         orders: Orders = self._coordinator(job, wanted).orders(member, is_in_group=current is not None)
         is_cancelled = job in self._folders and job not in self._jobs  # no driver waits for its end
         return orders._replace(leave=orders.leave or leaves, stop=orders.stop or is_cancelled)
@@ -362,27 +362,27 @@ class JobQueue:
         if nodes != self._draining:
             self._draining = frozenset(nodes)
             self._mark_leaving()
-        return {worker.identity.number: worker.identity.node for worker in self._workers.values()
+        return {worker.identity.bundle: worker.identity.node for worker in self._workers.values()
                 if worker.identity.node in nodes}
 
-    def give_bundles(self, numbers: Collection[int]) -> None:
+    def give_bundles(self, bundles: Collection[int]) -> None:
         """Make the workers of exactly these bundles leave after the current step, for other programs of the cluster."""
-        if numbers != self._given:
-            self._given = frozenset(numbers)
+        if bundles != self._given:
+            self._given = frozenset(bundles)
             self._mark_leaving()
 
-    def mark_lost(self, errors: Mapping[int, Exception]) -> list[int]:
+    def mark_departed(self, errors: Mapping[int, Exception]) -> list[int]:
         """The driver reports bundles whose processes have ended, and why. Returns those that trained no job; a job
         learns of the others."""
         without_job = []
-        for uid in [uid for uid, worker in self._workers.items() if worker.identity.number in errors]:
+        for uid in [uid for uid, worker in self._workers.items() if worker.identity.bundle in errors]:
             self._take_out(uid)
-        for number, error in errors.items():
-            if number in self._ended:
-                worker, _ = self._ended.pop(number)
+        for bundle, error in errors.items():
+            if bundle in self._ended:
+                worker, _ = self._ended.pop(bundle)
                 self._fail(worker, error)
             else:
-                without_job.append(number)
+                without_job.append(bundle)
         return without_job
 
     def progress(self) -> int:
@@ -423,11 +423,11 @@ class JobQueue:
             team.leaving.add(uid)
         self._has_changed = True
 
-    def _recall(self, uid: str, worker: _QueueWorker) -> None:
+    def _let_leave(self, uid: str, worker: _QueueWorker) -> None:
         """Make a worker leave its job after the current step."""
         assert worker.job is not None, "it trains"
         worker.leaving = True
-        self._recalled.add(uid)
+        self._leaving.add(uid)
         self._teams[worker.job].leaving.add(uid)
         self._has_changed = True
         self._announce()
@@ -438,7 +438,7 @@ class JobQueue:
         if worker is None:
             return None
         self._idle.discard(uid)
-        self._recalled.discard(uid)
+        self._leaving.discard(uid)
         if worker.job is not None:
             self._has_changed = True
             team = self._teams[worker.job]
@@ -452,7 +452,7 @@ class JobQueue:
 
     def _leaves_pool(self, worker: _QueueWorker) -> bool:
         """Whether a worker leaves for good: its end is no failure."""
-        return worker.identity.node in self._draining or worker.identity.number in self._given
+        return worker.identity.node in self._draining or worker.identity.bundle in self._given
 
     def _mark_leaving(self) -> None:
         """Mark the workers that leave after a change of what is draining or given away."""
@@ -504,7 +504,7 @@ class JobQueue:
         return min(can, key=lambda name: (open_jobs[name].priority, counts[name]), default=None)
 
     def _fail(self, worker: _QueueWorker, error: Exception | None) -> None:
-        """Report a failure to a worker's job. If it was to leave the pool, a lost worker is none."""
+        """Report a failure to a worker's job. If it was to leave the pool, its departure is none."""
         if worker.job not in self._jobs or self._leaves_pool(worker):
             return
         job = self._jobs[worker.job]
@@ -517,39 +517,39 @@ class JobQueue:
         """Remove a worker whose process has ended. If it trained a job, the job gets the reason."""
         worker = self._remove(uid)
         if worker and worker.job is not None:
-            self._ended[worker.identity.number] = worker, self._clock()
+            self._ended[worker.identity.bundle] = worker, self._clock()
 
     def _scan(self) -> None:
-        """Drop lost workers, at most ten times a second. After a change, recall a helper if a job waits."""
+        """Drop departed workers, at most ten times a second. After a change, let a helper leave if a job waits."""
         now = self._clock()
         if now - self._scanned >= _SCAN_SECONDS:
             self._scanned, self._has_changed = now, True  # jobs become absent by time alone
-            self._drop_lost(now)
-        if not self._idle and not self._recalled:
+            self._drop_departed(now)
+        if not self._idle and not self._leaving:
             self._choose_next()
             if self._next_needed:
-                self._recall_helper()
+                self._let_helper_leave()
 
-    def _drop_lost(self, now: float) -> None:
+    def _drop_departed(self, now: float) -> None:
         for uid, worker in list(self._workers.items()):
             if worker.identity.process.has_ended:
                 self._take_out(uid)
             elif now - worker.heard > worker.limit:
                 self._remove(uid)
                 self._fail(worker, None)
-        for number, (worker, ended) in list(self._ended.items()):
+        for bundle, (worker, ended) in list(self._ended.items()):
             if now - ended > REASON_SECONDS:
-                del self._ended[number]
+                del self._ended[bundle]
                 self._fail(worker, None)
 
-    def _recall_helper(self) -> None:
-        """Recall the last helper of the newest job that has more workers than it waits for."""
+    def _let_helper_leave(self) -> None:
+        """Let the last helper leave the newest job that has more workers than it waits for."""
         for name, job in reversed(self._jobs.items()):
             if self._staying(name) <= job.wanted:
                 continue
             team = self._teams[name]
             uid = next(uid for uid in reversed(team.workers) if uid not in team.leaving)
-            self._recall(uid, team.workers[uid])
+            self._let_leave(uid, team.workers[uid])
             return
 
 

@@ -255,7 +255,7 @@ class Supervisor:
     def _report(self, failed: Mapping[int, Exception], relaunch: Collection[int]) -> None:
         """Report lost workers to the queue; decide about those that trained nothing."""
         moved = {number: LostWorkersError("its node is lost") for number in relaunch}
-        without_job = answer(self._queue.mark_lost.remote({**moved, **failed}))
+        without_job = answer(self._queue.mark_departed.remote({**moved, **failed}))
         counted = {number: failed[number] for number in without_job
                    if number in failed and number not in self._leaving and number not in self._giving}
         if counted:

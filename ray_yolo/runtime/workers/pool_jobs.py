@@ -21,7 +21,7 @@ from ray_yolo.runs.recorder import Recorder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.client import JobClient, QueueHandle, answer
-from ray_yolo.runtime.workers.failures import FailurePolicy, decide_lost
+from ray_yolo.runtime.workers.failures import FailurePolicy, decide_departed
 from ray_yolo.runtime.workers.job_queue import JobStatus
 from ray_yolo.runtime.workers.pool import Supervisor, WorkerPool
 from ray_yolo.runtime.workers.watchdog import start_queue
@@ -152,7 +152,7 @@ def train_on_queue(coordinator: JobClient, payload: dict[str, Any], placement: P
             elif status.failures:
                 failures = {number: error or ray.exceptions.WorkerCrashedError()
                             for number, error in status.failures}
-                decide_lost(coordinator, failures, policy)
+                decide_departed(coordinator, failures, policy)
             elif status.summary:
                 return status.summary
     finally:

@@ -44,11 +44,11 @@ class RendezvousClient(Rendezvous):
     """A client of the coordinator, which forms the generations. A thread sends it this worker's `activity`.
 
     Args:
-        worker: this worker's number in Ray.
+        worker: this worker's number in the job.
         device: on which it trains.
         timeout_seconds: after which a collective operation has failed.
         notify: receives this worker's stacks, if others wait for it.
-        must_leave: whether this worker has to leave after the current step.
+        is_leaving: whether this worker leaves after the current step.
         is_orphan: whether the training's driver has ended.
         alone: this worker may start before its peers, and before it has loaded what only groups need.
         max_failures: groups in a row that may fail although no worker has departed; -1: any number.
@@ -57,12 +57,12 @@ class RendezvousClient(Rendezvous):
     lasting = False
 
     def __init__(self, coordinator: JobClient, worker: int, activity: Activity, device: torch.device,
-                 timeout_seconds: float, notify: Callable[[str], None], must_leave: Callable[[], bool],
+                 timeout_seconds: float, notify: Callable[[str], None], is_leaving: Callable[[], bool],
                  is_orphan: Callable[[], bool], *, alone: bool, max_failures: int = -1) -> None:
         self._coordinator, self._worker, self._activity, self._timeout = coordinator, worker, activity, timeout_seconds
         self._uid, self._left = uuid.uuid4().hex, threading.Event()
         self._notify, self._device, self._alone = notify, device, alone
-        self._must_leave, self._is_orphan = must_leave, is_orphan
+        self._is_leaving, self._is_orphan = is_leaving, is_orphan
         self._max_failures = max_failures
         self._groups = 0
         """How many groups this worker has been in."""
@@ -77,7 +77,7 @@ class RendezvousClient(Rendezvous):
         """Wait for the next generation and form its process group. Collective.
 
         Raises:
-            PeerLostError: if a peer was lost meanwhile.
+            PeerLostError: if a peer has departed meanwhile.
             ray.exceptions.RayError: if the coordinator does not answer.
         """
         leave_process_group()
@@ -130,7 +130,7 @@ class RendezvousClient(Rendezvous):
     def _now(self) -> Heartbeat:
         activity = self._activity
         return Heartbeat(activity.phase, activity.step, time.monotonic() - activity.since, activity.limit,
-                         activity.heartbeat_limit, self._must_leave())
+                         activity.heartbeat_limit, self._is_leaving())
 
     def _send_heartbeats(self) -> None:
         """Report this worker's activity and take its orders, until it has left."""
@@ -139,7 +139,7 @@ class RendezvousClient(Rendezvous):
             group, heartbeat = self._groups, self._now()
 
             def has_news(leaves: bool = heartbeat.leaves) -> bool:
-                return self._left.is_set() or self._must_leave() != leaves
+                return self._left.is_set() or self._is_leaving() != leaves
 
             try:
                 orders = self._coordinator.heartbeat(self._uid, heartbeat, self._current, known, has_news)

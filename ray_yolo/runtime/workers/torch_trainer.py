@@ -27,7 +27,7 @@ from ray_yolo.engine.collectives import BACKENDS
 from ray_yolo.runtime.cluster import free, held_by, resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.ray_internals import in_place_backend
 from ray_yolo.runtime.workers.client import JobClient
-from ray_yolo.runtime.workers.failures import FailurePolicy, decide_lost, run_gracefully
+from ray_yolo.runtime.workers.failures import FailurePolicy, decide_departed, run_gracefully
 from ray_yolo.runtime.workers.watchdog import await_departure, drain_nodes
 from ray_yolo.runtime.workers.worker import prepare_process
 
@@ -66,7 +66,7 @@ class FailureCallback(ray.train.UserCallback):
         if outcome_of(self._coordinator):
             await_departure(self._coordinator)
             raise TrainingEndedError
-        decide_lost(self._coordinator, worker_exceptions, self.policy,
+        decide_departed(self._coordinator, worker_exceptions, self.policy,
                     others_continue=len(worker_exceptions) < self._workers)
 
 

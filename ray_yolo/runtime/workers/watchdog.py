@@ -38,10 +38,10 @@ def drain_nodes(drain: Callable[[Collection[str]], dict[int, str]], known: set[s
     """Have workers leave draining nodes after the current step; notify of nodes that were not `known` as draining.
 
     Args:
-        drain: makes the workers on some nodes leave; returns the node of each, by its number.
+        drain: makes the workers on some nodes leave; returns the node of each, by its number or its bundle's.
 
     Returns:
-        The draining nodes, and the node of each worker that has to leave, by its number.
+        The draining nodes, and the node of each worker that leaves, by the same number.
     """
     nodes = cluster.draining_nodes()
     leaving = drain(nodes) if nodes else {}

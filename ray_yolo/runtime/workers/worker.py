@@ -71,14 +71,14 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     return summary
 
 
-def pool_worker(config: dict[str, Any], number: int) -> bool:
+def pool_worker(config: dict[str, Any], bundle: int) -> bool:
     """The task of a pool's worker: train one job after another. Returns whether there is no more work for any worker.
 
     After an error of a job that this process may have caused, it ends, and a new process replaces it.
     """
     prepare_process()
     queue, uid = config["queue"], uuid.uuid4().hex
-    worker = PoolWorker(number, ray.get_runtime_context().get_node_id(), own_process())
+    worker = PoolWorker(bundle, ray.get_runtime_context().get_node_id(), own_process())
     while not received_sigterm():
         orders, task, ask_again = answer(queue.next_task.remote(uid, worker))
         if orders.stop or orders.leave:
@@ -126,7 +126,7 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> S
     """Train as one of a job's workers. Returns the session's summary; None if this worker had to leave before the end.
 
     Args:
-        worker: its number among the job's workers.
+        worker: its number in the job.
         coordinator: of the job.
     """
     recorder: RecorderClient = payload["recorder"]

@@ -13,6 +13,7 @@ import pytest
 
 from ray_yolo import cli
 from ray_yolo.runs.folders import is_held, lock_file
+from ray_yolo.runs.run_state import read_state
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.sinks.run_page import run_page
 from tests.support.audit import watched
@@ -39,7 +40,7 @@ def replay(run: Path, place: Path) -> object:
     lambda run, _: cli.list_runs([str(run.parent)]),
     lambda run, _: cli.verify([str(run), str(run)]),
     lambda run, _: cli.verify([str(run / "weights" / "last.pt")]),
-    lambda run, _: run_page(run, []),
+    lambda run, _: run_page(run, read_state(run)),
     fork, replay,
 ], ids=["status", "list", "verify", "verify a file", "report", "from", "replay"])
 def test_readers_neither_write_nor_lock(run: Path, tmp_path: Path, read: Callable[[Path, Path], object],

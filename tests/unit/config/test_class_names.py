@@ -78,7 +78,7 @@ def test_allowed_names_go_by_name_where_they_match_and_by_order_elsewhere() -> N
     numbers, note = rows(("vehicle", "person", "dog"), ("person", "dog", "car"), allow=True)
     assert numbers == (2, 0, 1)
     assert "vehicle = car" in note
-    with pytest.raises(DatasetError, match=r"has 3 classes, but w\.pt has 2"):
+    with pytest.raises(DatasetError):
         rows(SHAPES, ("circle", "square"), allow=True)
 
 

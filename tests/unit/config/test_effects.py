@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.cli import TRAIN, compare, train, tune
+from ray_yolo.cli import TRAIN
 from ray_yolo.config.effects import (
     UNKNOWN,
     Surroundings,
@@ -20,7 +20,6 @@ from ray_yolo.config.flags import parse
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.families import FAMILY_OF, build_model
 
 
@@ -81,21 +80,6 @@ def test_the_workers_decide_about_a_placement(
     unused = placement_without_effect(Placement.model_validate(placement), Recipe(), gpus)
     assert paths <= set(unused)
     assert placement["num_workers"] == 0 or set(unused) == paths
-
-
-@pytest.mark.parametrize("words", [
-    "--model yolov8n --label-smoothing 0.2", "--model yolo11n --set obj=0.7", "--model yolov5n --set loss.dfl=2",
-    "--model yolov8n --changes 3:anchor_t=3"])
-def test_a_loss_setting_given_alone_is_refused_where_no_loss_reads_it(words: str) -> None:
-    for command in (train, tune):
-        with pytest.raises(ConfigError, match=r"has no effect: the loss of \w+ does not read it, only .*; leave"):
-            command(words.split())
-
-
-def test_a_loss_setting_of_a_comparison_is_refused_only_where_neither_side_reads_it() -> None:
-    for words in ("base loss.obj=2 --model yolov8n", "model=yolov8n model=yolov8s --label-smoothing 0.1"):
-        with pytest.raises(ConfigError, match="does not read it"):
-            compare(words.split())
 
 
 def test_loss_settings_of_files_are_never_refused(tmp_path: Path) -> None:

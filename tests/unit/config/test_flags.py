@@ -1,4 +1,4 @@
-"""Flags: names, meaning, precedence, and the messages for wrong ones."""
+"""Flags: names, meaning and precedence."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.flags import ALIASES, OPTIONS, SEVERAL, Command, build_parser, has_recipe
 from ray_yolo.config.settings import config_fields
 from ray_yolo.core.errors import InputError
+from tests.support.messages.config import FLAGS
 
 TRAIN_FLAGS = frozenset([
     "--data", "--model", "--cfg", "--weights", "--epochs", "--batch-size", "--batch", "--microbatch", "--imgsz",
@@ -111,10 +112,6 @@ def test_an_argument_is_the_word_without_a_flag() -> None:
         parsed = parse_replay(words)
         assert (parsed.config.run, parsed.config.step) == ("runs/exp", 3)
         assert parsed.origins["run"] == "RUN"
-    with pytest.raises(InputError, match="the following arguments are required: RUN; see"):
-        parse_replay(["--step", "3"])
-    with pytest.raises(InputError, match="unexpected 'other'"):
-        parse_replay(["runs/exp", "other", "--step", "3"])
 
 
 def test_two_arguments_may_stand_anywhere_among_the_flags() -> None:
@@ -125,8 +122,6 @@ def test_two_arguments_may_stand_anywhere_among_the_flags() -> None:
     assert parse_compare(["base", "base", "--set-b", "lr0=0.1", "box=0.1"]).config.comparison.set_b == (
         "lr0=0.1", "box=0.1")
     assert parse_compare(["base", "base", "--set-b", "lr0=0.1"]).config.comparison.set_b == ("lr0=0.1",)
-    with pytest.raises(InputError, match="the following arguments are required: B; see"):
-        parse_compare(["base"])
 
 
 def test_every_flag_names_a_field_and_the_parser_knows_no_other() -> None:
@@ -204,12 +199,6 @@ def test_export_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> N
     assert config == ExportConfig.model_validate({"weights": "w.pt", **changes})
 
 
-def test_a_command_without_gpus_says_so() -> None:
-    with pytest.raises(InputError) as caught:
-        parse_export(["--weights", "w.pt", "--device", "0"])
-    assert str(caught.value) == "--device 0: this command runs on the CPU; omit it"
-
-
 def test_validation_runs_in_this_process_unless_asked_otherwise() -> None:
     placement = parse_val(["--weights", "w.pt", "--name", "x"]).config.placement
     assert (placement.num_workers, placement.project) == (0, "runs/val")
@@ -242,72 +231,6 @@ def test_a_dry_run_is_asked_for_by_flag() -> None:
     assert not parse_train([]).dry_run
 
 
-MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
-HELP = "see python -m ray_yolo.train --help"
-REFUSED = {
-    "--epoch 5": "unknown flag --epoch; did you mean --epochs?",
-    "--epoch=5": "unknown flag --epoch; did you mean --epochs?",
-    "--batch_size 5": "unknown flag --batch_size; did you mean --batch-size?",
-    "--zzzzzz": "unknown flag --zzzzzz",
-    "--lr0 0.1": "--lr0 is not a flag; write --set optimizer.lr0=VALUE",
-    "--autoanchor": "--autoanchor is not a flag; write --set autoanchor=VALUE",
-    "epochs=100": "unexpected 'epochs=100'; write --set epochs=100",
-    "data=$HOME/d.yaml": "unexpected 'data=$HOME/d.yaml'; write --set 'data=$HOME/d.yaml'",
-    "yolov5s": f"unexpected 'yolov5s'; values follow their flags, {HELP}",
-    "--epochs": f"--epochs: expected one argument; {HELP}",
-    "--freeze": f"--freeze: expected at least one argument; {HELP}",
-    "--epochs=--": f"--epochs: a value cannot be '--'; {HELP}",
-    "--img=--": f"--img: a value cannot be '--'; {HELP}",
-    "--rect=1": f"--rect: ignored explicit argument '1'; {HELP}",
-    "--set epochs": "--set epochs: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02",
-    "--set epoch=3": "--set epoch: unknown setting 'epoch'; did you mean epochs?",
-    "--set =3": "--set : unknown setting ''",
-    "--set optimizer.lr0=2": "--set optimizer.lr0: got '2'; expected a number >= 1e-06 and <= 1.0",
-    "--set lr0=2": "--set lr0: optimizer.lr0: got '2'; expected a number >= 1e-06 and <= 1.0",
-    "--epochs ten": "--epochs: got 'ten'; expected a whole number >= 1",
-    "--epochs 0": "--epochs: got '0'; expected a whole number >= 1",
-    "--workers 1e6": "--workers: got '1e6'; expected a whole number >= -1 and <= 256",
-    "--img 100": "--img: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
-    "--img-size 640 320": "--img-size 640 320: training and validation use the same size; give one number",
-    "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
-    "--optimizer auto": "--optimizer: optimizer.name: got 'auto': leave it out: without it, a short training from "
-                        "weights takes AdamW, and any other SGD (docs/running.md, Fine-tuning)",
-    "--cache no": "--cache: got 'no'; expected one of auto, none, ram, disk",
-    "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
-                                 "legal: 1, 2, 5, 10",
-    "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
-    "--batch 4 --batch-size 8": "--batch-size: is the same setting as --batch, with another value; give one of them",
-    "--img 64 --imgsz 128": "--imgsz: is the same setting as --img, with another value; give one of them",
-    "--gpus-per-worker 1 --device cpu": "--device cpu: is the same setting as --gpus-per-worker, with another value; "
-                                        "give one of them",
-    "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
-                          "or auto",
-    "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
-                   "letter or digit; folders go into --project",
-    "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
-    "--device 1": "--device 1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
-    "--device 0,1": "--device 0,1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
-    "--bucket b": "--bucket: use --storage-path s3://BUCKET (or gs://, az://)",
-    "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
-    "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
-    "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",
-    "--evolve_population x": "--evolve_population: use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, "
-                             "hyp file, or folder",
-    "--local_rank=0": "--local_rank: not needed: Ray starts the workers; run this command once with --num-workers N",
-    "--entity me": f"--entity: {MLFLOW}",
-    "--upload_dataset": f"--upload_dataset: {MLFLOW}",
-    "--bbox_interval -1": f"--bbox_interval: {MLFLOW}",
-    "--artifact_alias latest": f"--artifact_alias: {MLFLOW}",
-}
-
-
-@pytest.mark.parametrize("argv", REFUSED)
-def test_a_bad_flag_is_answered_in_one_line(argv: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_train(argv.split())
-    assert str(caught.value) == REFUSED[argv]
-
-
 def test_a_flag_that_is_given_again_overrides_the_first_one() -> None:
     """As where a script appends its own arguments to others; equal values contradict nothing."""
     assert parse_train(["--epochs", "3", "--epochs", "5"]).config.recipe.epochs == 5
@@ -315,24 +238,7 @@ def test_a_flag_that_is_given_again_overrides_the_first_one() -> None:
 
 
 def test_every_refused_flag_is_in_the_table() -> None:
-    assert set(TRAIN.unsupported) <= {argv.replace("=", " ").split()[0] for argv in REFUSED}
-
-
-def test_validation_needs_weights() -> None:
-    with pytest.raises(InputError) as caught:
-        parse_val([])
-    assert str(caught.value) == "weights is required: Weights to validate, such as runs/train/exp/weights/best.pt."
-
-
-@pytest.mark.parametrize(("setting", "flag"), [
-    ("callbacks: evil.py", "--callbacks"), ("address: 10.0.0.1:6379", "--address"),
-    ("mlflow_uri: http://elsewhere", "--mlflow-uri"), ("storage_path: /elsewhere", "--storage-path"),
-    ("placement: {storage_path: /elsewhere}", "--storage-path"),
-])
-def test_a_hyp_file_holds_settings_of_the_recipe_only(tmp_path: Path, setting: str, flag: str) -> None:
-    (tmp_path / "hyp.yaml").write_text(f"lr0: 0.02\n{setting}\n")
-    with pytest.raises(InputError, match=rf"hyp\.yaml:2: .* {flag}"):
-        parse_train(["--hyp", str(tmp_path / "hyp.yaml")])
+    assert set(TRAIN.unsupported) <= {argv.replace("=", " ").split()[0] for argv in FLAGS}
 
 
 @pytest.mark.parametrize(("words", "model", "origin"), [
@@ -390,6 +296,6 @@ def test_no_file_runs_code(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("epochs: 3\nproject: elsewhere\n")
     assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.placement.project == "elsewhere"
     (tmp_path / "all.yaml").write_text("epochs: 3\ncallbacks: evil.py\n")
-    with pytest.raises(InputError, match=r"all\.yaml:2: callbacks runs code.*--callbacks"):
+    with pytest.raises(InputError):
         parse_train(["--config", str(tmp_path / "all.yaml")])
     assert parse_train(["--callbacks", "mine.py"]).config.placement.callbacks == "mine.py"

@@ -10,7 +10,7 @@ import pytest
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import Command
 from ray_yolo.config.keywords import HINTS, read_keywords, with_keywords
-from ray_yolo.config.settings import config_fields, resolve_config, sourced_by_keyword
+from ray_yolo.config.settings import config_fields
 from ray_yolo.core.errors import InputError
 
 COMMANDS = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "tune": TUNE}
@@ -26,14 +26,6 @@ def test_names_of_ultralytics_and_short_names_reach_their_settings() -> None:
 def test_a_flag_without_a_value_is_a_keyword_that_is_true() -> None:
     assert read_keywords(TRAIN, {"cache": True, "resume": True}) == {"cache": "ram", "resume": "auto"}
     assert read_keywords(PREDICT, {"half": True, "square": False}) == {"precision": "fp16"}
-
-
-@pytest.mark.parametrize("settings", [
-    {"batch": 8, "batch_size": 16}, {"lr0": 0.1, "optimizer": {"lr0": 0.2}}, {"optimizer": {"lr0": 0.2}, "lr0": 0.1},
-    {"quad": True, "augment": {"hsv_h": 0.1}, "hsv_h": 0.2}])
-def test_one_setting_with_two_values_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="with another value; give one of them"):
-        sourced_by_keyword(read_keywords(TRAIN, settings))
 
 
 def test_one_setting_may_be_given_twice_with_one_value() -> None:
@@ -68,12 +60,6 @@ def test_a_hint_names_settings_of_its_call(keyword: str) -> None:
             own = {"amp", "save", "plots", "show_conf", "show_labels", "val"}
             assert [name for name in named if name not in names | own] == []
     assert met
-
-
-def test_an_unknown_keyword_is_left_to_the_configuration() -> None:
-    values = read_keywords(TRAIN, {"epoch": 3})
-    with pytest.raises(InputError, match="unknown setting 'epoch'; did you mean epochs"):
-        resolve_config(TRAIN.model, sourced_by_keyword(values))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

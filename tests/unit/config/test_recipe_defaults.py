@@ -27,7 +27,7 @@ def test_the_table_of_defaults(workers: int, images: int) -> None:
 
 
 def test_more_workers_than_microbatches_of_four_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has only 16 parts"):
+    with pytest.raises(ConfigError):
         resolve(Recipe(batch_size=64), 17, gpu=False)
     assert resolve(Recipe(batch_size=64, microbatch=2), 17, gpu=False).microbatch == 2  # asked for
 

@@ -11,10 +11,11 @@ from ray_yolo.config.sections import LossConfig, ObjectiveConfig, OptimizerConfi
 
 
 def test_values_are_frozen_and_known() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(ValidationError) as frozen:
         LossConfig().box = 1.0
-    with pytest.raises(ValidationError, match="Extra inputs"):
+    with pytest.raises(ValidationError) as unknown:
         LossConfig.model_validate({"bax": 1.0})
+    assert [caught.value.errors()[0]["type"] for caught in (frozen, unknown)] == ["frozen_instance", "extra_forbidden"]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
@@ -24,7 +25,7 @@ def test_numbers_are_finite_and_in_their_range(value: float) -> None:
 
 
 def test_text_holds_no_control_characters() -> None:
-    with pytest.raises(ValidationError, match=r"line ends or control characters|Input should be"):
+    with pytest.raises(ValidationError):
         OptimizerConfig.model_validate({"name": "SGD\n"})
 
 
@@ -37,11 +38,6 @@ def test_fitness_is_the_weighted_sum_of_the_metrics() -> None:
 def test_there_is_no_fitness_without_the_metrics_that_count() -> None:
     for metrics in (None, {}, {"mAP50": 0.5}, {"mAP50": 0.5, "mAP50-95": None}, {"mAP50": 0.5, "mAP50-95": math.nan}):
         assert ObjectiveConfig().fitness(metrics) is None, metrics
-
-
-def test_weights_of_an_objective_must_not_all_be_0() -> None:
-    with pytest.raises(ValidationError, match="must not all be 0"):
-        ObjectiveConfig(map50=0, map50_95=0)
 
 
 def test_metrics_have_fields() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import GENES, LEGACY_GENES, canonical, config_fields, explain_unknown
+from ray_yolo.config.settings import GENES, LEGACY_GENES, canonical, config_fields
 
 FIELDS = config_fields(RunConfig)
 
@@ -44,27 +44,6 @@ def test_paths_leave_out_recipe_and_placement() -> None:
     assert FIELDS["num_workers"].keys == ("placement", "num_workers")
 
 
-@pytest.mark.parametrize(("path", "words"), [
-    ("epochs", "a whole number >= 1"),
-    ("batch_size", "a whole number >= -1 and <= 131072"),
-    ("optimizer.lr0", "a number >= 1e-06 and <= 1.0"),
-    ("optimizer.name", "one of SGD, Adam, AdamW"),
-    ("seed", "a whole number >= 0 and < 4294967296"),
-    ("sync_bn", "true or false"),
-    ("project", "text"),
-    ("gpus_per_worker", "a number >= 0 or auto"),
-    ("num_workers", "Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or "
-                    "auto: one per GPU of the requested cluster, or per node without GPUs; without a cluster one per "
-                    "local GPU, 0 for at most one"),
-])
-def test_what_is_expected_is_said_in_words(path: str, words: str) -> None:
-    assert FIELDS[path].expected == words
-
-
-def test_a_step_is_part_of_what_is_expected() -> None:
-    assert config_fields(ValConfig)["imgsz"].expected == "a whole number >= 64 and multiple of 32"
-
-
 def test_every_gene_names_a_field() -> None:
     assert {gene: path for gene, path in GENES.items() if path not in FIELDS} == {}
     assert not set(GENES) & set(FIELDS)
@@ -76,21 +55,6 @@ def test_users_keys_stand_for_paths() -> None:
         ("placement.num_workers", "num_workers"), ("anything", "anything"),
     ]:
         assert canonical(key) == path, key
-
-
-@pytest.mark.parametrize(("key", "message"), [
-    ("epoch", "unknown setting 'epoch'; did you mean epochs?"),
-    ("optimiser.lr0", "unknown setting 'optimiser.lr0'; did you mean optimizer.lr0?"),
-    ("confidence", "unknown setting 'confidence'; did you mean evaluate.confidence?"),
-    ("loss.lr0", "unknown setting 'loss.lr0'; did you mean optimizer.lr0?"),
-    ("epochs.x", "unknown setting 'epochs.x'; did you mean epochs?"),
-    ("zzzzzz", "unknown setting 'zzzzzz'"),
-    ("", "unknown setting ''"),
-    ("evaluate", "'evaluate' is a section; give one of its fields: evaluate.confidence, evaluate.iou, "
-                 "evaluate.max_detections, evaluate.batch_size"),
-])
-def test_an_unknown_key_is_answered_with_the_nearest(key: str, message: str) -> None:
-    assert explain_unknown(key, FIELDS) == message
 
 
 def test_every_gene_is_a_number_of_the_recipe() -> None:

@@ -8,37 +8,12 @@ import pytest
 
 from ray_yolo.cli import EXPORT, PREDICT, SERVE, TRAIN, TUNE, VAL
 from ray_yolo.config.addresses import corrected_store, corrected_tracking_uri
-from ray_yolo.config.flags import Command, parse
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import config_fields
 from ray_yolo.config.synonyms import _SYNONYMS, edit_distance
-from ray_yolo.core.errors import InputError
 from ray_yolo.tune.search import TuneConfig
 
 COMMANDS = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
-
-
-def answer(command: Command, flag: str) -> str:
-    with pytest.raises(InputError) as caught:
-        parse(command, [flag, "1"])
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "flag", "meant"), [
-    ("train", "--gpus", "--num-workers"), ("train", "--amp", "--precision"), ("train", "--pretrained", "--weights"),
-    ("train", "--lr", "--set optimizer.lr0=VALUE"), ("train", "--learning_rate", "--set optimizer.lr0=VALUE"),
-    ("train", "--num-gpus", "--num-workers"), ("train", "--output-dir", "--project"),
-    ("train", "--deterministic", "--exact"), ("train", "--wd", "--set optimizer.weight_decay=VALUE"),
-    ("train", "--bathc-size", "--batch-size"), ("train", "--epoch", "--epochs"), ("train", "--img_sz", "--imgsz"),
-    ("val", "--model", "--weights"), ("predict", "--model", "--weights"), ("export", "--model", "--weights"),
-    ("serve", "--model", "--weights"), ("predict", "--input", "--source"), ("predict", "--threshold", "--confidence"),
-    ("serve", "--prot", "--port"), ("tune", "--n-trials", "--trials"), ("val", "--half-precision", ""),
-    ("train", "--port", ""), ("train", "--foo", ""), ("train", "--x", ""), ("export", "--gpus", ""),
-    ("train", "--tta", ""), ("val", "--amp", "--precision"),
-])
-def test_a_hint_is_near_in_meaning_or_missing(name: str, flag: str, meant: str) -> None:
-    said = answer(COMMANDS[name], flag)
-    assert said == f"unknown flag {flag}" + (f"; did you mean {meant}?" if meant else "")
 
 
 def test_every_word_of_the_table_leads_to_a_setting() -> None:

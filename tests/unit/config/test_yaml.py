@@ -1,4 +1,4 @@
-"""The YAML reader: what scalars mean, where every key stands, and everything that it refuses."""
+"""The YAML reader: what scalars mean, where every key stands, and its limits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ray_yolo.config import yaml as yaml_files
 from ray_yolo.config.yaml import MAX_BYTES, MAX_DEPTH, load_text_yaml, load_yaml, to_yaml
 from ray_yolo.core.errors import InputError
+from tests.support.messages.config import CODE
 
 SHARED_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -71,74 +72,6 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path: Path) -> None:
     assert load(tmp_path, b"\xef\xbb\xbfepochs: 3\r\nimgsz: 64\r\n").data == {"epochs": 3, "imgsz": 64}
 
 
-REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "code": ("a: !!python/object/apply:os.system ['touch hacked']", "1: tag 'tag:yaml.org...ply:os.system': tags "
-             "are not supported; remove it (quote text values)"),
-    "standard tag": ("a: 1\nb: !!binary aGk=", "2: tag 'tag:yaml.org,2002:binary': tags are not supported; remove it "
-                     "(quote text values)"),
-    "own tag": ("!thing\na: 1", "1: tag '!thing': tags are not supported; remove it (quote text values)"),
-    "tagged key": ("!!str a: 1", "1: tag 'tag:yaml.org,2002:str': tags are not supported; remove it "
-                   "(quote text values)"),
-    "bomb": ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "2: alias *a: write the value out instead"),
-    "merge": ("a: &a {x: 1}\nb:\n  <<: *a", "3: alias *a: write the value out instead"),
-    "alias as key": ("a: &a x\n*a : 1", "2: alias *a: write the value out instead"),
-    "alias of itself": ("a: &a [*a]", "1: alias *a: write the value out instead"),
-    "deep list": ("a: " + "[" * 100_000, f"1: nested deeper than {MAX_DEPTH} levels"),
-    "deep mapping": ("{a: " * 100_000, f"1: nested deeper than {MAX_DEPTH} levels"),
-    "duplicate": ("lr0: 1\nlrf: 2\nlr0: 3", "3: key 'lr0' is given twice, first in line 1"),
-    "duplicate below": ("a:\n  b: 1\n  b: 2", "3: key 'b' is given twice, first in line 2"),
-    "duplicate number": ("a: {1: x, 01: y}", "1: key 1 is given twice, first in line 1"),
-    "list key": ("? [a]\n: 1", "1: a key must be text or a whole number; quote it if it is text"),
-    "boolean key": ("true: 1", "1: a key must be text or a whole number; quote it if it is text"),
-    "null key": ("a: 1\n~: 1", "2: a key must be text or a whole number; quote it if it is text"),
-    "float key": ("1.5: 1", "1: a key must be text or a whole number; quote it if it is text"),
-    "list": ("- a\n- b", "1: the file must consist of `key: value` lines"),
-    "word": ("\nhello", "2: the file must consist of `key: value` lines"),
-    "two documents": ("a: 1\n---\nb: 2", "2: a second document starts here; a file has one"),
-    "latin-1": (b"a: 1\nname: caf\xe9", "2: not UTF-8; save the file as UTF-8, or give a YAML file"),
-    "utf-16": ("epochs: 3".encode("utf-16"), "1: not UTF-8; save the file as UTF-8, or give a YAML file"),
-    "nul": (b"a: 1\nb: \x00", "2: not YAML: control character '\\x00'; is this a text file?"),
-    "escape": (b"a: \x1b[31m", "1: not YAML: control character '\\x1b'; is this a text file?"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
-def test_hostile_files_are_refused_in_one_line(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, parser: type) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(yaml_files, "_PARSER", parser)
-    content, message = REFUSED[name]
-    with pytest.raises(InputError) as caught:
-        load(tmp_path, content)
-    assert str(caught.value) == f"{tmp_path / 'f.yaml'}:{message}"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.yaml"]
-
-
-@pytest.mark.parametrize(("content", "line"), [
-    ("a: [1, 2\nb: 3", 2), ("a: 'x", 1), ("a: b: c", 1), ("a: 1\n b: 2", 2), ("%YAML 3.0\n---\na: 1", 1), ("a: @x", 1),
-])
-@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
-def test_a_syntax_error_names_its_line(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, line: int, parser: type) -> None:
-    monkeypatch.setattr(yaml_files, "_PARSER", parser)
-    with pytest.raises(InputError, match=rf"f\.yaml:{line}: not YAML: \w[^\n]+$"):
-        load(tmp_path, content)
-
-
-@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
-def test_an_escape_of_no_character_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: type) -> None:
-    monkeypatch.setattr(yaml_files, "_PARSER", parser)
-    for escape in ("UFFFFFFFF", "U00110000"):
-        with pytest.raises(InputError, match=r"f\.yaml:?1?: not YAML: "):
-            load(tmp_path, f'a: "\\{escape}"')
-
-
-def test_a_tab_as_indentation_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"f\.yaml:2: not YAML: [^\n]+; indent with spaces, not tabs$"):
-        load(tmp_path, "loss:\n\tbox: 1\n")
-
-
 def test_the_deepest_legal_file_is_read(tmp_path: Path) -> None:
     value = load(tmp_path, "a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH).data["a"]
     for _ in range(MAX_DEPTH - 1):
@@ -148,25 +81,22 @@ def test_the_deepest_legal_file_is_read(tmp_path: Path) -> None:
 
 def test_size_is_limited(tmp_path: Path) -> None:
     assert load(tmp_path, b"a: 1\n#".ljust(MAX_BYTES, b"x")).data == {"a": 1}
-    with pytest.raises(InputError, match=r"f\.yaml: larger than 4 MiB, the limit for YAML files$"):
-        load(tmp_path, b"a: 1\n#".ljust(MAX_BYTES + 1, b"x"))
 
 
 def test_the_number_of_values_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_files, "MAX_VALUES", 5)
     assert load(tmp_path, "a: [1, 2, 3, 4]").data == {"a": [1, 2, 3, 4]}
-    with pytest.raises(InputError, match=r"f\.yaml:2: more than 5 values$"):
+    with pytest.raises(InputError):
         load(tmp_path, "a: [1, 2, 3, 4,\n5]")
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("absent.yaml", "No such file or directory"), ("", "Is a directory"), ("a\0b", "embedded null byte"),
-])
-def test_an_unreadable_path_is_one_line(tmp_path: Path, name: str, message: str) -> None:
-    path = tmp_path / name
-    with pytest.raises(InputError) as caught:
-        load_yaml(path)
-    assert str(caught.value) == f"{path}: cannot be read: {message}"
+@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
+def test_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: type) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(yaml_files, "_PARSER", parser)
+    with pytest.raises(InputError):
+        load(tmp_path, CODE)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.yaml"]
 
 
 @SHARED_PATH

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from ray_yolo.core.errors import InputError
 from ray_yolo.data.sources import read_source
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
@@ -53,13 +52,6 @@ def test_an_open_file_is_read_and_a_damaged_content_has_its_error(tmp_path: Path
     assert second.error.startswith("is not an image")
     assert third.error == "is empty (0 bytes)"
     assert second.media.name == "image1.jpg"
-
-
-@pytest.mark.parametrize("factor", [255.0, 1.1, -0.1, float("nan")])
-def test_a_tensor_beyond_0_to_1_is_refused(factor: float) -> None:
-    """It was clamped to white before, and boxes were found in it."""
-    with pytest.raises(InputError, match=r"^source: a tensor with values from .*; expected 0..1 \(divide"):
-        read_source(TENSOR * factor)
 
 
 def test_a_tensor_that_rounds_to_the_same_bytes_is_accepted() -> None:
@@ -109,11 +101,3 @@ def test_only_a_picture_or_a_camera_is_alone(tmp_path: Path) -> None:
     assert read_source(0).alone
     assert not read_source(video).alone
     assert not read_source([BGR, BGR]).alone
-
-
-@pytest.mark.parametrize("thing", [
-    None, 3.5, BGR.astype(np.float32), np.zeros((0, 4, 3), np.uint8), np.zeros((4, 4, 2), np.uint8), torch.zeros(4, 4),
-    torch.zeros(1, 4, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8), [BGR, "nowhere"]])
-def test_anything_else_is_refused_at_once(thing: object) -> None:
-    with pytest.raises(InputError, match=r"^source: "):
-        read_source(thing)

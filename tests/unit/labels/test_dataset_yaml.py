@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from ray_yolo.core.errors import DatasetError, InputError
+from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.labels.description import DatasetDescription, describe
 from tests.support.jobs import make_dataset
+from tests.support.messages.datasets import CODE
 
 
 @pytest.fixture
@@ -36,12 +37,10 @@ def test_a_folder_means_its_only_description(tmp_path: Path) -> None:
     (folder / "data.yaml").rename(folder / "blood.yaml")
     assert read_description(folder).file == str(folder / "blood.yaml")
     (folder / "other.yml").touch()
-    with pytest.raises(DatasetError, match=r"holds several YAML files \(blood\.yaml, other\.yml\); give the path"):
+    with pytest.raises(DatasetError):
         read_description(folder)
     (folder / "blood.yaml").rename(folder / "data.yaml")
     assert read_description(folder).file == str(folder / "data.yaml")
-    with pytest.raises(DatasetError, match="holds no YAML file"):
-        read_description(folder / "images")
 
 
 def test_names_may_be_a_list_or_numbered(root: Path) -> None:
@@ -53,35 +52,8 @@ def test_nc_alone_numbers_the_classes(root: Path) -> None:
     assert read(root, names=None, nc=2).names == ("class0", "class1")
 
 
-@pytest.mark.parametrize("keys", [
-    {"names": []}, {"names": None}, {"names": "cat"}, {"names": 2}, {"names": {0: "cat", 2: "dog"}},
-    {"names": {True: "cat", 0: "dog"}}, {"names": ["cat", None]}, {"names": ["cat", True]}, {"names": [["cat"]]},
-    {"names": ["cat", " "]}, {"names": {"cat": 0}}, {"nc": 3}, {"nc": 0}, {"nc": "many"}, {"nc": True}, {"nc": 1.5},
-    {"names": None, "nc": -1}, {"train": "nowhere"}, {"train": 3}, {"train": ["images/train", None]},
-    {"train": {"a": 1}}, {"path": "nowhere"}, {"path": 3}, {"train": "images\0train"}, {"train": None, "val": None},
-    {"train": "nothing/*.jpg"}, {"path": "~no-such-user/x"}, {"train": "~no-such-user/x"},
-    {"train": "x" * 5000}, {"nc": "9" * 5000}, {"names": None, "nc": 2**15 + 1}, {"names": ["x"] * (2**15 + 1)},
-    {"names": {"9" * 5000: "cat", 0: "dog"}}, {"names": ["a\nb"]}, {"names": ["\x1b[31m"]}, {"names": ["\ud800"]},
-    {"names": ["a\u2028b"]},
-])
-def test_invalid_descriptions_are_refused_with_the_file(root: Path, keys: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match=r"data\.yaml"):
-        read(root, **keys)
-
-
-def test_messages_name_the_line_of_the_key(root: Path) -> None:
-    with pytest.raises(DatasetError, match=r"data\.yaml:7: nc is 3, but names has 2 entries"):
-        describe({"train": "images/train", "names": ["cat", "dog"], "nc": 3}, root / "data.yaml",
-                 lambda *keys: f"data.yaml:{7 if keys == ('nc',) else 1}")
-
-
 def test_a_download_address_is_never_followed(root: Path) -> None:
     assert read(root, download="https://example.com/data.zip").names == ("cat", "dog")
-    with pytest.raises(DatasetError, match="download the data yourself"):
-        read(root, train="nowhere", download="https://example.com/data.zip")
-
-
-CODE = "import os\nurl = 'https://example.com/data'\nos.system(f'curl {url} https://example.com/images.zip')"
 
 
 @pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip",
@@ -93,12 +65,6 @@ def test_download_code_is_ignored_and_reported_if_the_data_exist(root: Path, dow
     assert finding.where.endswith("data.yaml")
     assert "never run" in finding.what
     assert read(root, download="https://example.com/images.zip").findings == read(root).findings == ()
-
-
-@pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip"])
-def test_the_error_for_missing_data_names_the_download(root: Path, download: str) -> None:
-    with pytest.raises(DatasetError, match=r"never run: download the data yourself.* https://example\.com/images\.zip"):
-        read(root, train="nowhere", download=download)
 
 
 def test_names_shared_by_several_classes_are_reported(root: Path) -> None:
@@ -129,19 +95,6 @@ def test_a_second_statement_is_reported_if_it_differs(root: Path, key: str, valu
     assert not says or found[0].startswith(says)
 
 
-@pytest.mark.parametrize("key", ["nc", "num_classes", "number_of_classes"])
-def test_another_number_of_classes_is_refused(root: Path, key: str) -> None:
-    content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], key: 5}
-    with pytest.raises(DatasetError, match=f"{key} is 5, but names has 2 entries"):
-        describe(content, root / "data.yaml")
-
-
-def test_a_number_of_classes_that_is_none_is_refused_by_its_key(root: Path) -> None:
-    content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], "num_classes": "eighty"}
-    with pytest.raises(DatasetError, match="num_classes: must be a number of classes"):
-        describe(content, root / "data.yaml")
-
-
 def test_path_starts_from_the_file_and_may_be_absolute(root: Path, tmp_path: Path) -> None:
     (root / "sub").mkdir()
     content = {"train": "train", "names": ["cat"]}
@@ -157,7 +110,7 @@ def test_the_file_may_be_named_relative_to_the_current_folder(root: Path, monkey
 def test_roboflows_leading_dots_are_tried_both_ways(root: Path) -> None:
     assert read(root, train="../train/images").train == (str(root / "train/images"),)
     (root.parent / "train" / "images").mkdir(parents=True)
-    with pytest.raises(DatasetError, match=r"train: '\.\./train/images' may be .* or .*, and both exist"):
+    with pytest.raises(DatasetError):
         read(root, train="../train/images")
     (root / "train" / "images").rename(root / "elsewhere")
     assert read(root, train="../train/images").train == (str(root.parent / "train/images"),)
@@ -171,7 +124,7 @@ def test_splits_may_be_lists_of_folders_files_and_patterns(root: Path) -> None:
 
 def test_a_missing_test_split_is_an_error_only_when_used(root: Path) -> None:
     assert read(root, test="images/test").test == (str(root / "images/test"),)
-    with pytest.raises(DatasetError, match="no `test` split"):
+    with pytest.raises(DatasetError):
         read(root).split("test")
 
 
@@ -179,20 +132,3 @@ def test_a_file_is_read_with_its_names_as_spelled(root: Path) -> None:
     (root / "data.yaml").write_text("train: images/train\nval: images/val\nnc: 3\nnames: [yes, 007, true]\n")
     assert read_description(root / "data.yaml").names == ("yes", "007", "true")
     assert read_description(root) == read_description(root / "data.yaml")
-
-
-@pytest.mark.parametrize("source", ["~no-such-user/data.yaml", "x" * 5000, "a\0b", ""])
-def test_paths_that_cannot_be_files_are_refused(source: str) -> None:
-    with pytest.raises(DatasetError, match="no such file"):
-        read_description(source)
-
-
-def test_an_unknown_data_set_is_refused_with_the_built_in_names(root: Path) -> None:
-    with pytest.raises(InputError, match="shapes8"):
-        read_description(root / "coco.yaml")
-
-
-def test_a_file_that_is_no_mapping_is_refused(root: Path) -> None:
-    (root / "data.yaml").write_text("- a\n- b\n")
-    with pytest.raises(InputError, match=r"data\.yaml"):
-        read_description(root / "data.yaml")

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.core.errors import ConfigError
-from ray_yolo.models.blocks import C3, Concat, Conv, MaxPool2d, Upsample
-from ray_yolo.models.detector import Architecture, Detector, fuse, gflops
-from ray_yolo.models.heads import Anchors, Detect
-from ray_yolo.models.rows import Row, row
+from ray_yolo.models.blocks import C3, Concat, Conv, Upsample
+from ray_yolo.models.detector import Architecture, fuse, gflops
+from ray_yolo.models.heads import Detect
+from ray_yolo.models.rows import row
 from ray_yolo.models.zoo import YOLOV5
 
 SMALL = Architecture(
@@ -107,45 +106,6 @@ def test_a_number_of_anchors_makes_squares() -> None:
 def test_given_anchors_replace_those_of_the_table() -> None:
     head = SMALL.build(3, anchors_px=[[(2, 4), (4, 2)], [(8, 4), (4, 8)]]).head
     assert head.anchors.tolist() == [[[1, 2], [2, 1]], [[2, 1], [1, 2]]]
-
-
-@pytest.mark.parametrize(
-    ("anchors", "message"),
-    [
-        ([[(1, 1)]], "2 levels with equal numbers"),
-        ([[(1, 1)], [(1, 1), (2, 2)]], "2 levels with equal numbers"),
-        ([[], []], "2 levels with equal numbers"),
-        ([[(1, 1)], [(1, 0)]], "above 0"),
-    ],
-)
-def test_anchors_that_do_not_fit_the_head_are_refused(anchors: Anchors, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SMALL.build(2, anchors)
-
-
-def test_rows_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"model row 2, Concat.*\(8, 32, 32\) and \(4, 16, 16\)"):
-        Detector([row(Conv, 8, stride=2), row(Conv, 4, stride=2), row(Concat, source=(0, 1)), row(Detect)])
-    with pytest.raises(ConfigError, match=r"model row 1, MaxPool2d"):
-        Detector([row(Conv, 8), row(MaxPool2d, 3, 1, 2), row(Detect)])
-
-
-@pytest.mark.parametrize("source", [(1,), (5,), (-2,), (-3,), ()])
-def test_a_row_takes_from_earlier_rows_only(source: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"model row 1, .*not an earlier row"):
-        Detector([row(Conv, 8), row(Conv, 8, source=source), row(Detect)])
-
-
-@pytest.mark.parametrize("rows", [
-    (row(Conv, 8),), (row(Detect), row(Conv, 8)), (row(Conv, 8), row(Detect), row(Detect))])
-def test_the_head_is_the_last_row_and_the_only_one(rows: tuple[Row, ...]) -> None:
-    with pytest.raises(ConfigError, match="the last row must be Detect"):
-        Architecture(rows, 3).build(2)
-
-
-def test_a_size_beyond_all_bounds_is_refused() -> None:
-    with pytest.raises(ConfigError, match="width multiple 100000"):
-        Architecture(SMALL.rows, 3, width=100000.0).build(2)
 
 
 def test_fusing_changes_cost_and_not_outputs() -> None:

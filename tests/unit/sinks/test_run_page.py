@@ -12,6 +12,7 @@ from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.core.events import ClassResult, ShardEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.run_record import RunRecord, write_record
+from ray_yolo.runs.run_state import read_state
 from ray_yolo.sinks.records import RunRecords
 from ray_yolo.sinks.run_page import RunPage, run_page
 from tests.support import run_log
@@ -33,20 +34,19 @@ def test_a_page_has_the_result_and_each_picture_of_the_folder(tmp_path: Path) ->
              "train_batch0.jpg"]
     for name in names:
         write_image(folder / name, smooth_picture(20, 30))
-    page = run_page(folder, read_events(folder / EVENTS_FILE))
+    page = run_page(folder, read_state(folder))
     assert "<h1>exp</h1>" in page
     assert [name for name in names if f'alt="{name}"' not in page] == []
     assert "<b>1 of 1</b><span>best epoch</span>" in page
     assert "<b>0.1250</b><span>mAP50</span>" in page
 
 
-def test_a_page_has_the_hours_of_workers_by_market_type_from_the_whole_log(tmp_path: Path) -> None:
+def test_a_page_has_the_hours_of_workers_by_market_type(tmp_path: Path) -> None:
     worker = WorkerEvent(worker=0, node="n", pid=1, market_type="spot", time=0.0)
     start = run_log.start(members=(0,), num_workers=1, gpus=1, time=0.0)
     lines = [event.model_dump_json() for event in (worker, start, run_log.end(2).model_copy(update={"time": 9000.0}))]
     (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
-    events = read_events(tmp_path / EVENTS_FILE)
-    page = run_page(tmp_path, [event for event in events if event.type != "worker"])
+    page = run_page(tmp_path, read_state(tmp_path))
     assert "<td>2.50 GPU hours: 2.50 spot</td>" in page
 
 
@@ -74,7 +74,7 @@ def test_settings_that_are_no_default_have_their_origin(tmp_path: Path) -> None:
         digest="d", asked=asked, recipe=asked.model_copy(update={"microbatch": 4, "precision": "fp32"}),
         architecture=None, anchors=None, num_parameters=7, names=("circle",), labels="l", command="c", provenance={},
         origins={"epochs": "--epochs", "optimizer.lr0": "hyp.yaml:3"}))
-    page = run_page(tmp_path, read_events(tmp_path / EVENTS_FILE))
+    page = run_page(tmp_path, read_state(tmp_path))
     assert [cells(line) for line in page.splitlines() if line.startswith("<tr>") and line.count("<td") == 4] == [
         ["epochs", "3", "100", "--epochs"], ["batch_size", "8", "open", "given"],
         ["microbatch", "4", "open", "decided at the start"], ["precision", "fp32", "auto", "decided at the start"],
@@ -91,7 +91,7 @@ def test_the_parts_of_the_time_are_its_sum(tmp_path: Path) -> None:
     lines = [event.model_copy(update={"seq": number, "time": time}).model_dump_json()
              for number, (event, time) in enumerate(zip(events, times, strict=True))]
     (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
-    page = run_page(tmp_path, read_events(tmp_path / EVENTS_FILE))
+    page = run_page(tmp_path, read_state(tmp_path))
     for name, text in (("steps", "0:00:34 (34 %)"), ("waiting for images", "0:00:06 (6 %)"),
                        ("validation and saves", "0:00:20 (20 %)"), ("start, end and interruptions", "0:00:40 (40 %)")):
         assert f"<tr><th>{name}</th><td>{text}</td></tr>" in page

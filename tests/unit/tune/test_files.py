@@ -10,7 +10,6 @@ from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES
-from ray_yolo.core.errors import InputError
 from ray_yolo.sinks.results_csv import write_options
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.files import (
@@ -213,40 +212,3 @@ class TestWarmStart:
     def test_the_folder_of_a_run_is_its_hyp_file(self, tmp_path):
         write_options(BASE, Placement(), tmp_path)
         assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search(), BASE)] == [BASE.optimizer.lr0]
-
-    def test_a_folder_without_any_is_refused(self, tmp_path):
-        with pytest.raises(InputError, match="no hyp file"):
-            read_warm_start(str(tmp_path), SPACE, Search(), BASE)
-
-    @pytest.mark.parametrize(("name", "text", "message"), [
-        ("evolve.csv", None, "evolve.csv: cannot be read: .*No such file"),
-        ("evolve.csv", "", "evolve.csv:1: no column metrics/precision; a warm start takes an evolve.csv"),
-        ("evolve.csv", "epoch,lr0\n1,2\n", "evolve.csv:1: no column metrics/precision"),
-        ("evolve.csv", "metrics/precision,metrics/recall,metrics/mAP_0.5,metrics/mAP_0.5:0.95\nx,1,nan,1\n",
-         "evolve.csv: no row has finite metrics"),
-        ("ladder.yaml", "search: {algorithm: random}\nlr0: 0.1\n",
-         "ladder.yaml:1: search.algorithm: a search space has no values to start from; give it as --space, and to"),
-        ("space.yaml", "momentum: 0.9\nlr0: {low: 0.1, high: 0.2}\n", "space.yaml:2: lr0.low: a search space has no"),
-        ("space.yaml", "optimizer: {lr0: [0.1, 0.2]}\n", "space.yaml:1: optimizer.lr0: a search space has no values"),
-        ("space.yaml", "optimizer.name: {type: fixed, value: SGD}\n", "space.yaml:1: optimizer.name.type: a search"),
-        ("hyp.yaml", "lr0: [\n", "hyp.yaml:.*not YAML"),
-        ("space.yaml", "with_anchors: {box: [1, 2]}\n", "space.yaml:1: with_anchors.box: a search space has no"),
-        ("hyp.yaml", "lr0: 0.01\nlearning_rate: 0.1\n", "hyp.yaml:2: unknown setting 'learning_rate'; did you mean"),
-        ("hyp.yaml", "LR0: 0.1\n", "hyp.yaml:1: unknown setting 'LR0'"),
-        ("hyp.yaml", "lr0: 0,02\n", "hyp.yaml: lr0: '0,02' is not a number"),
-        ("hyp.yaml", "lr0:\n", "hyp.yaml: lr0: None is not a number"),
-        ("hyp.yaml", "mosaic: true\n", "hyp.yaml: mosaic: True is not a number"),
-        ("hyp.yaml", "momentum: 0.9\n", r"hyp.yaml: has none of the genes of this space \(lr0, mosaic, "),
-        ("hyp.yaml", "", "hyp.yaml: has none of the genes"),
-        ("evolve.csv", METRICS + ",lr0,mosaic\n1,1,1,1,0.01,1\n1,1,1,1,0.01,3.2,1\n",
-         "evolve.csv:3: 7 cells, and the header has 6: it is not known which is which"),
-        ("evolve.csv", METRICS + ",lr0,mosaic\n1,1,1,1,0.01\n", "evolve.csv:2: 5 cells, and the header has 6"),
-        ("evolve.csv", METRICS + ",lr0\n1,1,1,1,\n", "evolve.csv:2: lr0: '' is not a number"),
-        ("evolve.csv", METRICS + ",momentum\n1,1,1,1,0.9\n", "evolve.csv:2: has none of the genes"),
-    ])
-    def test_what_cannot_be_used_is_refused(self, tmp_path, name, text, message):
-        path = tmp_path / name
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(InputError, match=message):
-            read_warm_start(str(path), SPACE, Search(), BASE)

@@ -155,7 +155,7 @@ def test_an_older_study_is_shown_and_verified(
     for command in (cli.status, cli.verify):
         assert command([str(project / name)]) == 0
     shown = capsys.readouterr().out
-    assert "interrupted: the same command continues it" in shown
+    assert "interrupted; the same command continues it" in shown
     assert shown.splitlines()[-1].split() == ["ledger.jsonl", "ok"]
     for claim in recorded_claims(name)[-1:]:
         assert str(claim) in shown

@@ -48,11 +48,6 @@ class TestSchedulers:
         with pytest.raises(ValidationError):
             Search.model_validate({"scheduler": {"name": "ladder", "interval_epochs": 3}})
 
-    @pytest.mark.parametrize("scheduler", ["asha", "median", "pbt", {"name": "pbt", "interval_epochs": 3}])
-    def test_what_the_ladder_has_replaced_is_refused(self, scheduler):
-        with pytest.raises(ValidationError, match="write scheduler: ladder"):
-            Search.model_validate({"scheduler": scheduler})
-
 
 def test_a_sweep_has_so_many_trials_or_as_many_as_fit_into_its_hours():
     for settings, trials in (({}, 300), ({"trials": 7}, 7), ({"hours": 8}, 100_000), ({"hours": 8, "trials": 7}, 7)):

@@ -8,7 +8,6 @@ import pytest
 
 from ray_yolo.cli import parse_compare
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import InputError
 from ray_yolo.runs.run_record import RunRecord, SweepRecord, write_record
 from ray_yolo.tune.sides import Recipes, read_sides
 from ray_yolo.tune.trials import overlay
@@ -82,24 +81,3 @@ def test_the_differences_are_named_and_the_seed_is_none() -> None:
     differences = sides("base", "run", "--seed", "3").differences
     assert {"epochs: 100 in A, 9 in B", "batch_size: None in A, 8 in B"} <= set(differences)
     assert not any(line.startswith("seed") for line in differences)
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["base"], "the following arguments are required: B"),
-    (["base", "nothing"], "B: nothing: no such file, folder or recipe; give base, a YAML file of settings"),
-    (["none.yaml", "base"], "none.yaml: cannot be read: No such file or directory"),
-    (["base", "lr=1"], "B: unknown setting 'lr'; did you mean optimizer.lr0?"),
-    (["base", "lr0=x"], "B: optimizer.lr0: got 'x'; expected a number"),
-    (["base", "base", "--set-a", "lr0"], "--set-a: lr0: write PATH=VALUE"),
-    (["base", "base", "--set-b", "seed=3"], "--set-b: seed: each pair trains both sides on a fresh seed"),
-    (["base", "cache=ram"], "B: cache is no setting of a recipe; both sides are trained in the same way"),
-    (["base", "sweep"], "B: sweep: is a sweep or a comparison; give one of its trainings"),
-    (["base", "s3://bucket/run"], "B: s3://bucket/run: a run or data set in a bucket cannot be a side"),
-    (["base", "evaluate.iou=0.5"], "so their fitness would be measured differently; give the settings of evaluate"),
-    (["base", "base", "--pairs", "2"], "--pairs: got '2'; expected a whole number >= 4 and <= 1000"),
-    (["base", "base", "--num-workers", "2"], "--num-workers: use --workers-per-training"),
-])
-def test_what_cannot_be_compared_is_refused_with_what_to_do(words: list[str], message: str) -> None:
-    with pytest.raises(InputError) as refused:
-        sides(*words)
-    assert message in str(refused.value)

@@ -21,7 +21,7 @@ RECIPE = Recipe(epochs=3, batch_size=8, microbatch=4, precision="fp32")
 def test_a_sweep_is_described_with_its_trials_and_left_as_it_is(sweep: Path) -> None:
     before = sorted(sweep.rglob("*"))
     first, header, best, second, *_ = describe_study(sweep)
-    assert first == (f"{sweep}: interrupted: the same command continues it; 2 trials, 1 trained to the end; "
+    assert first == (f"{sweep}: interrupted; the same command continues it; 2 trials, 1 trained to the end; "
                      "best 0.2500 (trial 0)")
     assert (header.split(), best.split()) == (["trial", "epochs", "fitness"], ["0", "3", "0.2500"])
     assert second == f"  {sweep}/trials/trial1: stopped (interrupted); the same command continues it"

@@ -66,7 +66,7 @@ def test_what_is_known_does_not_grow_with_workers_that_have_come_and_gone() -> N
         if kind in (1, 2):
             desk.coordinator.leave(uid)
         elif kind == 3:
-            desk.coordinator.mark_lost([number % 7])
+            desk.coordinator.mark_departed([number % 7])
         desk.now += 0.5
         desk.coordinator.describe_stall()
         desk.coordinator.find_hung_worker()
@@ -99,7 +99,7 @@ def seconds_of_a_generation(num_workers: int) -> float:
             )
             assert len(coordinator.worker_statuses()) == len(names)
         coordinator.drain_nodes({names[1]})
-        coordinator.mark_lost([num_workers // 2])
+        coordinator.mark_departed([num_workers // 2])
         del names[num_workers // 2]
         coordinator.leave(names.pop(1))
     return (time.process_time() - began) / num_workers

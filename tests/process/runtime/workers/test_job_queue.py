@@ -22,7 +22,7 @@ def test_the_reason_of_an_ended_process_is_the_drivers_and_is_not_waited_for_lon
     desk.now += 1.0
     assert desk.failures("1") == []  # both have ended
     assert desk.queue.present() == 1
-    assert desk.queue.mark_lost({1: DIED}) == []
+    assert desk.queue.mark_departed({1: DIED}) == []
     assert desk.failures("1") == [(1, "out of memory")]
     desk.now += REASON_SECONDS + 0.5
     assert desk.failures("1") == [(0, "lost")]

@@ -71,7 +71,7 @@ def test_the_first_generation_waits_for_all_and_knows_nobodys_state() -> None:
 def test_that_all_workers_are_lost_is_reported_once_if_no_other_starts() -> None:
     desk = started("ab")
     desk.pass_by(1, "ab")
-    assert desk.coordinator.mark_lost([0, 1]) == [0, 1]
+    assert desk.coordinator.mark_departed([0, 1]) == [0, 1]
     desk.now += 59.0
     assert desk.coordinator.describe_stall() is None
     desk.now += 2.0
@@ -83,7 +83,7 @@ def test_that_all_workers_are_lost_is_reported_once_if_no_other_starts() -> None
     desk.now += 1.0
     assert desk.members("c") == [0]
     assert desk.coordinator.describe_stall() is None
-    desk.coordinator.mark_lost([2])
+    desk.coordinator.mark_departed([2])
     desk.now += 61.0
     assert desk.coordinator.describe_stall() == found  # those of the next generation, too
 
@@ -159,14 +159,14 @@ def test_the_death_of_a_leaving_worker_is_no_failure() -> None:
     desk = started()
     desk.coordinator.drain_nodes({"b"})
     desk.coordinator.drain_nodes({"nowhere"})
-    assert desk.coordinator.mark_lost([0, 1, 5]) == [0, 5]  # the last has not come at all
+    assert desk.coordinator.mark_departed([0, 1, 5]) == [0, 5]  # the last has not come at all
     desk.coordinator.register("d", Registration(1, ELSEWHERE, ("d", 1), None, JOINING))
-    assert desk.coordinator.mark_lost([1]) == [1]
+    assert desk.coordinator.mark_departed([1]) == [1]
 
 
 def test_after_all_were_lost_the_first_new_worker_starts_and_the_others_join() -> None:
     desk = started()
-    desk.coordinator.mark_lost([0, 1, 2])
+    desk.coordinator.mark_departed([0, 1, 2])
     desk.register("d", 4)
     assert desk.quorum("d") == Quorum(2, 0, 1, ("d", 1), 0, False, (3,))
     desk.register("e", None)
@@ -262,7 +262,7 @@ def test_a_draining_newcomer_does_not_wait() -> None:
     assert desk.heartbeat("abc") == [False] * 3
 
 
-def test_a_worker_that_reports_that_it_must_leave_is_draining() -> None:
+def test_a_worker_that_reports_that_it_leaves_is_leaving() -> None:
     """By a heartbeat; or by its registration, also at a restarted coordinator."""
     desk, joining = started(), Registration(3, ELSEWHERE, ("d", 1), None, JOINING._replace(leaves=True))
     desk.coordinator.register("d", joining)
@@ -295,7 +295,7 @@ def test_all_workers_of_a_draining_node_leave() -> None:
 def test_a_lost_worker_is_neither_waited_for_nor_hung() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 40.0, 30.0))
-    desk.coordinator.mark_lost([1])
+    desk.coordinator.mark_departed([1])
     desk.register("ac", 5)
     assert accused(desk) is None
     assert desk.members("ac") == [0, 1]
@@ -304,7 +304,7 @@ def test_a_lost_worker_is_neither_waited_for_nor_hung() -> None:
 def test_a_lost_worker_that_returns_is_refused() -> None:
     """Another one has replaced it: after a network partition, or of a frozen process."""
     desk = started()
-    desk.coordinator.mark_lost([1])
+    desk.coordinator.mark_departed([1])
     desk.register("ac", 5)
     assert desk.members("ac") == [0, 1]
     desk.register("b", 4)
@@ -346,7 +346,7 @@ def test_groups_that_fail_by_themselves_are_counted(happens: str, allowed: list[
         names = "abcdef"
         if happens == "a departure":
             names = "abcdef"[number + 1:]
-            desk.coordinator.mark_lost([number])
+            desk.coordinator.mark_departed([number])
         desk.register(names, number if happens == "a step" else None)
         assert desk.members(names)[-1] == len(names) - 1
         answers.append(desk.coordinator.may_regroup(1))
@@ -511,7 +511,7 @@ def test_all_workers_dump_their_stacks_once_for_each_hung_worker() -> None:
 
 
 @pytest.mark.parametrize("lose", [
-    lambda desk: desk.coordinator.mark_lost([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
+    lambda desk: desk.coordinator.mark_departed([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
 def test_members_that_wait_for_an_ended_worker_are_informed(lose: Callable[[Desk], object]) -> None:
     """By the driver, or by the limit; a silent worker may come back. A worker that leaves closes its connections."""
     desk = started()
@@ -579,7 +579,7 @@ def test_workers_that_cannot_abort_after_a_peers_death_are_killed() -> None:
     """While the communicator is made there is nothing yet to abort."""
     desk = started()
     desk.pass_by(1, "abc")
-    desk.coordinator.mark_lost([2])
+    desk.coordinator.mark_departed([2])
     seconds, said = drive(desk, "ab", aborts=False)
     assert seconds < 70
     assert [text.partition(" on ")[0] for text in said[-2:]] == ["worker 0", "worker 1"]
@@ -702,7 +702,7 @@ def test_a_member_of_an_ended_generation_is_informed() -> None:
     assert desk.members("ac") == [0, 1]
     assert not introduce(desk, "b", quorum)
     assert desk.coordinator.worker_statuses()[-1].worker == 2
-    desk.coordinator.mark_lost([0])
+    desk.coordinator.mark_departed([0])
     assert desk.coordinator.heartbeat("a", EXCHANGING).abort  # it counts as departed
 
 

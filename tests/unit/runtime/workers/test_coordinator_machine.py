@@ -20,7 +20,7 @@ from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum,
 NUMBERS = range(4)  # of bundles
 TICK = 0.5  # seconds
 LIMIT = 10.0  # seconds that a phase, and a silence, may last
-REPORTED_LOSS = 2.0  # seconds after a loss until the others train again, if the driver reports it
+REPORTED_DEPARTURE = 2.0  # seconds after a loss until the others train again, if the driver reports it
 SILENT_LOSS = 15.0  # if no report comes
 CALM = 240.0  # seconds without disturbance after which all is well
 
@@ -235,7 +235,7 @@ class Training(RuleBasedStateMachine):
     def lose(self, worker: Worker, *, is_reported: bool) -> None:
         self.workers.remove(worker)
         if is_reported:
-            self.coordinator.mark_lost([worker.number])
+            self.coordinator.mark_departed([worker.number])
 
     def end(self, worker: Worker) -> None:
         self.workers.remove(worker)
@@ -261,7 +261,7 @@ class Training(RuleBasedStateMachine):
         assert {worker.number for worker in self.workers} == set(NUMBERS)
         self.train_together_within(TICK)
         self.lose(self.workers[-1], is_reported=True)
-        self.train_together_within(REPORTED_LOSS)
+        self.train_together_within(REPORTED_DEPARTURE)
         self.lose(self.workers[0], is_reported=False)
         self.train_together_within(SILENT_LOSS)
 

@@ -165,7 +165,7 @@ def test_the_driver_of_a_job_finds_a_hung_worker_before_the_queue_forgets_it() -
         assert desk.now < 3 * LIMIT
     assert hung.process == ELSEWHERE
     assert "worker 1" in hung.text
-    assert desk.queue.mark_lost({1: DIED}) == []  # Ray has noticed the end of the process
+    assert desk.queue.mark_departed({1: DIED}) == []  # Ray has noticed the end of the process
     assert desk.failures("1") == [(1, "out of memory")]
 
 
@@ -240,10 +240,10 @@ def test_workers_of_a_node_that_is_taken_away_leave_after_the_step_and_are_no_fa
     desk.end("a", None)
     assert desk.acquire("a") == ["leave"]
     assert desk.queue.drain_nodes({"left", "right"}) == {1: "right"}
-    assert desk.queue.mark_lost({1: DIED}) == []  # with its node, before it could leave
+    assert desk.queue.mark_departed({1: DIED}) == []  # with its node, before it could leave
     assert desk.failures("1") == []
     assert desk.acquire("e") == [("1", 0)]
-    assert desk.queue.mark_lost({2: DIED, 9: DIED}) == [9]  # the latter has never asked for a job
+    assert desk.queue.mark_departed({2: DIED, 9: DIED}) == [9]  # the latter has never asked for a job
     assert desk.failures("2") == [(0, "out of memory")]
     desk.queue.drain_nodes(set())
     assert desk.acquire("a") == [("1", 1)]
@@ -256,7 +256,7 @@ def test_the_workers_of_bundles_that_are_given_away_leave_after_the_step_and_are
     desk.end("a", None)
     assert desk.acquire("a") == ["leave"]
     desk.queue.give_bundles({0, 1})
-    assert desk.queue.mark_lost({1: DIED}) == []  # before it could leave
+    assert desk.queue.mark_departed({1: DIED}) == []  # before it could leave
     assert desk.failures("1") == []
     desk.queue.give_bundles(set())
     assert desk.acquire("a") == [("1", 0)]

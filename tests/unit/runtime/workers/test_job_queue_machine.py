@@ -92,7 +92,7 @@ class Pool(RuleBasedStateMachine):
     @rule(bundle=st.sampled_from(BUNDLES))
     def start(self, bundle: int) -> None:
         """A worker starts in a bundle that has none."""
-        if any(worker.place.number == bundle for worker in self.workers):
+        if any(worker.place.bundle == bundle for worker in self.workers):
             return
         self.born += 1
         place = PoolWorker(bundle, f"node{bundle % 2}", Process("elsewhere", "there", self.born, 0))
@@ -111,7 +111,7 @@ class Pool(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.workers))
         leaves = self.leaves_pool(worker)
         self.workers.remove(worker)
-        without_job = self.queue.mark_lost({worker.place.number: DIED})
+        without_job = self.queue.mark_departed({worker.place.bundle: DIED})
         if worker.assignment is None:
             return
         is_forgotten = bool(without_job)  # the queue has reported its silence before
@@ -234,7 +234,7 @@ class Pool(RuleBasedStateMachine):
             del self.jobs[name]
 
     def leaves_pool(self, worker: Worker) -> bool:
-        return worker.place.node in self.draining or worker.place.number in self.given
+        return worker.place.node in self.draining or worker.place.bundle in self.given
 
     # Laws
 

@@ -54,7 +54,7 @@ class Desk:
         queue: Any = SimpleNamespace(  # answers at once
             present=SimpleNamespace(remote=lambda: desk.present),
             progress=SimpleNamespace(remote=lambda: 7),
-            mark_lost=SimpleNamespace(remote=self.mark_lost),
+            mark_departed=SimpleNamespace(remote=self.mark_departed),
             drain_nodes=SimpleNamespace(remote=lambda nodes: {
                 number: node for number, node in desk.on_nodes.items() if node in nodes}))
 
@@ -84,7 +84,7 @@ class Desk:
         placement = Placement(num_workers=3, wait_for_resources=0.2)
         self.supervisor = pool.Supervisor(room, queue, placement, 0.0, policy)
 
-    def mark_lost(self, errors: dict[int, Exception]) -> list[int]:
+    def mark_departed(self, errors: dict[int, Exception]) -> list[int]:
         """Returns the workers that trained no job."""
         self.gone.extend(errors)
         return [number for number in errors if number not in self.training]

@@ -41,7 +41,7 @@ class Beside:
     """A coordinator at which another worker waits to join; `alone`: this worker may start before its peers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool, stall_seconds: float = 0.0,
-                 must_leave: Callable[[], bool] = lambda: False) -> None:
+                 is_leaving: Callable[[], bool] = lambda: False) -> None:
         self.happened, self.requests, self.leaving = list[str](), list[Registration](), list[bool]()
         self.ready, self.is_orphan = threading.Event(), threading.Event()
         for name, instead in (("get_node_ip_address", lambda: "127.0.0.1"), ("_POLL_SECONDS", 0.01),
@@ -54,7 +54,7 @@ class Beside:
         coordinator: Any = SimpleNamespace(**calls)
         assert all(hasattr(JobClient, name) for name in calls)
         self.members = RendezvousClient(
-            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, must_leave,
+            coordinator, 0, Activity(stall_seconds), torch.device("cpu"), 60.0, print, is_leaving,
             self.is_orphan.is_set, alone=alone)
 
     def register(self, uid: str, request: Registration) -> None:
@@ -202,7 +202,7 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     """Until the worker has left: the coordinator may have forgotten the first one."""
     received = SimpleQueue[int]()
     monkeypatch.setattr(worker, "_sigterms", received)
-    beside = Beside(monkeypatch, alone=True, must_leave=worker.received_sigterm)
+    beside = Beside(monkeypatch, alone=True, is_leaving=worker.received_sigterm)
     while not beside.leaving:
         time.sleep(0.01)
     received.put(signal.SIGTERM)
@@ -218,9 +218,9 @@ def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: 
     assert beside.requests[0].heartbeat.leaves
 
 
-def test_a_worker_that_must_leave_says_so_while_its_heartbeat_waits_for_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    must_leave = threading.Event()
-    beside = Beside(monkeypatch, alone=True, must_leave=must_leave.is_set)
+def test_a_worker_that_leaves_says_so_while_its_heartbeat_waits_for_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_leaving = threading.Event()
+    beside = Beside(monkeypatch, alone=True, is_leaving=is_leaving.is_set)
 
     def heartbeat(uid: str, heartbeat: Heartbeat, current: Any, known: Orders, has_news: Callable[[], bool]
                   ) -> Orders | None:
@@ -232,7 +232,7 @@ def test_a_worker_that_must_leave_says_so_while_its_heartbeat_waits_for_orders(m
     monkeypatch.setattr(beside.members._coordinator, "heartbeat", heartbeat)
     while False not in beside.leaving:
         time.sleep(0.01)
-    must_leave.set()
+    is_leaving.set()
     deadline = time.monotonic() + 5
     while True not in beside.leaving[-1:]:
         assert time.monotonic() < deadline

@@ -63,7 +63,7 @@ class Coordinator:
         self.staying = max(0, self.staying - 1)
         return self.staying
 
-    def mark_lost(self, workers: list[int]) -> list[int]:
+    def mark_departed(self, workers: list[int]) -> list[int]:
         self.lost += workers
         return [worker for worker in workers if worker not in self.leaving]
 

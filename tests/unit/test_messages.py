@@ -1,0 +1,30 @@
+"""Every message of the tables: what causes it, and its text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.messages import Refusal, config, datasets, models, requests, studies, weights
+
+REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS, "data": datasets.REFUSALS,
+            "models": models.REFUSALS, "studies": studies.REFUSALS, "requests": requests.REFUSALS}
+CASES = [(room, refusal) for room, refusals in REFUSALS.items() for refusal in refusals]
+
+
+@pytest.mark.parametrize("refusal", [case for _, case in CASES], ids=[f"{room}: {case.name}" for room, case in CASES])
+def test_a_mistake_is_answered_with_its_text(
+        refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(refusal.error) as caught:
+        refusal.cause()
+    assert re.fullmatch(refusal.pattern, str(caught.value), re.DOTALL), str(caught.value)
+
+
+def test_the_cases_have_names_of_their_own() -> None:
+    names = [(room, refusal.name) for room, refusal in CASES]
+    assert len(set(names)) == len(names)
