@@ -80,7 +80,7 @@ class Keeper:
         return inside_epoch and bool(orders.save or (every and number % every == 0))
 
     def lacks(self, learner: Learner) -> bool:
-        """Whether a save of this state is missing that the user wants."""
+        """Whether states are saved, and no save of this one has begun."""
         return not self._placement.nosave and learner.state.progress.step > self.saver.step
 
     def has_stored(self, learner: Learner) -> bool:

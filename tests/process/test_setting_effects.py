@@ -81,7 +81,7 @@ GIVEN: dict[str, dict[str, Any]] = {"quad": {"microbatch": 4}}
 
 NOT_SEEN = {
     **dict.fromkeys(PERMISSIONS, "decides only whether a training is refused, which tests of its own show"),
-    "optimizer.backbone_lr": "is for models with an upsampling layer: engine/test_build.py",
+    "optimizer.backbone_lr": "is for models with an upsampling layer: engine/test_learner.py",
     "evaluate.batch_size": "rounds differently, where it does",
 }
 """Settings that need not show in these trainings, and why."""
