@@ -87,9 +87,10 @@ class Team:
         del self.network, self.graphs, self.gradients, self.loaders
         if self.collectives.num_workers == 1:
             return
-        if error:  # its frames hold the abandoned step
+        # What still held DDP would keep its hooks on parameters, which would wait for the abandoned step.
+        if error:
             release_frames(error)
-        gc.collect()  # DDP is in a reference cycle, and its hooks on parameters would wait for that step
+        gc.collect()
 
 
 def form_team(learner: Learner, context: WorkerContext, collectives: Collectives, stores: Stores) -> Team:
