@@ -451,11 +451,6 @@ def leave_process_group() -> None:
         dist.destroy_process_group()
 
 
-def bare(replica: nn.Module) -> nn.Module:
-    """The model inside DDP's wrapper."""
-    return replica.module if isinstance(replica, DistributedDataParallel) else replica
-
-
 def ddp_options() -> dict[str, Any]:
     """Keyword arguments for DDP: gradients are views of its buckets, and it broadcasts no BatchNorm buffers. The loop
     combines their statistics itself."""

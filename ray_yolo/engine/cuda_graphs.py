@@ -92,6 +92,10 @@ class GraphedForward:
         levels: LevelTensors = _Repeat.apply(recording, images, *recording.weights)
         return levels
 
+    def remove(self) -> None:
+        """Give the model its own forward again. The recordings and their memory end with this object."""
+        del vars(self._model)["forward"]
+
     def pop_complaint(self) -> str:
         """Why a recording has failed, in one line and once; '' otherwise."""
         complaint, self._complaint = self._complaint, ""

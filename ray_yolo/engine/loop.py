@@ -20,11 +20,11 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DivergedError, PeerLostError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
-from ray_yolo.engine.build import TrainComponents, draw_weights
 from ray_yolo.engine.devices import mark, to_device
 from ray_yolo.engine.evaluate import autocast
+from ray_yolo.engine.learner import Learner
 from ray_yolo.engine.plan import Microbatch, Step
-from ray_yolo.engine.state import TrainState
+from ray_yolo.engine.team import Loaders, Team, draw_weights
 from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.recolour import RecolouredInput
 from ray_yolo.ops.schedule import Rates
@@ -75,12 +75,12 @@ EpochHook = Callable[[int], bool]
 PollOrders = Callable[[], Orders]
 
 
-def train(components: TrainComponents, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
+def train(learner: Learner, team: Team, after_step: StepHook, after_epoch: EpochHook,
           poll_orders: PollOrders = Orders, until: int | None = None) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's orders end it.
+    """Train to the last epoch, or until `after_epoch` returns True or a worker's orders end it.
 
-    Updates `state`. Collective: if any worker is ordered to stop or to regroup, all return after the same step.
-    `after_epoch` closes the epoch in `state`; a training interrupted before that resumes with `after_epoch`.
+    Collective: if any worker is ordered to stop or to regroup, all return after the same step. `after_epoch` closes the
+    epoch in the learner's state; a training interrupted before that resumes with `after_epoch`.
 
     Args:
         until: number of epochs after which `after_epoch` will end the training, so that no later one is loaded.
@@ -89,13 +89,13 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
         DivergedError: after `MAX_SKIPPED` non-finite steps in a row.
         PeerLostError: if a worker was lost in a step; the step has then changed nothing.
     """
-    recipe = components.plan.recipe
+    recipe, state = learner.spec.recipe, learner.state
     batches: Iterator[Mapping[str, Tensor]] | None = None
     for epoch in range(state.progress.epoch, recipe.epochs):
         if batches is None:
-            batches = start_loading(components, epoch, state)
-        for launched in launch_steps(components, state.progress, batches, poll_orders):
-            step, result = launched.summed.step, finish_step(components, launched)
+            batches = start_loading(learner, team, epoch)
+        for launched in launch_steps(learner, team, batches, poll_orders):
+            step, result = launched.summed.step, finish_step(learner, team, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
             state.moved |= not result.skipped and math.isfinite(result.gradient_norm)  # fp16 may have overflowed
@@ -104,19 +104,20 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
                 raise DivergedError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in a "
                                     f"row; {REMEDY}")
             if result.orders.stop or result.orders.regroup:
-                components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
+                learner.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
         # Loader processes fill their queues while this process validates.
-        batches = start_loading(components, epoch + 1, state) if loads_ahead(recipe, epoch + 1, until) else None
+        batches = start_loading(learner, team, epoch + 1) if loads_ahead(recipe, epoch + 1, until) else None
         if after_epoch(epoch):
             return
 
 
-def start_loading(components: TrainComponents, epoch: int, state: TrainState) -> Iterator[Mapping[str, Tensor]]:
+def start_loading(learner: Learner, team: Team, epoch: int) -> Iterator[Mapping[str, Tensor]]:
     """This worker's batches of the rest of an epoch. Loader processes begin at once."""
-    images_done = state.progress.images_in_epoch if epoch == state.progress.epoch else 0
-    components.sampler.start(epoch, images_done, draw_weights(components.spec, state.class_maps))
-    return iter(components.loader)
+    progress = learner.state.progress
+    images_done = progress.images_in_epoch if epoch == progress.epoch else 0
+    team.loaders.sampler.start(epoch, images_done, draw_weights(learner.spec, learner.state.class_maps))
+    return iter(team.loaders.train)
 
 
 def loads_ahead(recipe: Recipe, epoch: int, until: int | None) -> bool:
@@ -128,23 +129,24 @@ def loads_ahead(recipe: Recipe, epoch: int, until: int | None) -> bool:
     return epoch < end and not recipe.image_weights  # which follow the validation's results
 
 
-def launch_steps(components: TrainComponents, progress: Progress, batches: Iterator[Mapping[str, Tensor]],
-                 poll_orders: PollOrders) -> Iterator[Launched]:
+def launch_steps(learner: Learner, team: Team, batches: Iterator[Mapping[str, Tensor]], poll_orders: PollOrders
+                 ) -> Iterator[Launched]:
     """The remaining steps of an epoch. The caller finishes each step before it requests the next one. Collective."""
-    steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
-    in_order = one_behind if runs_ahead(components.context.device) else one_by_one
-    return in_order(components, steps, progress, batches, poll_orders)
+    progress = learner.state.progress
+    steps = [step for step in learner.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
+    in_order = one_behind if runs_ahead(team.context.device) else one_by_one
+    return in_order(learner, team, steps, progress, batches, poll_orders)
 
 
-def one_by_one(components: TrainComponents, steps: Sequence[Step], progress: Progress,
+def one_by_one(learner: Learner, team: Team, steps: Sequence[Step], progress: Progress,
                batches: Iterator[Mapping[str, Tensor]], poll_orders: PollOrders) -> Iterator[Launched]:
     """Each step as soon as it is computed: on a CPU."""
     for number, step in enumerate(steps, progress.step):
-        summed = sum_microbatches(components, step, batches, number, poll_orders)
-        yield update_weights(components, summed, components.plan.rates(step, progress.epoch))
+        summed = sum_microbatches(learner, team, step, batches, number, poll_orders)
+        yield update_weights(learner, summed, learner.plan.rates(step, progress.epoch))
 
 
-def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Progress,
+def one_behind(learner: Learner, team: Team, steps: Sequence[Step], progress: Progress,
                batches: Iterator[Mapping[str, Tensor]], poll_orders: PollOrders) -> Iterator[Launched]:
     """Each step after the next one is queued behind it: on a GPU, which works asynchronously.
 
@@ -154,14 +156,14 @@ def one_behind(components: TrainComponents, steps: Sequence[Step], progress: Pro
     launched = None
     for number, step in enumerate(steps, progress.step):
         try:
-            summed = sum_microbatches(components, step, batches, number, poll_orders)
+            summed = sum_microbatches(learner, team, step, batches, number, poll_orders)
         except Exception:
             if launched:  # the device may have completed it: the caller reads it before the error ends the loop
                 yield launched
             raise
         if launched:
             yield launched
-        launched = update_weights(components, summed, components.plan.rates(step, progress.epoch))
+        launched = update_weights(learner, summed, learner.plan.rates(step, progress.epoch))
     if launched:
         yield launched
 
@@ -171,19 +173,20 @@ def runs_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
+def sum_microbatches(learner: Learner, team: Team, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
                      poll_orders: PollOrders) -> Summed:
     """Run forward and backward of this worker's microbatches; sum and gather over the workers. Collective."""
-    plan, gradients, activity = components.plan, components.gradients, components.context.activity
-    collectives, recipe, device = components.context.collectives, plan.recipe, components.context.device
-    speeds = components.balancer.seconds(step)
-    counts = plan.shard_sizes(step, collectives.num_workers, speeds)
-    shard = plan.shard(step, collectives.rank, collectives.num_workers, speeds)
-    size = image_size(recipe.seed, number, recipe.imgsz, components.model.grid) if recipe.multi_scale else None
+    plan, gradients, loaders = learner.plan, team.gradients, team.loaders
+    activity, device, recipe = team.context.activity, team.context.device, plan.recipe
+    rank, num_workers = team.collectives.rank, team.collectives.num_workers
+    speeds = loaders.balancer.seconds(step)
+    counts = plan.shard_sizes(step, num_workers, speeds)
+    shard = plan.shard(step, rank, num_workers, speeds)
+    size = image_size(recipe.seed, number, recipe.imgsz, learner.model.grid) if recipe.multi_scale else None
     rows, wait_seconds, work = [], 0.0, None
-    components.model.train()
+    learner.model.train()
     gradients.start(counts)
-    step_began = mark(device) if components.balancer.is_active else None
+    step_began = mark(device) if loaders.balancer.is_active else None
     for microbatch in shard:
         began, last = time.perf_counter(), microbatch is shard[-1]
         activity.enter("loading")
@@ -191,25 +194,26 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
         wait_seconds += time.perf_counter() - began
         activity.enter("computing")
         with gradients.microbatch(last=last):
-            loss, terms = forward(components, step, microbatch, batch, size)
-            gradients.attach_row(weighted_statistics(components, step, microbatch))
+            loss, terms = forward(learner, team, step, microbatch, batch, size)
+            gradients.attach_row(weighted_statistics(learner, team, step, microbatch))
             if last:  # from here on this worker waits for others
                 activity.enter("exchanging")
             loss.backward()
         rows.append(terms)
     if not shard:
         activity.enter("exchanging")
-        blank_loss(components).backward()
+        blank_loss(learner, team).backward()
     elif step_began is not None:
         work = StepWork(len(shard), step_began, mark(device), gradients.waits)
     statistics = gradients.finish()
-    report = components.balancer.report(step, components.sampler)
-    losses, complete, orders, reports = gather_measurements(components, rows, counts, poll_orders(), report, number)
+    report = loaders.balancer.report(step, loaders.sampler)
+    losses, complete, orders, reports = gather_measurements(
+        learner, team, rows, counts, poll_orders(), report, number)
     images = sum(len(microbatch.images) for microbatch in shard)
     return Summed(step, number, losses, statistics, complete, orders, reports, wait_seconds, images, work)
 
 
-def forward(components: TrainComponents, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],
+def forward(learner: Learner, team: Team, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],
             size: int | None) -> tuple[Tensor, Tensor]:
     """Forward one microbatch, resized to a long side of `size` pixels. Returns its loss, scaled for backward, and the
     loss terms times its number of images.
@@ -218,38 +222,37 @@ def forward(components: TrainComponents, step: Step, microbatch: Microbatch, bat
     Assignment processes each image separately, so no count depends on the distribution of images. Counts carry no
     gradient.
     """
-    plan, collectives = components.plan, components.context.collectives
-    images, targets = to_network_input(batch, components.context.device, size, components.model.grid,
-                                       components.colours)
-    components.statistics.clear()
-    with autocast(components.context.device, plan.recipe.precision):
-        levels = components.replica(images)
-    sums = components.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
-    counts = collectives.global_sum(sums.counts) if plan.recipe.sync_bn else sums.counts
-    terms = components.loss.terms(sums.numerators, counts, plan.share_trained(step)) * microbatch.num_images
-    return components.scaler.scale(terms.sum()), terms.detach()
+    plan, device, criterion = learner.plan, team.context.device, learner.criterion
+    images, targets = to_network_input(batch, device, size, learner.model.grid, team.loaders.colours)
+    team.statistics.clear()
+    with autocast(device, plan.recipe.precision):
+        levels = team.network(images)
+    sums = criterion.measure(levels, targets, (images.shape[2], images.shape[3]))
+    counts = team.collectives.global_sum(sums.counts) if plan.recipe.sync_bn else sums.counts
+    terms = criterion.terms(sums.numerators, counts, plan.share_trained(step)) * microbatch.num_images
+    return learner.scaler.scale(terms.sum()), terms.detach()
 
 
-def weighted_statistics(components: TrainComponents, step: Step, microbatch: Microbatch) -> Tensor:
+def weighted_statistics(learner: Learner, team: Team, step: Step, microbatch: Microbatch) -> Tensor:
     """The BatchNorm statistics of the last forward pass, as this worker's term of the step's sum.
 
     Under sync_bn every worker has the statistics of the whole microbatch, so each adds an equal part of them.
     """
-    plan, num_workers = components.plan, components.context.collectives.num_workers
+    plan, num_workers = learner.plan, team.collectives.num_workers
     later = plan.microbatches(step) - 1 - microbatch.number
-    return components.statistics.recorded(later) / (num_workers if plan.recipe.sync_bn else 1)
+    return team.statistics.recorded(later) / (num_workers if plan.recipe.sync_bn else 1)
 
 
-def blank_loss(components: TrainComponents) -> Tensor:
+def blank_loss(learner: Learner, team: Team) -> Tensor:
     """The loss of a worker without a microbatch: a blank image with weight 0.
 
     DDP reduces in every worker's backward pass. The blank image's statistics are not recorded.
     """
-    images, _ = to_network_input(blank_batch(1, 2 * components.model.grid), components.context.device)
-    return components.scaler.scale(sum(level.float().sum() for level in components.replica(images)) * 0.0)
+    images, _ = to_network_input(blank_batch(1, 2 * learner.model.grid), team.context.device)
+    return learner.scaler.scale(sum(level.float().sum() for level in team.network(images)) * 0.0)
 
 
-def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], orders: Orders,
+def gather_measurements(learner: Learner, team: Team, rows: list[Tensor], counts: list[int], orders: Orders,
                         report: SpeedReport, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
@@ -264,8 +267,8 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
         (microbatches, terms) losses in order, () bool whether the step is complete, (3,) bool orders of any worker, and
         (workers, 2) reports.
     """
-    collectives, device = components.context.collectives, components.context.device
-    width = len(components.loss.names)  # terms of a microbatch
+    collectives, device = team.collectives, team.context.device
+    width = len(learner.criterion.names)  # terms of a microbatch
     own = torch.cat(rows) if rows else torch.zeros(0, device=device)
     common = orders.stop, orders.regroup, orders.save  # the orders that all workers carry out together
     numbers = [own.new_full((), float(value)) for value in (*common, *report)]
@@ -276,7 +279,7 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
     headers, bodies = gathered[:, : len(header)], gathered[:, len(header):]
     order_columns, reports, cut = headers.split([len(common), len(report), 1], dim=1)
     complete = of_this_step & ~cut.any()
-    if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
+    if learner.spec.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)
     else:  # the workers' microbatches in order, without padding
         parts = []
@@ -286,17 +289,17 @@ def gather_measurements(components: TrainComponents, rows: list[Tensor], counts:
     return losses, complete, order_columns.bool().any(0), reports
 
 
-def update_weights(components: TrainComponents, summed: Summed, rates: Rates) -> Launched:
+def update_weights(learner: Learner, summed: Summed, rates: Rates) -> Launched:
     """Clip the gradient and step. Weights stay unchanged if the step is incomplete, or its loss or gradient not finite.
 
     The device decides this through the optimiser's `found_inf`, so the host need not wait here. An fp16 overflow with
     finite losses counts as finite until the scale is down to 1: the scaler skips this step and lowers its scale.
     """
-    optimizer, scaler = components.optimizer, components.scaler
+    optimizer, scaler = learner.optimizer, learner.scaler
     set_rates(optimizer, rates)
     scaler.unscale_(optimizer)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(trained, components.plan.recipe.optimizer.clip_norm, foreach=True)
+    norm = nn.utils.clip_grad_norm_(trained, learner.spec.recipe.optimizer.clip_norm, foreach=True)
     overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
     finite = summed.complete & summed.losses.isfinite().all() & (norm.isfinite() | overflow)
     vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # read by torch's fused optimisers
@@ -336,7 +339,7 @@ def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
+def finish_step(learner: Learner, team: Team, launched: Launched) -> StepResult:
     """Read a step's numbers from the device; unless it was skipped, update statistics and moving average.
 
     The gather is the last exchange of a step. If all of its rows have arrived, all earlier exchanges have too.
@@ -349,9 +352,9 @@ def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
     if not complete:
         raise PeerLostError("the exchange was aborted")
     if finite:
-        components.statistics.apply(summed.statistics, len(summed.losses))
-        components.ema.update(components.model, summed.number + 1)
-    terms = len(components.loss.names)
+        team.statistics.apply(summed.statistics, len(summed.losses))
+        learner.ema.update(learner.model, summed.number + 1)
+    terms = len(learner.criterion.names)
     return StepResult(
         losses=torch.tensor(measured[:terms]),
         gradient_norm=norm,
@@ -359,18 +362,18 @@ def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
         wait_seconds=summed.wait_seconds,
         images=summed.images,
         orders=Orders(stop=bool(stop), regroup=bool(regroup), save=bool(save)),
-        balance=rebalance(components, summed, measured[terms:]),
+        balance=rebalance(team.loaders, summed, measured[terms:]),
     )
 
 
-def rebalance(components: TrainComponents, summed: Summed, reports: Sequence[float]) -> Balance | None:
+def rebalance(loaders: Loaders, summed: Summed, reports: Sequence[float]) -> Balance | None:
     """Measure this worker's speed in a step. Returns the balance of a later step if the workers' reports change it."""
     if summed.work:
-        components.balancer.measure(summed.work)
+        loaders.balancer.measure(summed.work)
     pairs = zip(reports[::2], reports[1::2], strict=True)
-    balance = components.balancer.rebalance(summed.step, [SpeedReport(*pair) for pair in pairs])
+    balance = loaders.balancer.rebalance(summed.step, [SpeedReport(*pair) for pair in pairs])
     if balance:
-        components.sampler.restart(balance.batch)
+        loaders.sampler.restart(balance.batch)
     return balance
 
 

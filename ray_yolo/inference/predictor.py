@@ -32,8 +32,8 @@ from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes, resized
 from ray_yolo.data.pixels import PixelRange, read_pixel_range
-from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import STAGES, autocast
+from ray_yolo.engine.spec import CPU
 from ray_yolo.inference.exported import SUFFIXES as EXPORTED_SUFFIXES
 from ray_yolo.inference.exported import Exported, load_exported
 from ray_yolo.models.detector import Detector, fuse

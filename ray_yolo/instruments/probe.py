@@ -1,19 +1,20 @@
 """One optimiser step seen from inside: its pictures, the loss of each, its gradients, and what is not finite.
 
-The training loop knows nothing of it. `ReplaySession` is a session that replaces two of its components by ones that
-compute the same and report to a `StepProbe`, and hooks on the model exist in the observed step only:
+The training loop knows nothing of it. `ReplaySession` is a session that replaces two of its parts by ones that compute
+the same and report to a `StepProbe`, and hooks on the model exist in the observed step only:
 
-| component | what it reports |
+| part | what it reports |
 |---|---|
 | gradients | the start of each step, and the summed gradient before it is clipped |
-| loss | predictions and targets of each microbatch |
+| criterion | predictions and targets of each microbatch |
 | hooks on modules and weights | the network's input, and the first tensors that are not finite |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -24,15 +25,16 @@ from torch.utils.hooks import RemovableHandle
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import QUAD
 from ray_yolo.core.errors import TrainingError
-from ray_yolo.core.events import Emit
+from ray_yolo.core.events import Emit, Summary
 from ray_yolo.core.structures import Orders
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.loop import StepResult
 from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.session import Session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.team import Team
 from ray_yolo.models.criterion import Criterion, LossSums, image_numerators
 from ray_yolo.ops.schedule import Rates
 
@@ -252,18 +254,16 @@ class ReplaySession(Session):
 
     def __init__(self, spec: TrainSpec, context: WorkerContext, wanted: int, before: int, emit: Emit,
                  trained: Callable[[int], None] = lambda step: None) -> None:
-        super().__init__(spec, context, Placement(nosave=True), emit, Rendezvous(context.collectives))
-        components, self._trained = self.components, trained
-        self.probe = probe = StepProbe(components.model, wanted, before)
-        build_loss = components.family.build_loss
+        super().__init__(spec, context, Placement(nosave=True), emit, Rendezvous(Collectives()))
+        learner, self._trained = self.learner, trained
+        self.probe = probe = StepProbe(learner.model, wanted, before)
+        build_loss = learner.family.build_loss
 
         def build_observed_loss(*settings: Any) -> Criterion:  # also for later settings of the recipe
             return _ObservedLoss(build_loss(*settings), probe)
 
-        self.components = replace(
-            components, family=components.family._replace(build_loss=build_observed_loss),
-            loss=_ObservedLoss(components.loss, probe),
-            gradients=_ObservedTree(components.replica, components.statistics.size, probe, components.scaler))
+        learner.family = learner.family._replace(build_loss=build_observed_loss)
+        learner.criterion = _ObservedLoss(learner.criterion, probe)
         self.wanted = wanted
         self.results: dict[int, StepResult] = {}
         """By step."""
@@ -281,24 +281,31 @@ class ReplaySession(Session):
             if self.wanted not in self.results:
                 raise
 
+    @contextmanager
+    def join(self) -> Iterator[Team | Summary | None]:
+        with super().join() as team:
+            if isinstance(team, Team):
+                team.gradients = _ObservedTree(team.network, team.statistics.size, self.probe, self.learner.scaler)
+            yield team
+
     def _poll_orders(self) -> Orders:
         return Orders(stop=self.probe.has_begun)
 
-    def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
-        number = self.state.progress.step
+    def after_step(self, team: Team, step: Step, rates: Rates, result: StepResult) -> None:
+        number = self.learner.state.progress.step
         self.results[number] = result
         if number == self.wanted:
-            self.images = self._observed_images(step)
+            self.images = self._observed_images(team, step)
         self._trained(number)
-        super().after_step(step, rates, result)
+        super().after_step(team, step, rates, result)
 
-    def _observed_images(self, step: Step) -> list[ObservedImage]:
+    def _observed_images(self, team: Team, step: Step) -> list[ObservedImage]:
         """The pictures of the observed step, in the order of its images."""
-        components, images = self.components, []
-        keys = {key.position: key.image for key in components.sampler}
-        for microbatch, seen in zip(components.plan.shard(step, 0, 1), self.probe.microbatches, strict=True):
+        plan, images = self.learner.plan, []
+        keys = {key.position: key.image for key in team.loaders.sampler}
+        for microbatch, seen in zip(plan.shard(step, 0, 1), self.probe.microbatches, strict=True):
             samples = [keys[position] for position in microbatch.images]
-            per_picture = QUAD if components.plan.recipe.quad else 1
+            per_picture = QUAD if plan.recipe.quad else 1
             share = microbatch.num_images / len(step.images)
             for number, pixels in enumerate(seen.images):
                 rows = seen.targets[seen.targets[:, 0] == number]

@@ -26,10 +26,10 @@ from ray_yolo.core.redact import printable
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import room_in_shared_memory
 from ray_yolo.data.index import survey
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.devices import device_name, local_device
 from ray_yolo.engine.loading import loader_memory
 from ray_yolo.engine.loop import StepResult
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.instruments.probe import LayerNorms, NotFinite, ObservedImage, ReplaySession
 from ray_yolo.plots.boxes import Picture, plot_pictures
 from ray_yolo.runs.event_log import EVENTS_FILE, last_of, plain, read_events
@@ -143,7 +143,7 @@ def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
     splits = {"train": survey(train), "val": survey(val)}
     probe = session.probe
     result = ReplayResult(
-        folder=folder, step=wanted, before=before, terms=session.components.loss.names,
+        folder=folder, step=wanted, before=before, terms=session.learner.criterion.names,
         result=session.results[wanted], agreement=compare_losses(logged_steps(events), losses),
         reasons=tuple(_differences(record, events, start, context, splits)),
         not_finite=tuple(probe.not_finite.values()), images=tuple(session.images), layers=tuple(probe.layers))
@@ -166,8 +166,8 @@ def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, st
     placement, resources = share_out(uncached, float(device.type == "cuda"), nodes, spec.recipe.threads, room=room)
     threads = start.threads if start and start.threads else resources.threads
     loaders = 0 if steps <= FEW_STEPS and config.placement.workers < 0 else placement.loader_processes
-    return WorkerContext(device=device, prepare_model=lambda model: model.to(device), threads=threads,
-                         loader_processes=loaders, cuda_graphs="off")  # hooks on layers observe the step
+    # Not as CUDA graphs: hooks on layers observe the step.
+    return WorkerContext(device=device, threads=threads, loader_processes=loaders, cuda_graphs="off")
 
 
 def _progress(report: Callable[[str], None], before: int, wanted: int) -> Callable[[int], None]:

@@ -48,8 +48,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.data.index import label_sizes, read_splits, refuse_count_from_one, require_boxes, select_part
 from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
-from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.devices import local_device
+from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.labels import DatasetDescription
 from ray_yolo.models.detector import backbone_of, count_parameters

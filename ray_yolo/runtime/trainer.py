@@ -28,12 +28,13 @@ from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, node_room
-from ray_yolo.engine.build import ALONE, TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.loading import loader_memory
 from ray_yolo.engine.membership import Activity, Rendezvous, warns_without_progress
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
@@ -301,13 +302,13 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
                   ) -> Iterator[tuple[WorkerContext, Rendezvous]]:
     """Context of a session in this process: yields its worker's context, and its only group, which a signal stops."""
     keep_freed_memory()
-    device, rendezvous, activity = torch.device("cuda" if gpus else "cpu"), Rendezvous(ALONE), Activity()
+    device, rendezvous, activity = torch.device("cuda" if gpus else "cpu"), Rendezvous(Collectives()), Activity()
     if run.remote:
         run.remote.on_loss = rendezvous.stop
     with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn, rendezvous.stop),
           forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
-            activity=activity, device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
+            activity=activity, device=device, cache=placement.image_cache,
             cuda_graphs=placement.cuda_graphs, colour_kernel=placement.colour_kernel,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), rendezvous

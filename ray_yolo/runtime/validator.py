@@ -35,7 +35,6 @@ from ray_yolo.data.index import (
     with_single_class,
 )
 from ray_yolo.data.remote import localize
-from ray_yolo.engine.build import WorkerContext, val_loader
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.evaluate import (
@@ -47,6 +46,8 @@ from ray_yolo.engine.evaluate import (
     twelve_numbers,
 )
 from ray_yolo.engine.loading import val_memory
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.team import val_loader
 from ray_yolo.inference.output import CocoIds, coco_ids, coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
 from ray_yolo.labels import LabelOptions, LabelSources
@@ -295,10 +296,9 @@ def _evaluate_share(trained: Trained, config: ValConfig, index: AnnotationIndex,
     keep_freed_memory()
     torch.backends.cudnn.allow_tf32 = not trained.recipe.no_tf32  # as in training
     imgsz = config.imgsz or trained.recipe.imgsz
-    context = WorkerContext(collectives=Collectives(worker, num_workers), device=device,
-                            loader_processes=config.placement.loader_processes)
+    context = WorkerContext(device=device, loader_processes=config.placement.loader_processes)
     loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, trained.model.grid,
-                        config.evaluate.batch_size, context)
+                        config.evaluate.batch_size, context, Collectives(worker, num_workers))
     model = trained.model.to(device).to(memory_format=torch.channels_last)
     if device.type == "cpu":
         avoid_slow_convolutions(model)  # as in training: those kernels round differently

@@ -17,8 +17,9 @@ from ray_yolo.core.redact import reason_of
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_splits, select_part
-from ray_yolo.engine.build import TrainSpec, first_batches
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, metrics_of
+from ray_yolo.engine.spec import TrainSpec
+from ray_yolo.engine.team import first_batches
 from ray_yolo.ops.confusion import confusion_matrix
 from ray_yolo.ops.label_errors import DoubtfulLabel
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections

@@ -28,8 +28,8 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
-from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.plan import Plan
+from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.labels import file_lines
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder

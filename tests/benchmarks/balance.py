@@ -25,10 +25,10 @@ import torch
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, StepEvent
 from ray_yolo.engine import balance
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Rendezvous
 from ray_yolo.engine.session import Session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import capture
 from tests.benchmarks.harness import machine
 from tests.support.jobs import make_spec
@@ -62,14 +62,14 @@ def half_a_core() -> Iterator[None]:
 def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> tuple[list[float], torch.Tensor]:
     """The seconds of each step after the first ones, and all weights."""
     events: list[Event] = []
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives),
                             activity=Activity())
     steps_known = balance.STEPS_KNOWN if balanced else 10**9  # then no speed is ever known
     is_slow = collectives.rank == 1
     with half_a_core() if is_slow else nullcontext(), patch.object(balance, "STEPS_KNOWN", steps_known):
         session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
         session.train()
-    weights = capture(session.components, session.state, {})["model"].values()
+    weights = capture(session.learner, {})["model"].values()
     seconds = [event.seconds for event in events if isinstance(event, StepEvent)]
     return seconds[SETTLED:], torch.cat([tensor.double().flatten() for tensor in weights])
 

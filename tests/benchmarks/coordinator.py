@@ -31,24 +31,25 @@ def main(argv: list[str]) -> None:
     given = parser.parse_args(argv)
     keep_freed_memory()
     case = argparse.Namespace(model="yolov5n", imgsz=320, batch=16, microbatch=16, threads=1, precision="fp32")
-    parts, drawn = parts_of(case), draw(case)
+    (learner, team), drawn = parts_of(case), draw(case)
+    context = team.context
     batch = {"images": drawn["images"], "targets": drawn["targets"]}
-    step = parts.plan.steps(0)[0]
+    step = learner.plan.steps(0)[0]
     cluster.own_token()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
     def train() -> None:
         for number in range(given.steps):
             began = time.perf_counter()
-            summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.Orders)
-            loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
-            parts.context.activity.finished(number, time.perf_counter() - began)
+            summed = loop.sum_microbatches(learner, team, step, iter([batch]), number, loop.Orders)
+            loop.finish_step(learner, team, loop.update_weights(learner, summed, learner.plan.rates(step, 0)))
+            context.activity.finished(number, time.perf_counter() - began)
 
     coordinator = JobClient(start_queue(), "job", 1)
     coordinator.present()
 
     def train_listed() -> dict[str, float]:
-        members = RendezvousClient(coordinator, 0, parts.context.activity, parts.context.device, 60.0, print,
+        members = RendezvousClient(coordinator, 0, context.activity, context.device, 60.0, print,
                                 lambda: False, lambda: False, alone=True)
         members.join(None)
         try:

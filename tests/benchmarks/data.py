@@ -19,13 +19,15 @@ import cv2
 import numpy as np
 import torch
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import TrainSpec, WorkerContext, build
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.team import image_stores, make_loaders
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import contestant, report, take_turns
 
@@ -45,11 +47,13 @@ def main(argv: list[str]) -> None:
         os.environ["RAY_YOLO_CACHE"] = f"{folder}/cache"
         data = write_photos(Path(folder, "photos"), given.images)
         check_bytes(data, given.imgsz)
-        parts = build(make_spec(data, given.imgsz), WorkerContext(cache="ram" if given.source == "ram" else "none"))
+        spec, context = make_spec(data, given.imgsz), WorkerContext(cache="ram" if given.source == "ram" else "none")
+        stores = image_stores(spec, context)
+        loaders = make_loaders(spec, GRID, context, Collectives(), stores)
 
         def ours() -> None:
-            parts.sampler.start(0)
-            for _ in parts.loader:
+            loaders.sampler.start(0)
+            for _ in loaders.train:
                 pass
 
         peer = ["peer_data.py", "yolov5", data, data.parent / "images" / "train", given.imgsz, given.source]
@@ -57,7 +61,7 @@ def main(argv: list[str]) -> None:
         with contestant(*peer, peer=True) as first, contestant(*other, peer=True) as second:
             turns = take_turns({"ours": lambda: timed(ours), "yolov5": lambda: first(given.images),
                                 "ultralytics": lambda: second(given.images)}, given.rounds)
-        for store in parts.stores:
+        for store in stores:
             store.close()
     report("data", turns, scale=1 / given.images)
 
@@ -97,23 +101,24 @@ def check_bytes(data: Path, imgsz: int) -> None:
     """
     job = make_spec(data, imgsz)
     hosts = {
-        "plain": [WorkerContext()],
-        "processes": [WorkerContext(loader_processes=2)],
-        "memory": [WorkerContext(cache="ram")],
-        "workers": [WorkerContext(collectives=Collectives(worker, 2)) for worker in (0, 1)],
+        "plain": [(WorkerContext(), Collectives())],
+        "processes": [(WorkerContext(loader_processes=2), Collectives())],
+        "memory": [(WorkerContext(cache="ram"), Collectives())],
+        "workers": [(WorkerContext(), Collectives(worker, 2)) for worker in (0, 1)],
     }
-    digests = {name: sorted(digest for host in each for digest in batch_digests(job, host))
+    digests = {name: sorted(digest for host in each for digest in batch_digests(job, *host))
                for name, each in hosts.items()}
     for name, found in digests.items():
         if found != digests["plain"]:
             raise SystemExit(f"{name}: other batches than those of one process that decodes")
 
 
-def batch_digests(job: TrainSpec, host: WorkerContext) -> list[str]:
-    parts = build(job, host)
-    parts.sampler.start(0)
+def batch_digests(job: TrainSpec, host: WorkerContext, collectives: Collectives) -> list[str]:
+    stores = image_stores(job, host)
+    loaders = make_loaders(job, GRID, host, collectives, stores)
+    loaders.sampler.start(0)
     found = [hashlib.sha256(b"".join(batch[name].numpy().tobytes() for name in ("images", "targets", "indices")))
-             .hexdigest() for batch in parts.loader]
-    for store in parts.stores:
+             .hexdigest() for batch in loaders.train]
+    for store in stores:
         store.close()
     return found

@@ -63,12 +63,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.events import Event, ShardEvent, StepEvent
-from ray_yolo.core.structures import AnnotationIndex, Progress
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import augment
 from ray_yolo.engine import collectives as collectives_module
 from ray_yolo.engine import loop
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build, colours_on
 from ray_yolo.engine.collectives import (
     LOOPBACK,
     Collectives,
@@ -80,14 +79,17 @@ from ray_yolo.engine.collectives import (
 from ray_yolo.engine.devices import mark, seconds_between, wait_for
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import run_session
-from ray_yolo.engine.state import TrainState, capture
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.state import capture
+from ray_yolo.engine.team import colours_on
 from ray_yolo.models.batch_norm import MOMENTUM
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
 from ray_yolo.ops.network_input import unit_range
 from tests.benchmarks.launch_counter import Counter
-from tests.support.jobs import make_spec
+from tests.support.jobs import Training, build_training, make_spec
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
 EXACT = ("yolov5n", "yolov8n", "yolo11n", "yolo26n")
@@ -232,21 +234,21 @@ def take_step(model: str, precision: str, device: torch.device, imgsz: int) -> t
     parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4, tf32=False)
     before = weights(parts)
     for _ in range(HALVINGS):
-        steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.Orders)
-        result = loop.finish_step(parts, next(steps))
+        steps = loop.launch_steps(*parts, iter(parts.team.loaders.train), loop.Orders)
+        result = loop.finish_step(*parts, next(steps))
         assert not result.skipped
         if math.isfinite(result.gradient_norm):
             return result.losses, weights(parts) - before
     raise AssertionError(f"the gradient overflows also after {HALVINGS} halvings of its scale")
 
 
-def weights(parts: TrainComponents) -> Tensor:
-    return torch.cat([p.detach().cpu().flatten().float() for p in parts.model.parameters()])
+def weights(parts: Training) -> Tensor:
+    return torch.cat([p.detach().cpu().flatten().float() for p in parts.learner.model.parameters()])
 
 
 def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int, device: torch.device,
                microbatch: int | None = None, labels: int = 8, graphs: bool = True, tf32: bool = True,
-               wrap: Wrap = lambda net: net) -> TrainComponents:
+               wrap: Wrap = lambda net: net) -> Training:
     """What trains noise with some boxes an image, an epoch of some steps; every batch is the same pinned memory.
 
     tf32: cuDNN's convolutions of fp32 may round their inputs to TF32.
@@ -260,8 +262,8 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
                             np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(80))))
     job = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
-    parts = build(job, WorkerContext(device=device, prepare_model=lambda net: wrap(net.to(device)),
-                                     threads=recipe.threads, cuda_graphs="on" if graphs else "off"))
+    parts = build_training(job, WorkerContext(device=device, prepare_model=wrap, threads=recipe.threads,
+                                              cuda_graphs="on" if graphs else "off"))
     draw = torch.Generator().manual_seed(0)
     places = torch.rand(size * labels, 2, generator=draw) * imgsz * 0.6
     sides = (0.05 + 0.3 * torch.rand(size * labels, 2, generator=draw)) * imgsz
@@ -269,8 +271,8 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
     classes = torch.randint(80, (size * labels, 1), generator=draw)
     drawn = {"images": torch.randint(256, (size, 3, imgsz, imgsz), dtype=torch.uint8, generator=draw),
              "targets": torch.cat((numbers, classes, places, places + sides), 1)}
-    parts.loader = [{name: value.pin_memory() if device.type == "cuda" else value
-                     for name, value in drawn.items()}] * (count // size)
+    batch_of_noise = {name: value.pin_memory() if device.type == "cuda" else value for name, value in drawn.items()}
+    parts.team.loaders = parts.team.loaders._replace(train=[batch_of_noise] * (count // size))
     return parts
 
 
@@ -303,8 +305,7 @@ def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: boo
         if isinstance(event, StepEvent) and event.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    host = WorkerContext(device=device, prepare_model=lambda net: wrap(net.to(device)),
-                         cuda_graphs="on" if graphs else "off")
+    host = WorkerContext(device=device, prepare_model=wrap, cuda_graphs="on" if graphs else "off")
     run_session(job, host, Placement(save_steps=1), emit)
     return last_state(job.run_dir)
 
@@ -445,10 +446,11 @@ def train_in_group(group: Path, device_type: str, worker: int) -> None:
     while not address.exists():
         time.sleep(0.1)
     port = int(address.read_text())
-    collectives = form_process_group(store, (LOOPBACK, port), worker, 2, 60.0, device)
-    host = WorkerContext(collectives=collectives, device=device, prepare_model=partial(wrap_in_ddp, device=device))
+    group_of_two = Rendezvous(form_process_group(store, (LOOPBACK, port), worker, 2, 60.0, device))
+    host = WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device))
     try:
-        run_session(exact_job(job_folder(group, worker)), host, Placement(save_steps=1), lambda event: None)
+        run_session(exact_job(job_folder(group, worker)), host, Placement(save_steps=1), lambda event: None,
+                    group_of_two)
     finally:
         leave_process_group()
 
@@ -508,11 +510,12 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
             torch.cuda.reset_peak_memory_stats(device)
         parts = make_parts(model, precision, imgsz, batch=batch, steps=steps, device=device, labels=labels,
                            graphs=graphs)
-        if parts.colours is not None:
+        loaders = parts.team.loaders
+        if loaders.colours is not None:
             scaled = torch.from_numpy(np.stack([augment.scaled_hsv((1.01, 1.2, 0.8))] * batch)).pin_memory()
-            parts.loader = [{**drawn, "colours": scaled} for drawn in parts.loader]
+            parts.team.loaders = loaders._replace(train=[{**drawn, "colours": scaled} for drawn in loaders.train])
         take_steps(parts)  # kernels are chosen, memory is allocated, passes are recorded
-        complaint = parts.graphs.pop_complaint() if parts.graphs else ""
+        complaint = parts.team.graphs.pop_complaint() if parts.team.graphs else ""
         assert not complaint, complaint
         turns = sorted(take_steps(parts) for _ in range(REPEATS))
         seconds = turns[REPEATS // 2]
@@ -535,14 +538,14 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
             f"{read_and_written[0]} TB/s, without graphs {read_and_written[1]}")
 
 
-def images_per_second(parts: TrainComponents) -> float:
+def images_per_second(parts: Training) -> float:
     """Of an epoch's steps with CUDA graphs, after one that chooses kernels and records passes."""
     take_steps(parts)
-    if parts.context.device.type == "cuda":
-        assert parts.graphs is not None
-        complaint = parts.graphs.pop_complaint()
+    if parts.team.context.device.type == "cuda":
+        assert parts.team.graphs is not None
+        complaint = parts.team.graphs.pop_complaint()
         assert not complaint, complaint
-    return len(parts.spec.train) / take_steps(parts)
+    return len(parts.learner.spec.train) / take_steps(parts)
 
 
 def trace_steps(model: str, precision: str, imgsz: int, batch: int, device: torch.device) -> str:
@@ -560,7 +563,7 @@ def trace_steps(model: str, precision: str, imgsz: int, batch: int, device: torc
     assert times, "the profiler saw nothing"
     shares = "; ".join(f"{1e-4 * micros / seconds:.0f}% {name[:60].replace('|', '/')} x {count}"
                        for micros, name, count in times[:10])
-    images = next(iter(parts.loader))["images"]
+    images = next(iter(parts.team.loaders.train))["images"]
     began = mark(device)
     for _ in range(REPEATS):
         images.to(device, non_blocking=True, copy=True)
@@ -610,7 +613,7 @@ def measure_training(folder: Path, cache: str, imgsz: int, images: int, device: 
         "threads": torch.get_num_threads()}), 1, gpu=gpu)
     job = TrainSpec(recipe, "", index.names, None, None, index, index, folder / "run")
     loaders = max(0, len(os.sched_getaffinity(0)) - 1) if gpu else 0
-    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads,
+    host = WorkerContext(device=device, threads=recipe.threads,
                          loader_processes=loaders, cache="ram" if cache == "ram" else "none")
     shards: list[ShardEvent] = []
 
@@ -635,27 +638,30 @@ def compare_evaluation(model: str, imgsz: int, images: int, device: torch.device
 
     host = torch.device("cpu")
     reference = make_parts(model, "fp32", imgsz, batch=batch, steps=1, device=host)
+    network, statistics = reference.learner.model, reference.team.statistics
     with torch.no_grad():
-        inputs, _ = loop.to_network_input(next(iter(reference.loader)), host)
-        reference.model.train()(inputs)
+        inputs, _ = loop.to_network_input(next(iter(reference.team.loaders.train)), host)
+        network.train()(inputs)
         many = 10_000  # steps, after which nothing is left of the first statistics
-        reference.statistics.apply(reference.statistics.recorded(0) / MOMENTUM, many)
-        for layer in reference.model.modules():
+        statistics.apply(statistics.recorded(0) / MOMENTUM, many)
+        for layer in network.modules():
             if isinstance(layer, torch.nn.Conv2d) and layer.bias is not None:
                 layer.weight.mul_(ENLARGED)
-        _, all_scores = reference.family.decode(reference.model.head, reference.model.eval()(inputs))
+        _, all_scores = reference.learner.family.decode(network.head, network.eval()(inputs))
     confidence = float(all_scores.flatten().topk(CANDIDATES * batch).values[-1])
     config = EvaluateConfig(confidence=confidence)
 
     def evaluated(where: torch.device, precision: str, count: int) -> tuple[EvaluatedBatches, float]:
         parts = make_parts(model, "fp32", imgsz, batch=batch, steps=1, device=where, tf32=False)
-        parts.model.load_state_dict(reference.model.state_dict())
-        [drawn] = parts.loader
+        learner = parts.learner
+        learner.model.load_state_dict(network.state_dict())
+        [drawn] = parts.team.loaders.train
         batches = [{**drawn, "indices": torch.arange(first, first + batch), "ratios": torch.ones(batch, 2),
                     "pads": torch.zeros(batch, 2)} for first in range(0, count, batch)]
 
         def run_once() -> EvaluatedBatches:
-            return evaluate_batches(parts.model, parts.family, parts.loss, batches, index, config, precision, where)
+            return evaluate_batches(learner.model, learner.family, learner.criterion, batches, index, config, precision,
+                                    where)
 
         result = run_once()
         synchronize(parts)
@@ -701,7 +707,7 @@ def measure_save(folder: Path, model: str, device: torch.device) -> str:
     saver = Saver(folder, "", 2, lambda event: None)
     stops = []
     for step in range(1, 4):
-        state = capture(parts, TrainState(), {})
+        state = capture(parts.learner, {})
         synchronize(parts)
         saver.save(state, step, 0, ["last"])
         stops.append(saver.waited)
@@ -713,25 +719,25 @@ def measure_save(folder: Path, model: str, device: torch.device) -> str:
     return f"training stops for {lowest:.0f} to {highest:.0f} ms, the thread takes {saver.wrote:.2f} s"
 
 
-def take_steps(parts: TrainComponents, most: int | None = None) -> float:
+def take_steps(parts: Training, most: int | None = None) -> float:
     """Seconds of an epoch's steps, or of its first ones, to the end of the last one on the device."""
     synchronize(parts)
     began = time.perf_counter()
-    steps = loop.launch_steps(parts, Progress(), iter(parts.loader), loop.Orders)
+    steps = loop.launch_steps(*parts, iter(parts.team.loaders.train), loop.Orders)
     for number, launched in enumerate(steps, 1):
-        loop.finish_step(parts, launched)
+        loop.finish_step(*parts, launched)
         if number == most:
             break
     synchronize(parts)
     return time.perf_counter() - began
 
 
-def synchronize(parts: TrainComponents) -> None:
-    if parts.context.device.type == "cuda":
-        torch.cuda.synchronize(parts.context.device)
+def synchronize(parts: Training) -> None:
+    if parts.team.context.device.type == "cuda":
+        torch.cuda.synchronize(parts.team.context.device)
 
 
-def idle_share(parts: TrainComponents, steps: int) -> float:
+def idle_share(parts: Training, steps: int) -> float:
     """Of the time from the first to the last kernel of an epoch's steps, in which none runs; by torch's profiler."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile

@@ -20,9 +20,12 @@ from statistics import median
 import cv2
 import torch
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.system import keep_freed_memory
-from ray_yolo.engine.build import TrainComponents, WorkerContext, build
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.team import Loaders, image_stores, make_loaders
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.data import make_spec, write_photos
 from tests.benchmarks.harness import machine, take_turns
@@ -45,23 +48,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         data = write_photos(Path(folder, "photos"), given.images)
         epochs = {}
         for microbatch, partners in SETTINGS:
-            components = make_components(data, given.imgsz, microbatch, partners)
-            epochs[f"microbatch {microbatch}, partners {partners}"] = partial(timed, load_epoch, components)
+            loaders = loaders_of(data, given.imgsz, microbatch, partners)
+            epochs[f"microbatch {microbatch}, partners {partners}"] = partial(timed, load_epoch, loaders)
         turns = take_turns(epochs, given.rounds)
     found = {name: round(1000 * median(turn["cpu"] for turn in each) / given.images, 2) for name, each in turns.items()}
     print(json.dumps({"id": "partners", "CPU ms a sample": found, "machine": machine()}))
 
 
-def make_components(data: Path, imgsz: int, microbatch: int, partners: int) -> TrainComponents:
-    """A training with the loader in this process."""
+def loaders_of(data: Path, imgsz: int, microbatch: int, partners: int) -> Loaders:
+    """Those of a training, in this process."""
     spec = make_spec(data, imgsz)
     fields = spec.recipe.model_dump() | {"batch_size": microbatch, "microbatch": microbatch}
     fields["augment"]["partners"] = partners
-    return build(replace(spec, recipe=Recipe.model_validate(fields)), WorkerContext(cache="none"))
+    spec, context = replace(spec, recipe=Recipe.model_validate(fields)), WorkerContext(cache="none")
+    return make_loaders(spec, GRID, context, Collectives(), image_stores(spec, context))
 
 
-def load_epoch(components: TrainComponents) -> None:
+def load_epoch(loaders: Loaders) -> None:
     """All batches of the first epoch."""
-    components.sampler.start(0)
-    for _ in components.loader:
+    loaders.sampler.start(0)
+    for _ in loaders.train:
         pass

@@ -23,9 +23,10 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.harness import contestant, report, take_turns
+from tests.support.jobs import Training, build_training
 
 CLASSES, LABELS, SAME_LOSS, SAME_GRADIENT = 80, 8, 1e-3, 0.999
 GAINS = {"box": 0.05, "cls": 0.5, "cls_pw": 1.0, "obj_pw": 1.0, "anchor_t": 4.0, "fl_gamma": 0.0,
@@ -71,10 +72,10 @@ def draw(given: argparse.Namespace) -> dict[str, Any]:
     targets = torch.cat((torch.arange(count)[:, None] // LABELS, classes, centre - half, centre + half), 1)
     images = torch.randint(256, (given.batch, 3, given.imgsz, given.imgsz), dtype=torch.uint8, generator=generator)
     return {"model": given.model, "classes": CLASSES, "images": images, "targets": targets,
-            "gains": GAINS | {"obj": (given.imgsz / 640) ** 2}, "state": parts_of(given).model.state_dict()}
+            "gains": GAINS | {"obj": (given.imgsz / 640) ** 2}, "state": parts_of(given).learner.model.state_dict()}
 
 
-def parts_of(given: argparse.Namespace) -> TrainComponents:
+def parts_of(given: argparse.Namespace) -> Training:
     """What trains a data set of one batch; its pictures are never read."""
     recipe = resolve(Recipe.model_validate({
         "data": "shapes8", "model": given.model, "imgsz": given.imgsz, "batch_size": given.batch, "epochs": 1000,
@@ -84,35 +85,34 @@ def parts_of(given: argparse.Namespace) -> TrainComponents:
                             np.zeros(given.batch + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(CLASSES))))
     torch.set_num_threads(given.threads)
-    return build(
-        TrainSpec(recipe, "", index.names, None, None, index, index, Path()), WorkerContext(threads=given.threads)
-    )
+    spec = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
+    return build_training(spec, WorkerContext(threads=given.threads))
 
 
 def answer(given: argparse.Namespace) -> None:
     """Be our side: "gate" or a number of steps, as `peer_step.py`."""
     keep_freed_memory()
-    case, parts = torch.load(given.contestant, weights_only=True), parts_of(given)
-    parts.model.load_state_dict(case["state"])
-    size = parts.plan.recipe.microbatch or given.batch
+    case, (learner, team) = torch.load(given.contestant, weights_only=True), parts_of(given)
+    learner.model.load_state_dict(case["state"])
+    size = learner.plan.recipe.microbatch or given.batch
     numbers = case["targets"][:, 0]
     batches = []
     for first in range(0, given.batch, size):
         inside = case["targets"][(numbers >= first) & (numbers < first + size)].clone()
         inside[:, 0] -= first
         batches.append({"images": case["images"][first:first + size], "targets": inside})
-    step = parts.plan.steps(0)[0]
+    step = learner.plan.steps(0)[0]
 
     def do(asked: Any) -> None:
         if asked == "gate":
-            summed = loop.sum_microbatches(parts, step, iter(batches), 0, loop.Orders)
-            found = {f"grad {name}": p.grad for name, p in parts.model.named_parameters()}
+            summed = loop.sum_microbatches(learner, team, step, iter(batches), 0, loop.Orders)
+            found = {f"grad {name}": p.grad for name, p in learner.model.named_parameters()}
             torch.save({"loss": summed.losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
-            parts.optimizer.zero_grad()
+            learner.optimizer.zero_grad()
             return
         for number in range(asked):
-            summed = loop.sum_microbatches(parts, step, iter(batches), number, loop.Orders)
-            loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
+            summed = loop.sum_microbatches(learner, team, step, iter(batches), number, loop.Orders)
+            loop.finish_step(learner, team, loop.update_weights(learner, summed, learner.plan.rates(step, 0)))
 
     serve(do)
 

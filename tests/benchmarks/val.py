@@ -23,8 +23,10 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import ALONE, CPU, WorkerContext, val_loader
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import evaluate
+from ray_yolo.engine.spec import CPU, WorkerContext
+from ray_yolo.engine.team import val_loader
 from ray_yolo.models.families import build_model, find_family
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.data import write_photos
@@ -78,9 +80,9 @@ def answer(given: argparse.Namespace) -> None:
 
     def validate(_: Any) -> int:
         batches = val_loader(
-            index, ImageStore(index, given.imgsz, smooth=True), given.imgsz, 32, BATCH, WorkerContext()
+            index, ImageStore(index, given.imgsz, smooth=True), given.imgsz, 32, BATCH, WorkerContext(), Collectives()
         )
-        found = evaluate(model, family, loss, batches, index, EvaluateConfig(), "fp32", ALONE, CPU)
+        found = evaluate(model, family, loss, batches, index, EvaluateConfig(), "fp32", Collectives(), CPU)
         return len(found.detections)
 
     serve(validate)

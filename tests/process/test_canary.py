@@ -41,7 +41,7 @@ def fails(config):
 
     def after(session, *given):
         after_step(session, *given)
-        if session.state.progress.step == 3:
+        if session.learner.state.progress.step == 3:
             said = "\\n".join(f"{name}={os.environ[name]}" for name in ("AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"))
             try:
                 raise KeyError(f"Authorization: Bearer {os.environ['MLFLOW_TRACKING_TOKEN']} {os.environ['DATA_URL']}")

@@ -11,8 +11,8 @@ import pytest
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Summary
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.runtime import trainer
 from tests.support.flag_effects import EFFECTS
 from tests.support.watched import Watched, train

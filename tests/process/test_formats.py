@@ -16,7 +16,9 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
-from ray_yolo.engine.build import WorkerContext, build
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.team import image_stores, make_loaders
 from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
 from tests.support.formats import FORMATS, NAMES
@@ -80,9 +82,10 @@ def test_every_format_reads_as_what_was_written(stored: dict[str, Stored], name:
 def first_batch(stored: Stored, folder: Path) -> dict[str, Tensor]:
     job = replace(make_spec(folder, num_images=1, augment=LIVELY), names=NAMES, train=stored.read["train"],
                   val=stored.read["val"])
-    parts = build(job, WorkerContext())
-    parts.sampler.start(0)
-    return dict(next(iter(parts.loader)))
+    context = WorkerContext()
+    loaders = make_loaders(job, 32, context, Collectives(), image_stores(job, context))
+    loaders.sampler.start(0)
+    return dict(next(iter(loaders.train)))
 
 
 def test_every_format_gives_the_same_first_batch_to_the_bit(stored: dict[str, Stored], tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import config_fields
 from ray_yolo.core.events import Event
-from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.models.families import build_model
 from ray_yolo.runtime.preflight import first_record, read_dataset, spec_of, surroundings
 from tests.support.flag_files import FAR_ANCHORS
@@ -81,7 +81,7 @@ GIVEN: dict[str, dict[str, Any]] = {"quad": {"microbatch": 4}}
 
 NOT_SEEN = {
     **dict.fromkeys(PERMISSIONS, "decides only whether a training is refused, which tests of its own show"),
-    "optimizer.backbone_lr": "is for models with an upsampling layer: engine/test_build.py",
+    "optimizer.backbone_lr": "is for models with an upsampling layer: engine/test_learner.py",
     "evaluate.batch_size": "rounds differently, where it does",
 }
 """Settings that need not show in these trainings, and why."""

@@ -25,7 +25,7 @@ from ray.cluster_utils import Cluster
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.events import CheckpointEvent, Event, StartEvent, StepEvent, Summary, WorkerEvent
-from ray_yolo.engine import session as own_session
+from ray_yolo.engine import keeper as own_keeper
 from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runs.verification import compare_runs
@@ -87,7 +87,7 @@ def _make_breakable(config: dict[str, Any], number: int) -> None:
         after_step(session, *args)
 
     Session.after_step, checkpoint.save_checkpoint = slow_after_step, save_if_there_is_room
-    own_session.LEAVING_SECONDS = STEP_SECONDS / 2  # an epoch, which saves anyhow, takes some two seconds
+    own_keeper.LEAVING_SECONDS = STEP_SECONDS / 2  # an epoch, which saves anyhow, takes some two seconds
 
 
 def _fail(session: Session) -> None:
@@ -95,7 +95,7 @@ def _fail(session: Session) -> None:
 
 
 def _flip_a_bit(session: Session) -> None:
-    next(session.components.model.parameters()).data[0, 0, 0, 0] *= -1
+    next(session.learner.model.parameters()).data[0, 0, 0, 0] *= -1
 
 
 _BREAKS: dict[str, Callable[[Session], object]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -12,7 +12,10 @@ import numpy as np
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.engine.build import TrainSpec
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.learner import Learner, build_learner
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.team import Team, form_team, image_stores
 
 NAMES = ("dark", "bright")
 
@@ -95,3 +98,18 @@ def make_spec(folder: Path, num_images: int = 37, **recipe: Any) -> TrainSpec:
     return TrainSpec(recipe=resolved, digest=recipe_digest(resolved), names=NAMES, architecture=TINY, anchors=None,
                      train=make_index(folder / "train", num_images), val=make_index(folder / "val", 11, seed=1),
                      run_dir=folder / "run")
+
+
+class Training(NamedTuple):
+    """What trains on one worker: the first arguments of the functions of `engine.loop`."""
+
+    learner: Learner
+    team: Team
+
+
+def build_training(spec: TrainSpec, context: WorkerContext | None = None, collectives: Collectives | None = None
+                   ) -> Training:
+    """A training before its first step, by default of a worker that is alone."""
+    context = context or WorkerContext()
+    learner = build_learner(spec, context)
+    return Training(learner, form_team(learner, context, collectives or Collectives(), image_stores(spec, context)))

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from ray_yolo.checkpoints.local import save_checkpoint
-from ray_yolo.engine.build import WorkerContext, build
-from ray_yolo.engine.state import TrainState, capture
+from ray_yolo.engine.learner import TrainState, build_learner
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.state import capture
 from ray_yolo.models.batch_norm import MOMENTUM, Statistics
 from ray_yolo.models.detector import Detector
 from tests.support.jobs import make_spec
@@ -22,11 +23,12 @@ def make_weights(folder: Path, **recipe: Any) -> Path:
     `folder`/val holds 11 pictures of 48 x 64 pixels.
     """
     job = make_spec(folder, 4, **recipe)
-    parts = build(job, WorkerContext())
-    embolden(parts.ema.model)
+    learner = build_learner(job, WorkerContext())
+    learner.state = TrainState(best_epoch=2)
+    embolden(learner.ema.model)
     about = {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
              "architecture": job.architecture, "anchors": job.anchors}
-    save_checkpoint(job.run_dir, capture(parts, TrainState(best_epoch=2), about), 1, job.digest, ["best", "last"])
+    save_checkpoint(job.run_dir, capture(learner, about), 1, job.digest, ["best", "last"])
     return job.run_dir / "weights" / "best.pt"
 
 

@@ -50,7 +50,7 @@ ANSWERS = {
 """Words of YOLOv5 that are refused, and what the refusal names instead."""
 
 ELSEWHERE = {
-    "--no-tf32": "engine/test_build.py::test_convolutions_of_fp32_round_to_tf32_unless_no_tf32_is_given",
+    "--no-tf32": "engine/test_learner.py::test_convolutions_of_fp32_round_to_tf32_unless_no_tf32_is_given",
     "--colour-kernel": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
     "--cuda-graphs": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
     "--priority": "runtime/workers/test_pool.py::"

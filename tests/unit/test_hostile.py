@@ -20,8 +20,8 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import identity
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import train_dataset
 from ray_yolo.engine.plan import Plan, ShardSampler
+from ray_yolo.engine.team import train_dataset
 from ray_yolo.runtime import trainer
 from tests.support.corpus import CASES, GOOD_ROW, GOOD_YAML, Case, picture
 from tests.support.desk import AcceptedError, Desk, Ended

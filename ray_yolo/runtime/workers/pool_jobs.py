@@ -16,7 +16,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, most_workers
 from ray_yolo.core.errors import RayYoloError, ResourcesError
 from ray_yolo.core.events import Emit, Event, Summary, WarningEvent
-from ray_yolo.engine.build import TrainSpec
+from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.runs.recorder import Recorder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import worker

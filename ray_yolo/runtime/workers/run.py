@@ -13,7 +13,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Summary, WorkerEvent
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import own_process
-from ray_yolo.engine.build import TrainSpec
+from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import stops_at

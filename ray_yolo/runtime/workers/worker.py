@@ -27,10 +27,10 @@ from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summ
 from ray_yolo.core.redact import without_secrets
 from ray_yolo.core.system import Process, own_process, undo_niceness
 from ray_yolo.data.remote import localize
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings

@@ -130,9 +130,9 @@ def halve_rates_in_ddp(patch: Patch) -> None:
 
 
 def lose_a_field(patch: Patch) -> None:
-    """The loop asks for a field that the components do not have any more."""
+    """The loop asks for a field that the learner does not have any more."""
     launch = gpu.loop.launch_steps
-    patch.setattr(gpu.loop, "launch_steps", lambda parts, *others: launch(parts.absent, *others))
+    patch.setattr(gpu.loop, "launch_steps", lambda learner, *others: launch(learner.absent, *others))
 
 
 def report_no_epochs(patch: Patch) -> None:

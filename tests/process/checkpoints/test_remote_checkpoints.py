@@ -13,9 +13,9 @@ from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import CheckpointEvent, Event
 from ray_yolo.core.structures import Orders
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save
 from tests.support.jobs import make_spec
@@ -32,7 +32,7 @@ def train(collectives: Collectives, spec: TrainSpec, machines: Path, bucket: Pat
     spec = replace(spec, run_dir=machines / str(collectives.rank))
     spec.run_dir.mkdir(parents=True)
     calls = iter(range(1, 100))
-    run_session(spec, WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
+    run_session(spec, WorkerContext(prepare_model=lambda model: wrap_model(model, collectives),
                           stored=RemoteCheckpoints(FolderStore(bucket), 1)),
                 Placement(keep_checkpoints=1), events.append,
                 Ordered(collectives, lambda: Orders(stop=next(calls) == stops_at)))

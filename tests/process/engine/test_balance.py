@@ -16,11 +16,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import BalanceEvent, Event, parse_event
 from ray_yolo.core.structures import SampleKey
 from ray_yolo.engine import balance, loop
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Rendezvous
 from ray_yolo.engine.plan import ShardSampler
 from ray_yolo.engine.session import Session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import capture
 from tests.support import run_log
 from tests.support.jobs import make_spec
@@ -66,7 +66,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
     """A training whose slow worker changes in the middle."""
     events: list[Event] = []
     activity = Activity(work=deque(maxlen=4))
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives),
                             activity=activity)
     forward = loop.forward
 
@@ -81,7 +81,7 @@ def train(collectives: Collectives, spec: TrainSpec, balanced: bool) -> dict[str
         patch.setattr(balance, "STEPS_BETWEEN", 5)
         session = Session(spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
         session.train()
-    state = capture(session.components, session.state, {})
+    state = capture(session.learner, {})
     tensors = [part.double().flatten() for part in [*state["model"].values(), *state["ema"].values()]]
     changes = [event.model_dump_json() for event in run_log.only(BalanceEvent, events)]
     return {"weights": torch.cat(tensors), "changes": changes}

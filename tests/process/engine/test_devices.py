@@ -23,10 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ray_yolo.config.sections import EvaluateConfig, LossConfig
-from ray_yolo.core.structures import AnnotationIndex, Progress
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.engine import evaluate, loop
-from ray_yolo.engine.build import TrainComponents, WorkerContext, build, colour_tables_on
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import copy_stream
+from ray_yolo.engine.learner import Learner, build_learner
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.team import colour_tables_on, form_team, image_stores
+from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import build_model, find_family
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops import nms
@@ -81,8 +85,8 @@ def fused_step(*tensors: Any, found_inf: Tensor, **_: Any) -> None:
         assert tensor.device == parameters[0].device
 
 
-def fake_backward(loss: Tensor, components: TrainComponents) -> None:
-    for parameter in components.model.parameters():
+def fake_backward(loss: Tensor, learner: Learner) -> None:
+    for parameter in learner.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
 
@@ -117,28 +121,36 @@ def surroundings() -> Iterator[ExitStack]:
     copy_stream.cache_clear()
 
 
-Plant = Callable[[TrainComponents, Tensor], Tensor]
+Plant = Callable[[Tensor], Tensor]
 
 
 def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.MonkeyPatch, plant: Plant | None = None,
                **recipe: Any) -> list[str]:
     """The actions in the two steps of an epoch, in order; `plant` changes each microbatch's loss terms."""
 
-    def prepare_model(model: nn.Module) -> nn.Module:  # from here on all new tensors are on the device
-        if device == "cuda":
+    to = Detector.to
+
+    def to_fake_device(model: Detector, *where: torch.device, **layout: torch.memory_format) -> Detector:
+        if not where:
+            return to(model, **layout)
+        if device == "cuda":  # from here on all new tensors are on the device
             stack.enter_context(FakeTensorMode())
         return moved(model, device)
 
     spec = make_spec(folder, 8, **{**SMALL, **recipe})
     spec = replace(spec, architecture=None) if "model" in recipe else spec
-    components = build(spec, WorkerContext(device=torch.device(device), prepare_model=prepare_model))
-    moved(components.ema.model, device)  # a copied fake tensor has a mode of its own
-    vars(components.optimizer)["_need_device_dtype_check_for_fused"] = False
-    terms, actions = components.loss.terms, []
+    context = WorkerContext(device=torch.device(device))
+    patch.setattr(Detector, "to", to_fake_device)
+    learner = build_learner(spec, context)
+    moved(learner.ema.model, device)  # a copied fake tensor has a mode of its own
+    vars(learner.optimizer)["_need_device_dtype_check_for_fused"] = False
+    team = form_team(learner, context, Collectives(), image_stores(spec, context))
+    criterion, actions = learner.criterion, []
+    terms = criterion.terms
     if plant is not None:
-        patch.setattr(components.loss, "terms", lambda *args: plant(components, terms(*args)))
+        patch.setattr(criterion, "terms", lambda *args: plant(terms(*args)))
     if device == "cuda":
-        patch.setattr(Tensor, "backward", lambda loss: fake_backward(loss, components))
+        patch.setattr(Tensor, "backward", lambda loss: fake_backward(loss, learner))
 
     def send(numbers: Tensor) -> Callable[[], list[float]]:
         actions.append("sent")
@@ -146,18 +158,16 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
 
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "sum_microbatches", recording(actions, loop.sum_microbatches))
-    images = components.plan.loader_batch(1, 0)
-    side = components.plan.recipe.imgsz
+    images, side = learner.plan.loader_batch(1, 0), spec.recipe.imgsz
     batch = {"images": torch.zeros(images, 3, side, side, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
-    if components.colours is not None:
+    if team.loaders.colours is not None:
         batch["colours"] = torch.zeros(images, 3, 256, dtype=torch.uint8, device=device)
-    components.loss.terms(torch.ones(len(components.loss.names), 1, device=device), torch.ones((), device=device))
+    criterion.terms(torch.ones(len(criterion.names), 1, device=device), torch.ones((), device=device))
     stack.enter_context(Watch())
-    components.loader = [batch] * 4
-    for launched in loop.launch_steps(components, Progress(), iter(components.loader), loop.Orders):
-        assert not loop.finish_step(components, launched).skipped
-    loop.blank_loss(components).backward()
+    for launched in loop.launch_steps(learner, team, iter([batch] * 4), loop.Orders):
+        assert not loop.finish_step(learner, team, launched).skipped
+    loop.blank_loss(learner, team).backward()
     return actions
 
 
@@ -177,12 +187,12 @@ def test_in_a_step_the_host_waits_for_the_device_once_when_the_next_one_is_queue
 
 
 PLANTS: dict[str, Plant] = {
-    "item": lambda components, terms: terms * terms.sum().item(),
-    "bool": lambda components, terms: terms if terms.sum() > 0 else terms * 2,
-    "mask": lambda components, terms: terms[terms > 0],
-    "nonzero": lambda components, terms: terms * terms.nonzero().shape[0],
-    "to the host": lambda components, terms: terms.cpu().to(terms.device, non_blocking=True),
-    "of the host": lambda components, terms: terms + torch.ones(3),
+    "item": lambda terms: terms * terms.sum().item(),
+    "bool": lambda terms: terms if terms.sum() > 0 else terms * 2,
+    "mask": lambda terms: terms[terms > 0],
+    "nonzero": lambda terms: terms * terms.nonzero().shape[0],
+    "to the host": lambda terms: terms.cpu().to(terms.device, non_blocking=True),
+    "of the host": lambda terms: terms + torch.ones(3),
 }
 
 

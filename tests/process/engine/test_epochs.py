@@ -14,10 +14,12 @@ import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import ANCHOR_TERMS, EpochEvent, Event
-from ray_yolo.engine.build import TrainSpec, WorkerContext, build
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
+from ray_yolo.engine.learner import build_learner
 from ray_yolo.engine.session import Session, run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.team import Team, image_stores, make_loaders
 from tests.support import run_log
 from tests.support.jobs import make_spec
 
@@ -41,7 +43,7 @@ def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -
     """Replace the epochs' validations by these average precisions, (classes, 10) each."""
     waiting = iter(precisions)
 
-    def found(session: Session) -> Evaluation:
+    def found(session: Session, team: Team) -> Evaluation:
         nothing, ap = np.zeros((0, 8)), next(waiting)
         metrics = dataclasses.replace(metrics_of(nothing, session.spec.val), ap=ap, map50=float(ap[:, 0].mean()),
                                       map=float(ap.mean()))
@@ -84,13 +86,15 @@ def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) 
     for epoch in (0, 3):
         state = saved(spec, f"epoch{epoch}")
         for part in ("ema", "model"):
-            components = build(spec, WorkerContext())
-            components.ema.model.load_state_dict(state[part])
+            context = WorkerContext()
+            learner = build_learner(spec, context)
+            loaders = make_loaders(spec, learner.model.grid, context, Collectives(), image_stores(spec, context))
+            learner.ema.model.load_state_dict(state[part])
             evaluation = evaluate(
-                components.ema.model,
-                components.family,
-                components.loss,
-                components.val_batches,
+                learner.ema.model,
+                learner.family,
+                learner.criterion,
+                loaders.val,
                 spec.val,
                 spec.recipe.evaluate,
                 "fp32",
@@ -107,7 +111,7 @@ def test_an_average_whose_settings_change_follows_by_the_new_ones(tmp_path: Path
     spec = make_spec(tmp_path, epochs=2, batch_size=48, optimizer={"nominal_batch": 48, "lr0": 0.01},
                    schedule={"warmup_epochs": 0, "ema_decay": 0.9, "ema_ramp": 4},
                    changes=["1: schedule.ema_decay=0.5 schedule.ema_ramp=1"])
-    start = build(spec, WorkerContext()).model.state_dict()
+    start = build_learner(spec, WorkerContext()).model.state_dict()
     train(spec, Placement(save_period=1))
     first, second = saved(spec, "epoch0"), saved(spec, "epoch1")
     decays = 0.9 * (1 - math.exp(-1 / 4)), 0.5 * (1 - math.exp(-2))

@@ -22,11 +22,12 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.loop import train
 from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import Session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.team import Team
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 MODELS = ("yolov5n", "yolov5nu", "yolov5n6", "yolo11n", "yolo26n")  # one of each family
@@ -51,14 +52,16 @@ def trained(model: str, folder: Path) -> dict[str, Any]:
     indices = [read_index(description, split) for split in ("train", "val")]
     spec = TrainSpec(recipe, recipe_digest(recipe), description.names, None, None, *indices, run_dir=folder)
     session = Session(spec, WorkerContext(), Placement(nosave=True), lambda event: None, Rendezvous(Collectives()))
-    session.join()
-    steps: list[dict[str, Any]] = []
-    models = {"model": session.components.model, "average": session.components.ema.model}
-    start = copy.deepcopy(session.components.model.state_dict())
-    train(session.components, session.state, lambda step, rates, result: steps.append(
-        {"loss": result.losses.tolist(), "gradient_norm": result.gradient_norm}),
-        lambda _: not session.state.close_epoch())
-    return {"steps": steps, "validation": list(session.validate().losses.values()),
+    learner, steps = session.learner, list[dict[str, Any]]()
+    models = {"model": learner.model, "average": learner.ema.model}
+    start = copy.deepcopy(learner.model.state_dict())
+    with session.join() as team:
+        assert isinstance(team, Team)
+        train(learner, team, lambda step, rates, result: steps.append(
+            {"loss": result.losses.tolist(), "gradient_norm": result.gradient_norm}),
+            lambda _: not learner.state.close_epoch())
+        validated = session.validate(team)
+    return {"steps": steps, "validation": list(validated.losses.values()),
             "travelled": {f"{name}'s {kind}": distance(model.state_dict(), start, kind)
                           for name, model in models.items() for kind in ("weight", "bias", "running")}}
 

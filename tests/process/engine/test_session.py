@@ -40,18 +40,21 @@ from ray_yolo.core.events import (
     parse_event,
 )
 from ray_yolo.core.structures import Orders, Progress
-from ray_yolo.engine import build as build_module
 from ray_yolo.engine import collectives as module
-from ray_yolo.engine import loop, session
+from ray_yolo.engine import keeper, loop, session
 from ray_yolo.engine import state as state_module
-from ray_yolo.engine.build import TrainSpec, WorkerContext, build
+from ray_yolo.engine import team as team_module
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import gpus_held
-from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation
+from ray_yolo.engine.keeper import Keeper
+from ray_yolo.engine.learner import build_learner
 from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import resume
+from ray_yolo.engine.team import Team
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.recolour import recoloured_input
 from tests.support import run_log
@@ -82,7 +85,7 @@ def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_a
         if isinstance(event, StepEvent) and event.step == die_at:
             raise Killed
 
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
 
     def stop_at_step() -> Orders:
         asked = collectives.rank == asked_worker % collectives.num_workers and context.activity.phase != "validating"
@@ -140,7 +143,7 @@ def test_a_stop_in_a_validation_saves_the_last_step_at_once(
         raise Killed
 
     monkeypatch.setattr(session, "evaluate", killed_in_the_second)
-    context = WorkerContext(collectives=Collectives())
+    context = WorkerContext()
     with pytest.raises(Killed):
         run_session(spec, context, BY_EPOCH, lambda event: None,
                     Ordered(Collectives(), lambda: Orders(stop=len(validations) == 2)))
@@ -226,7 +229,7 @@ def test_a_pause_leaves_one_checkpoint_and_a_summary_that_says_so(nosave: bool, 
     spec, events = make_spec(tmp_path, **EXACT | {"epochs": 3}), list[Event]()
     placement = replace_placement(stop_after=1, nosave=nosave)
     for _ in range(2):  # again: there is nothing to train
-        summary = run_session(spec, WorkerContext(collectives=Collectives(), prepare_model=lambda model: model),
+        summary = run_session(spec, WorkerContext(),
                               placement, events.append)
         assert summary is not None
         assert (summary.paused, summary.stopped, summary.epoch) == (True, False, 0)
@@ -321,7 +324,7 @@ class Parting(Rendezvous):
 
 def train_with_a_leaver(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
     rendezvous, events = Parting(collectives), []
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     summary = run_session(spec, context, Placement(), events.append, rendezvous)
     return {"ended": summary and summary.step, "state": last_state(spec),
             "events": [event.model_dump_json() for event in events]}
@@ -361,7 +364,7 @@ class Given(Rendezvous):
 
 def give_places(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
     rendezvous = Given(collectives)
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     summary = run_session(spec, context, placement, lambda event: None, rendezvous)
     return {"summary": summary, "registered": rendezvous.registered}
 
@@ -410,23 +413,21 @@ def test_the_next_recording_worker_saves_after_the_last_one(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
     """Otherwise an older checkpoint could be the later one, and the best weights be missing in the newest. After a
     loss, training waits for it only if another worker records."""
-    write, rendezvous = checkpoint.save_checkpoint, Moving(lambda: made.saver.is_busy)
+    write, rendezvous = checkpoint.save_checkpoint, Moving(lambda: made.keeper.saver.is_busy)
 
     def save(*given: Any) -> Path:
         time.sleep(0.3)
         return write(*given)
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", save)
-    monkeypatch.setattr(session, "regroup", lambda parts, group: replace(
-        parts, context=replace(parts.context, collectives=group)))
-    context = WorkerContext(prepare_model=lambda model: model)
-    made = session.Session(make_spec(tmp_path, **EXACT), context, Placement(), lambda event: None, rendezvous)
-    made.join()
-    made._save_agreed()
-    made._regroup = not lost
-    made.join()
-    assert rendezvous.found == [False, lost]
-    assert (made.is_writer, made.saver.is_busy) == (False, False)
+    monkeypatch.setattr(session, "form_team", lambda *_: contextlib.nullcontext())  # of a rank beyond its group
+    made = session.Session(make_spec(tmp_path, **EXACT), WorkerContext(), Placement(), lambda event: None, rendezvous)
+    with made.join():
+        made._save_agreed()
+        made.orders = Orders(regroup=not lost)
+    with made.join():
+        assert rendezvous.found == [False, lost]
+        assert (made.is_writer, made.keeper.saver.is_busy) == (False, False)
     made.close()
 
 
@@ -443,9 +444,9 @@ class Abandoned(Rendezvous):
 
 
 def train_abandoned(collectives: Collectives, spec: TrainSpec, nosave: bool, seconds: float) -> dict[str, Any]:
-    session.LEAVING_SECONDS = seconds
+    keeper.LEAVING_SECONDS = seconds
     context, events = (
-        WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives)),
+        WorkerContext(prepare_model=lambda model: wrap_model(model, collectives)),
         list[Event](),
     )
     run_session(spec, context, Placement(nosave=nosave, save_seconds=0), events.append,
@@ -542,9 +543,7 @@ def train_beside_an_abort(collectives: Collectives, spec: TrainSpec, at: int, si
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(loop, "runs_ahead", lambda device: True)
         rendezvous, events = Aborted(collectives, patch, at, silent), []
-        context = WorkerContext(
-            collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined)
-        )
+        context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
         run_session(spec, context, BY_EPOCH, events.append, rendezvous)
         return {"state": last_state(spec), "rescued": rendezvous.rescued,
                 "events": [event.model_dump_json() for event in events]}
@@ -610,7 +609,7 @@ class Garbled(Rendezvous):
 def train_beside_garbage(collectives: Collectives, spec: TrainSpec, left: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(loop, "runs_ahead", lambda device: True)
-        context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+        context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
         run_session(spec, context, Placement(), lambda event: None, Garbled(collectives, patch, left))
     return last_state(spec)
 
@@ -647,7 +646,7 @@ class Losing(Rendezvous):
         original = getattr(session, where)
 
         def lose(*args: Any) -> Any:
-            if self.left and (where == "evaluate" or args[1].progress.step >= 3):
+            if self.left and (where == "evaluate" or args[0].state.progress.step >= 3):
                 self.left -= 1
                 raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection reset by peer")
             return original(*args)
@@ -696,15 +695,15 @@ def test_a_training_ends_when_no_other_generation_may_form(tmp_path: Path, monke
 
 def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: int) -> str:
     """One weight of worker `broken` changes its sign after the second step. Returns what ended this worker."""
-    components: list[Any] = []
+    asked: list[None] = []
 
     def flip() -> Orders:
-        if collectives.rank == broken and len(components.append(None) or components) == 3:
-            weight = next(made.components.model.parameters())
+        if collectives.rank == broken and len(asked.append(None) or asked) == 3:
+            weight = next(made.learner.model.parameters())
             weight.data[0, 0, 0, 0] *= -1
         return Orders()
 
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
     made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Ordered(collectives, flip))
     try:
         made.train()
@@ -751,7 +750,7 @@ def train_to_a_last_save(collectives: Collectives, spec: TrainSpec, fate: str) -
                 raise Killed
         return write(run_dir, state, step, *rest)
 
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     result: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(checkpoint, "save_checkpoint", save)
@@ -802,21 +801,21 @@ class Outvoted(Together):
 
 def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
     """One weight of worker 1 changes its sign after the third step, which is detected after the fourth."""
-    rendezvous, events, components = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[Any]()
+    rendezvous, events, asked = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[None]()
 
     def flip() -> Orders:
-        if collectives.rank == 1 and len(components.append(None) or components) == 4:
-            next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
+        if collectives.rank == 1 and len(asked.append(None) or asked) == 4:
+            next(made.learner.model.parameters()).data[0, 0, 0, 0] *= -1
         return Orders()
 
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
-    made = session.Session(spec, context, placement, events.append, rendezvous)
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    made, summary = session.Session(spec, context, placement, events.append, rendezvous), None
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(WrongWeightsError):
         patch.setattr(Outvoted, "orders", property(lambda self: flip()))
-        made.train()
+        summary = made.train()
     made.close()
     return {
-        "step": made.summary and made.summary.step,
+        "step": summary and summary.step,
         "state": last_state(spec),
         "joined": [*map(bool, rendezvous.progress)],
         "events": [event.model_dump_json() for event in events],
@@ -847,24 +846,26 @@ class Parted(Rendezvous):
 def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: int) -> tuple[str, list[str]]:
     made = session.Session(
         spec,
-        WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives)),
+        WorkerContext(prepare_model=lambda model: wrap_model(model, collectives)),
         Placement(keep_checkpoints=1),
         lambda event: None,
         Parted(collectives),
     )
-    made.join()
-    made.state.progress = Progress(0, 32, 3)
+    state = made.learner.state
+    with made.join():
+        state.progress = Progress(0, 32, 3)
     if collectives.rank == 0:
-        made.state.progress = Progress(0, 16, 2)
+        state.progress = Progress(0, 16, 2)
         made._save_agreed()
-        made.state.progress = Progress(0, 32, 3)
+        state.progress = Progress(0, 32, 3)
         made._save()  # after a peer was lost: it was not compared
-        made.saver.wait(needed=True)
-    made._agreed = 2 if collectives.rank else -1  # the recording worker has just joined
+        made.keeper.saver.wait(needed=True)
+    made.check.agreed = 2 if collectives.rank else -1  # the recording worker has just joined
     if collectives.rank == wrong:
-        next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
+        next(made.learner.model.parameters()).data[0, 0, 0, 0] *= -1
     try:
-        made.join()
+        with made.join():
+            pass
     except (WrongWeightsError, PeerLostError) as error:
         return type(error).__name__, [path.name for path in checkpoint.newest_first(spec.run_dir)]
     return "nothing", []
@@ -881,11 +882,11 @@ def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp
 def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placement, waited: float) -> dict[str, Any]:
     """Each step takes 20 s on a fake clock, and training waits `waited` seconds for each save."""
     events, agreed, now = list[Event](), list[int](), [0.0]
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
+        patch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now[0]))
         made = session.Session(spec, context, placement, events.append, Rendezvous(collectives))
-        made.saver.waited = waited
+        made.keeper.saver.waited = waited
         after_step, save = made.after_step, made._save_agreed
 
         def slow_after_step(*args: Any) -> None:
@@ -893,10 +894,10 @@ def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placemen
             after_step(*args)
 
         def note() -> None:
-            agreed.append(made.state.progress.step)
+            agreed.append(made.learner.state.progress.step)
             save()
-            made.saver.wait()
-            made.saver.waited = waited
+            made.keeper.saver.wait()
+            made.keeper.saver.waited = waited
 
         patch.setattr(made, "after_step", slow_after_step)
         patch.setattr(made, "_save_agreed", note)
@@ -935,15 +936,15 @@ def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
 def test_colours_that_are_left_to_the_device_give_the_same_training(
         uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; here the device is the CPU."""
-    monkeypatch.setattr(build_module, "recolours_on_device", lambda recipe, device: True)
+    monkeypatch.setattr(team_module, "recolours_on_device", lambda recipe, device: True)
     recoloured: list[int] = []
-    monkeypatch.setattr(build_module, "recoloured_input", lambda tables, pixels, *others: recoloured.append(
+    monkeypatch.setattr(team_module, "recoloured_input", lambda tables, pixels, *others: recoloured.append(
         len(pixels)) or recoloured_input(tables, pixels, *others))
     spec = make_spec(tmp_path, **EXACT)
     run_session(spec, WorkerContext(), BY_EPOCH, lambda event: None, Rendezvous(Collectives()))
     assert_same(last_state(spec), uninterrupted["state"])
     assert sum(recoloured) == spec.recipe.epochs * len(spec.train)
-    build_module.colour_tables_on.cache_clear()
+    team_module.colour_tables_on.cache_clear()
 
 
 @pytest.mark.parametrize(("workers", "ended"), [
@@ -1104,9 +1105,9 @@ def test_best_weights_and_patience_go_by_the_recipes_objective(
     recall = iter([0.1, 0.9, 0.8, 0.7, 0.6, 0.5])
     validate = session.Session.validate
 
-    def measured(self: session.Session) -> Evaluation:
-        evaluation = validate(self)
-        epoch = self.state.progress.epoch / 10
+    def measured(self: session.Session, team: Team) -> Evaluation:
+        evaluation = validate(self, team)
+        epoch = self.learner.state.progress.epoch / 10
         return replace(evaluation, metrics=replace(evaluation.metrics, recall=next(recall), map50=epoch, map=epoch))
 
     monkeypatch.setattr(session.Session, "validate", measured)
@@ -1134,19 +1135,18 @@ def test_best_epoch_and_patience_restart_at_a_change(tmp_path: Path) -> None:
 
 def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) -> None:
     """Optimizer.load_state_dict keeps references to its tensors, so restore must pass copies."""
-    from ray_yolo.engine.build import build
     from ray_yolo.engine.state import restore
 
     spec = make_spec(tmp_path, **EXACT)
     train(Collectives(), spec, Placement(), die_at=3)
     saved = last_state(spec)
     before = {name: value.clone() for name, value in flat(saved["optimizer"])}
-    components = build(spec, WorkerContext())
-    restore(components, saved)
-    for group in components.optimizer.param_groups:
+    learner = build_learner(spec, WorkerContext())
+    restore(learner, saved)
+    for group in learner.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.ones_like(parameter)
-    components.optimizer.step()
+    learner.optimizer.step()
     assert all(torch.equal(before[name], value) for name, value in flat(saved["optimizer"]))
 
 
@@ -1211,13 +1211,12 @@ def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
     spec = make_spec(tmp_path)
     events: list[Event] = []
     made = session.Session(spec, WorkerContext(), Placement(nosave=True), events.append, Rendezvous(Collectives()))
-    made.join()
-    terms = made.components.loss.terms
-    monkeypatch.setattr(made.components.loss, "terms", lambda *args: terms(*args) * float("nan"))
-    before = [value.clone() for value in made.components.model.state_dict().values()]
+    terms = made.learner.criterion.terms
+    monkeypatch.setattr(made.learner.criterion, "terms", lambda *args: terms(*args) * float("nan"))
+    before = [value.clone() for value in made.learner.model.state_dict().values()]
     with pytest.raises(TrainingError, match="10 times in a row"):
-        session.train(made.components, made.state, made.after_step, made.after_epoch)
-    after = made.components.model.state_dict().values()
+        made.train()
+    after = made.learner.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert sum(event.skipped for event in run_log.only(StepEvent, events)) == 10
 
@@ -1283,7 +1282,8 @@ def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
         module._set_group_timeout(None, 1.0)
         store: Any = SlowStore(2.0 + collectives.rank)
         activity = Activity()
-        made = build(spec, WorkerContext(collectives=collectives, activity=activity, stored=store))
+        context = WorkerContext(activity=activity, stored=store)
+        learner = build_learner(spec, context)
         over, longest = threading.Event(), [0.0]
 
         def watch() -> None:
@@ -1292,9 +1292,9 @@ def resume_slowly(collectives: Collectives, spec: TrainSpec) -> list[Any]:
 
         activity.enter("joining")
         threading.Thread(target=watch, daemon=True).start()
-        state = resume(made, collectives, lambda text: None, is_new=True)
+        resume(learner, context, collectives, lambda text: None)
         over.set()
-        return [state.progress.step, longest[0]]
+        return [learner.state.progress.step, longest[0]]
 
 
 def test_a_download_may_take_longer_than_a_collective_and_a_phase(tmp_path: Path) -> None:
@@ -1308,15 +1308,15 @@ def test_a_download_may_take_longer_than_a_collective_and_a_phase(tmp_path: Path
 def test_a_save_that_was_requested_for_an_abandoned_step_is_requested_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now[0]))
     made = session.Session(make_spec(tmp_path), WorkerContext(), Placement(save_seconds=60), lambda event: None,
                            Rendezvous(Collectives()))
-    made.join()
-    assert not made._poll_orders().save
-    now[0] += 61
-    assert [made._poll_orders().save for _ in range(2)] == [True, False]  # once for each save
-    made.join()  # the step was abandoned before the save
-    assert [made._poll_orders().save for _ in range(2)] == [True, False]
+    with made.join():
+        assert not made._poll_orders().save
+        now[0] += 61
+        assert [made._poll_orders().save for _ in range(2)] == [True, False]  # once for each save
+    with made.join():  # the step was abandoned before the save
+        assert [made._poll_orders().save for _ in range(2)] == [True, False]
     made._save()
     now[0] += 59
     assert not made._poll_orders().save
@@ -1329,22 +1329,21 @@ def test_detections_are_written_atomically_without_stopping_the_training(
     spec.run_dir.mkdir(exist_ok=True)
     free, stored = threading.Event(), list[np.ndarray]()
     store: Any = SimpleNamespace(put_file=lambda path: stored.append(np.load(path)) if free.wait(30) else None)
-    made = session.Session(spec, WorkerContext(stored=store), Placement(), lambda event: None,
-                           Rendezvous(Collectives()))
+    made = Keeper(spec, WorkerContext(stored=store), Placement(), lambda event: None)
     old, new = np.zeros((3, 8)), np.ones((5, 8))
-    np.save(spec.run_dir / session.DETECTIONS_FILE, old)
+    np.save(spec.run_dir / DETECTIONS_FILE, old)
     save = np.save
 
     def save_half(file: Any, *arguments: Any, **options: Any) -> None:
         save(file, *arguments, **options)
-        assert (np.load(spec.run_dir / session.DETECTIONS_FILE) == old).all()
+        assert (np.load(spec.run_dir / DETECTIONS_FILE) == old).all()
 
     monkeypatch.setattr(np, "save", save_half)
     evaluation: Any = SimpleNamespace(detections=new)
-    made._keep_detections(evaluation)  # returns while the upload waits
+    made.keep_detections(evaluation)  # returns while the upload waits
     assert not stored
     free.set()
-    made._await_detections()
+    made.await_detections()
     assert (stored[0] == new).all()
-    assert (np.load(spec.run_dir / session.DETECTIONS_FILE) == new).all()
+    assert (np.load(spec.run_dir / DETECTIONS_FILE) == new).all()
     assert not list(spec.run_dir.glob(".*"))

@@ -12,9 +12,9 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent, Summary, WarningEvent
 from ray_yolo.engine import session
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Rendezvous
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from tests.support import run_log
 from tests.support.jobs import make_spec
 
@@ -32,14 +32,13 @@ class SpoiltSession:
         self.session = session.Session(
             spec, WorkerContext(), Placement(save_steps=1), self.emit, Rendezvous(Collectives())
         )
-        self.session.join()
-        terms = self.session.components.loss.terms
-        self.session.components.loss.terms = lambda *args: terms(*args) * (math.nan if self.step in spoilt else 1.0)
+        terms = self.session.learner.criterion.terms
+        self.session.learner.criterion.terms = lambda *args: terms(*args) * (math.nan if self.step in spoilt else 1.0)
 
     @property
     def step(self) -> int:
         """The number of the current step."""
-        return self.session.state.progress.step + 1
+        return self.session.learner.state.progress.step + 1
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
@@ -47,14 +46,12 @@ class SpoiltSession:
             raise Killed
 
     def train(self) -> Summary:
-        made = self.session
         try:
-            session.train(made.components, made.state, made.after_step, made.after_epoch)
-            made._end()
+            summary = self.session.train()
         finally:
-            made.close()
-        assert made.summary
-        return made.summary
+            self.session.close()
+        assert summary
+        return summary
 
     def events_of(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:
         return run_log.only(kind, self.events)
@@ -91,6 +88,6 @@ def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_pat
 def test_under_fp16_a_gradient_that_no_scale_makes_finite_ends_training(
         tmp_path: Path, epochs: int, message: str) -> None:
     made = SpoiltSession(make_spec(tmp_path, epochs=epochs, precision="fp16"), range(0))
-    next(made.session.components.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    next(made.session.learner.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(TrainingError, match=message):
         made.train()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +24,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, ShardEvent
 from ray_yolo.data import dataset
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import Session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import capture
 from ray_yolo.ops.seeding import generator
 from tests.support import run_log
@@ -54,22 +54,23 @@ def run_all(collectives: Collectives, scenarios: list[Scenario]) -> list[dict[st
 def run_one(collectives: Collectives, scenario: Scenario) -> dict[str, Any]:
     """Final tensors, travelled distance and the images of each epoch, on one worker."""
     events: list[Event] = []
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
         session = Session(scenario.spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
-        session.join()
-        patch.setattr(session, "compare_weights", lambda: None)  # it would end the controls; the tests compare them
-        started = halves(session.components.model)
-        used: list[list[int]] = []
-        patch.setattr(session.components.sampler, "start", recording(session.components.sampler, used))
-        loop.train(session.components, session.state, session.after_step, session.after_epoch)
-    end = capture(session.components, session.state, {})
-    ended = halves(session.components.model)
+        learner, used = session.learner, list[list[int]]()
+        # It would end the controls; the tests compare them.
+        patch.setattr(session, "compare_weights", lambda team: None)
+        started = halves(learner.model)
+        with session.join() as team:
+            patch.setattr(team.loaders.sampler, "start", recording(team.loaders.sampler, used))
+            loop.train(learner, team, partial(session.after_step, team), partial(session.after_epoch, team))
+    end = capture(learner, {})
+    ended = halves(learner.model)
     return {**ended, "travelled": {half: (ended[half] - started[half]).norm() for half in ended}, "used": used,
             "everything": torch.cat([flat(part) for part in (end["model"], end["ema"], *end["optimizer"].values())]),
             "forwarded": [event.images for event in run_log.only(ShardEvent, events)],
-            "fitness": session.state.best_fitness}
+            "fitness": learner.state.best_fitness}
 
 
 def halves(model: nn.Module) -> dict[str, Tensor]:
@@ -115,24 +116,24 @@ finish = GradientTree.finish
 INTACT = loop.forward
 
 
-def with_local_counts(components: Any, *args: Any) -> tuple[Tensor, Tensor]:
+def with_local_counts(learner: Any, team: Any, *args: Any) -> tuple[Tensor, Tensor]:
     """Means over the worker's own matches, averaged over workers, as DDP trainers do."""
-    collectives = components.context.collectives
-    terms = components.loss.terms
-    components.loss.terms = lambda numerators, counts, trained: terms(
+    collectives, criterion = team.collectives, learner.criterion
+    terms = criterion.terms
+    criterion.terms = lambda numerators, counts, trained: terms(
         numerators, local[0] * collectives.num_workers, trained)
-    measure, local = components.loss.measure, []
+    measure, local = criterion.measure, []
 
     def remember(*inputs: Any) -> Any:
         sums = measure(*inputs)
         local[:] = [sums.counts]
         return sums
 
-    components.loss.measure = remember
+    criterion.measure = remember
     try:
-        return INTACT(components, *args)
+        return INTACT(learner, team, *args)
     finally:
-        del components.loss.terms, components.loss.measure
+        del criterion.terms, criterion.measure
 
 
 def flat(state: dict[str, Tensor]) -> Tensor:
@@ -242,28 +243,29 @@ def real_job(folder: Path, model: str, precision: str) -> TrainSpec:
 def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[dict[str, str]]:
     """A worker's state after each epoch: a digest of each kind of tensors, and the number of steps so far."""
     rows: list[dict[str, str]] = []
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
         session = Session(
             scenario.spec, context, Placement(nosave=True), lambda event: None, Rendezvous(collectives)
         )
-        session.join()
-        components, state = session.components, session.state
+        learner = session.learner
 
         def look(epoch: int) -> bool:
+            state = learner.state
             state.close_epoch()
-            model = components.model.state_dict()
-            momentum = components.optimizer.state_dict()["state"]
+            model = learner.model.state_dict()
+            momentum = learner.optimizer.state_dict()["state"]
             rows.append({
                 "parameters": digest([value for name, value in model.items() if "running" not in name]),
                 "statistics": digest([value for name, value in model.items() if "running" in name]),
-                "average": digest(components.ema.model.state_dict().values()),
+                "average": digest(learner.ema.model.state_dict().values()),
                 "momentum": digest([momentum[number]["momentum_buffer"] for number in sorted(momentum)]),
                 "progress": f"{state.progress.step} steps, {state.skipped} skipped"})
             return epoch + 1 == epochs
 
-        loop.train(components, state, lambda *_: None, look)
+        with session.join() as team:
+            loop.train(learner, team, lambda *_: None, look)
     return rows
 
 

@@ -20,10 +20,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import StepEvent
 from ray_yolo.engine import session
-from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate
+from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import Session, run_session
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.instruments import replay as replay_module
 from ray_yolo.instruments.replay import ReplayResult
 from ray_yolo.models.detector import Detector
@@ -180,8 +181,9 @@ def test_a_damaged_checkpoint_is_reported_and_not_used(
 def train_on_two(collectives: Collectives, spec: TrainSpec) -> int:
     """A training of `spec` on this worker; the first one writes the log."""
     log = EventLog(spec.run_dir / EVENTS_FILE) if collectives.rank == 0 else None
-    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
-    summary = run_session(spec, context, Placement(nosave=False), log.append if log else lambda event: None)
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, collectives))
+    summary = run_session(spec, context, Placement(nosave=False), log.append if log else lambda event: None,
+                          Rendezvous(collectives))
     assert summary is not None
     return summary.step
 
@@ -222,8 +224,8 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     after_step = Session.after_step
 
     def poison(worker: Session, *args: Any) -> None:
-        if worker.state.progress.step == 4:
-            worker.components.model.model[2].m[0].cv1.conv.weight.data[0, 0] = float("nan")
+        if worker.learner.state.progress.step == 4:
+            worker.learner.model.model[2].m[0].cv1.conv.weight.data[0, 0] = float("nan")
         after_step(worker, *args)
 
     with pytest.MonkeyPatch.context() as patch:

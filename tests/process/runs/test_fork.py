@@ -17,7 +17,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import OptimizerConfig, ScheduleConfig
 from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.core.events import CheckpointEvent, ForkOrigin, RunEvent
-from ray_yolo.engine.build import build_network
+from ray_yolo.engine.learner import build_network
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.fork import check_lineage, lineage_of
 from ray_yolo.runs.run_dir import find_run

@@ -15,8 +15,8 @@ import pytest
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import DatasetError, LoaderError
 from ray_yolo.core.events import Event, StepEvent
-from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.spec import WorkerContext
 from tests.support.jobs import make_config, make_spec
 
 LARGE = {"imgsz": 320, "batch_size": 16, "microbatch": 16, "epochs": 1, "noval": False}  # 5 MB a batch
@@ -29,7 +29,9 @@ from pathlib import Path
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import WorkerContext, val_loader
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.team import val_loader
 from ray_yolo.engine.session import run_session
 from tests.process.runtime.test_shared_memory import LARGE
 from tests.support.jobs import make_spec
@@ -40,7 +42,7 @@ if __name__ == "__main__":
         if sys.argv[1] == "train":
             run_session(spec, context, Placement(), lambda event: None)
         else:
-            list(val_loader(spec.val, ImageStore(spec.val, 320), 320, 32, 16, context))
+            list(val_loader(spec.val, ImageStore(spec.val, 320), 320, 32, 16, context, Collectives()))
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
 """

@@ -41,9 +41,10 @@ from ray_yolo.core.events import (
 from ray_yolo.core.system import cores
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
+from ray_yolo.engine.spec import TrainSpec
+from ray_yolo.engine.team import Team
 from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import cluster, map_on_workers, node_checks, trainer
@@ -200,9 +201,9 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validate, save, refused = Session.validate, checkpoint.save_checkpoint, []
 
-    def measured(self: Session) -> Evaluation:
-        found = validate(self)
-        value = [0.1, 0.9, 0.5][self.state.progress.epoch]
+    def measured(self: Session, team: Team) -> Evaluation:
+        found = validate(self, team)
+        value = [0.1, 0.9, 0.5][self.learner.state.progress.epoch]
         return replace(found, metrics=replace(found.metrics, map50=value, map=value))
 
     def refuse_the_second_best(run_dir: Path, state: dict[str, Any], step: int, digest: str, kinds: list[str]) -> Path:

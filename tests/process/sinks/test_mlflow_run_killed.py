@@ -36,9 +36,9 @@ def test_a_server_that_is_killed_in_a_training_and_comes_back_has_everything(
         return any(isinstance(event, WarningEvent) and "MLflow" in event.message
                    for event in read_events(run_dir / EVENTS_FILE))
 
-    def finish(parts: Any, launched: Any) -> Any:
-        result = finish_step(parts, launched)
-        epoch = launched.summed.number // len(list(parts.plan.steps(0)))
+    def finish(learner: Any, team: Any, launched: Any) -> Any:
+        result = finish_step(learner, team, launched)
+        epoch = launched.summed.number // len(list(learner.plan.steps(0)))
         if epoch == 2 and not killed:
             wait_until(lambda: read_run_file(run_dir))
             server.kill()

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import WorkerContext, val_loader
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import BITS, Evaluation, combine, evaluate, evaluate_batches, per_class
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.team import val_loader
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.models.families import Family, fit_nothing
 from ray_yolo.models.heads import Predictions
@@ -108,8 +109,8 @@ class TwoMinded(Seer):
 
 
 def run(collectives: Collectives, scenes: Scenes, seer: type[Seer] = Seer) -> Evaluation:
-    context, index = WorkerContext(collectives=collectives), scenes.index
-    loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, 32, scenes.config.batch_size, context)
+    index, store = scenes.index, ImageStore(scenes.index, IMGSZ, smooth=True)
+    loader = val_loader(index, store, IMGSZ, 32, scenes.config.batch_size, WorkerContext(), collectives)
     family = Family({}, fit_nothing, lambda *_: KnownLoss(),
                     lambda head, levels: Predictions(levels[0][..., :4], levels[0][..., 4:]))
     return evaluate(seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", collectives, CPU)
@@ -142,8 +143,8 @@ def test_the_losses_of_the_images_by_hand_have_the_mean_of_the_data_set(five: Sc
         levels[0][..., :4], levels[0][..., 4:]))
     parts = []
     for worker in (1, 0):
-        context = WorkerContext(collectives=Collectives(worker, 2))
-        loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, 32, five.config.batch_size, context)
+        store = ImageStore(index, IMGSZ, smooth=True)
+        loader = val_loader(index, store, IMGSZ, 32, five.config.batch_size, WorkerContext(), Collectives(worker, 2))
         parts.append(evaluate_batches(Seer(five), family, KnownLoss(), loader, index, five.config, "fp32", CPU,
                                       per_image=True))
     evaluation = combine(parts, KnownLoss(), index)
@@ -158,8 +159,8 @@ def test_every_image_is_in_one_batch_of_one_worker(five: Scenes) -> None:
     index = five.index
     store = ImageStore(index, IMGSZ, smooth=True)
     for workers, batch_size in product((1, 2, 3, 4, 7), (1, 2, 3)):
-        contexts = [WorkerContext(collectives=Collectives(worker, workers)) for worker in range(workers)]
-        shares = [val_loader(index, store, IMGSZ, 32, batch_size, context) for context in contexts]
+        ranks = [Collectives(rank, workers) for rank in range(workers)]
+        shares = [val_loader(index, store, IMGSZ, 32, batch_size, WorkerContext(), rank) for rank in ranks]
         seen = [image for share in shares for batch in share for image in batch["indices"].tolist()]
         assert sorted(seen) == [0, 1, 2, 3, 4], (workers, batch_size)
 

@@ -20,14 +20,15 @@ from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import collectives, loop
 from ray_yolo.engine.balance import SpeedReport
-from ray_yolo.engine.build import TrainComponents, WorkerContext, build, build_optimizer
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.state import TrainState
-from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.engine.learner import TrainState, build_learner, build_optimizer
+from ray_yolo.engine.plan import ShardSampler
+from ray_yolo.engine.spec import WorkerContext
+from ray_yolo.engine.team import form_team, image_stores
+from ray_yolo.models.batch_norm import BatchNorm
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.ops.ema import Ema
-from tests.support.jobs import make_spec
+from tests.support.jobs import Training, make_spec
 
 CPU = torch.device("cpu")
 W, B = 2.0, 0.5  # the weights before the first step
@@ -68,8 +69,8 @@ class MeanLoss:
 class Loader:
     """Batches of the greys at the sampler's positions, one for each microbatch."""
 
-    def __init__(self, components: TrainComponents) -> None:
-        self.sampler, self.size = components.sampler, components.plan.recipe.microbatch
+    def __init__(self, sampler: ShardSampler, microbatch: int) -> None:
+        self.sampler, self.size = sampler, microbatch
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         greys = [GREYS[key.position % len(GREYS)] for key in self.sampler]
@@ -79,20 +80,20 @@ class Loader:
 
 
 def make_line(folder: Path, num_images: int = 8, *, optimizer: dict[str, Any] | None = None,
-              schedule: dict[str, Any] | None = None, **recipe: Any) -> TrainComponents:
-    """Parts whose model is the line: by default two steps of two microbatches an epoch, plain SGD at a rate of 0.1."""
+              schedule: dict[str, Any] | None = None, **recipe: Any) -> Training:
+    """By default two steps of two microbatches an epoch, plain SGD at a rate of 0.1."""
     fields: dict[str, Any] = {"batch_size": 4, "microbatch": 2, "epochs": 1, **recipe}
     fields["optimizer"] = {"lr0": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nominal_batch": 4, "clip_norm": 1e6,
                            **(optimizer or {})}
     fields["schedule"] = {"warmup_epochs": 0, "lrf": 1.0, **(schedule or {})}
-    components = build(make_spec(folder, num_images, **fields), WorkerContext())
-    model, decided = Line(), components.spec.recipe
-    statistics = Statistics(model)
-    line = dataclasses.replace(
-        components, model=model, replica=model, loss=MeanLoss(), optimizer=build_optimizer(model, decided),
-        statistics=statistics, gradients=GradientTree(model, Collectives(), statistics.size),
-        ema=Ema(model, decided.schedule.ema_decay, decided.schedule.ema_ramp))
-    return dataclasses.replace(line, loader=Loader(line))
+    spec, context = make_spec(folder, num_images, **fields), WorkerContext()
+    model: Any = Line()
+    learner = dataclasses.replace(
+        build_learner(spec, context), model=model, criterion=MeanLoss(), optimizer=build_optimizer(model, spec.recipe),
+        ema=Ema(model, spec.recipe.schedule.ema_decay, spec.recipe.schedule.ema_ramp))
+    team = form_team(learner, context, Collectives(), image_stores(spec, context))
+    team.loaders = team.loaders._replace(train=Loader(team.loaders.sampler, fields["microbatch"]))
+    return Training(learner, team)
 
 
 @pytest.fixture(autouse=True, params=["at once", "ahead"])
@@ -105,15 +106,16 @@ Hook = Callable[[Any, Any, loop.StepResult], None]
 
 
 def train(
-    components: TrainComponents,
+    line: Training,
     after_step: Hook = lambda *_: None,
     state: TrainState | None = None,
     ends: list[tuple[float, ...]] | None = None,
     poll_orders: loop.PollOrders = loop.Orders,
 ) -> TrainState:
     """Appends the mean losses of each epoch to `ends`."""
-    state, ends = state or TrainState(), [] if ends is None else ends
-    loop.train(components, state, after_step, lambda _: bool(ends.append(state.close_epoch())), poll_orders)
+    line.learner.state, ends = state or TrainState(), [] if ends is None else ends
+    state = line.learner.state
+    loop.train(*line, after_step, lambda _: bool(ends.append(state.close_epoch())), poll_orders)
     return state
 
 
@@ -121,24 +123,24 @@ def weights(model: nn.Module) -> tuple[float, float]:
     return model.line.weight.item(), model.line.bias.item()
 
 
-def recorded(components: TrainComponents, look: Callable[[], Any]) -> list[Any]:
+def recorded(line: Training, look: Callable[[], Any]) -> list[Any]:
     """The results of `look` after each step of a complete training."""
     seen: list[Any] = []
-    train(components, lambda *_: seen.append(look()))
+    train(line, lambda *_: seen.append(look()))
     return seen
 
 
 def test_a_step_descends_the_sum_of_its_images_gradients(tmp_path: Path) -> None:
-    components = make_line(tmp_path)
-    first, second = recorded(components, lambda: weights(components.model))
+    line = make_line(tmp_path)
+    first, second = recorded(line, lambda: weights(line.learner.model))
     w, b = W - 0.1 * sum(X[:4]), B - 0.1 * 4  # of four images, not of their mean
     assert first == pytest.approx((w, b))
     assert second == pytest.approx((w - 0.1 * sum(X[4:]), b - 0.1 * 4))
 
 
 def test_momentum_looks_ahead_and_decay_pulls_at_weights_only(tmp_path: Path) -> None:
-    components = make_line(tmp_path, optimizer={"momentum": 0.5, "weight_decay": 0.02, "nominal_batch": 4})
-    first, second = recorded(components, lambda: weights(components.model))
+    line = make_line(tmp_path, optimizer={"momentum": 0.5, "weight_decay": 0.02, "nominal_batch": 4})
+    first, second = recorded(line, lambda: weights(line.learner.model))
     gradient = sum(X[:4]) + 0.02 * W
     w, b = W - 0.1 * 1.5 * gradient, B - 0.1 * 1.5 * 4  # Nesterov: the gradient, and half of the momentum that it makes
     assert first == pytest.approx((w, b))
@@ -149,8 +151,8 @@ def test_momentum_looks_ahead_and_decay_pulls_at_weights_only(tmp_path: Path) ->
 
 def test_losses_are_means_over_the_steps_images(tmp_path: Path) -> None:
     """Not over its microbatches, which here have four and two images."""
-    components, seen, ends = make_line(tmp_path, 6, batch_size=8, microbatch=4, optimizer={"nominal_batch": 8}), [], []
-    train(components, lambda step, rates, result: seen.append((result.losses.tolist(), result.images)), ends=ends)
+    line, seen, ends = make_line(tmp_path, 6, batch_size=8, microbatch=4, optimizer={"nominal_batch": 8}), [], []
+    train(line, lambda step, rates, result: seen.append((result.losses.tolist(), result.images)), ends=ends)
     mean = sum(W * x + B for x in X[:6]) / 6
     assert seen == [(pytest.approx([mean, 0, 0]), 6)]
     assert ends == [pytest.approx((mean, 0, 0))]
@@ -162,18 +164,18 @@ def test_microbatches_and_batches_that_accumulate_make_the_same_step(
     small = make_line(tmp_path, batch_size=4, microbatch=microbatch, optimizer={"nominal_batch": 8})
     large = make_line(tmp_path, batch_size=8, microbatch=8, optimizer={"nominal_batch": 8})
     [accumulated], [whole] = (
-        recorded(components, lambda components=components: weights(components.model)) for components in (small, large)
+        recorded(line, lambda line=line: weights(line.learner.model)) for line in (small, large)
     )
     assert accumulated == pytest.approx(whole)
     assert accumulated == pytest.approx((W - 0.1 * sum(X), B - 0.1 * 8))
 
 
 def test_a_gradient_longer_than_the_limit_is_scaled_to_it_and_its_norm_reported_before(tmp_path: Path) -> None:
-    components, norms = make_line(tmp_path, 4, optimizer={"clip_norm": 0.5}), []
-    train(components, lambda step, rates, result: norms.append(result.gradient_norm))
+    line, norms = make_line(tmp_path, 4, optimizer={"clip_norm": 0.5}), []
+    train(line, lambda step, rates, result: norms.append(result.gradient_norm))
     norm = math.hypot(sum(X[:4]), 4)
     assert norms == [pytest.approx(norm)]
-    assert weights(components.model) == pytest.approx((W - 0.1 * 0.5 * sum(X[:4]) / norm, B - 0.1 * 0.5 * 4 / norm))
+    assert weights(line.learner.model) == pytest.approx((W - 0.1 * 0.5 * sum(X[:4]) / norm, B - 0.1 * 0.5 * 4 / norm))
 
 
 @pytest.mark.parametrize(("factor", "updated"), [(1.0, 16.0), (math.inf, 4.0)])
@@ -189,11 +191,11 @@ def test_an_incomplete_step_leaves_the_scale_as_it_was(factor: float, updated: f
 
 def test_the_average_follows_the_weights_from_the_first_step_on(tmp_path: Path) -> None:
     """e <- d(n) e + (1 - d(n)) w with n = 1 at the first step; statistics are averaged like weights."""
-    components = make_line(tmp_path, epochs=2, schedule={"ema_decay": 0.8, "ema_ramp": 2.0})
-    w, running = W, 0.0
-    for number, (now, mean, averaged, averaged_mean) in enumerate(recorded(components, lambda: (
-            weights(components.model)[0], components.model.norm.running_mean.item(), weights(components.ema.model)[0],
-            components.ema.model.norm.running_mean.item())), 1):
+    line = make_line(tmp_path, epochs=2, schedule={"ema_decay": 0.8, "ema_ramp": 2.0})
+    w, running, model, average = W, 0.0, line.learner.model, line.learner.ema.model
+    seen = recorded(line, lambda: (weights(model)[0], model.norm.running_mean.item(), weights(average)[0],
+                                   average.norm.running_mean.item()))
+    for number, (now, mean, averaged, averaged_mean) in enumerate(seen, 1):
         decay = 0.8 * (1 - math.exp(-number / 2.0))
         w, running = decay * w + (1 - decay) * now, decay * running + (1 - decay) * mean
         assert (averaged, averaged_mean) == pytest.approx((w, running))
@@ -201,22 +203,22 @@ def test_the_average_follows_the_weights_from_the_first_step_on(tmp_path: Path) 
 
 
 def test_every_microbatch_moves_the_statistics_in_order(tmp_path: Path) -> None:
-    components = make_line(tmp_path, 4)
-    train(components)
+    line = make_line(tmp_path, 4)
+    train(line)
     mean, var = 0.0, 1.0
     for pair_mean, pair_var in ((0.4, 0.08), (0.7, 0.18)):  # of (0.2, 0.6) and (1.0, 0.4); variances unbiased
         mean, var = 0.97 * mean + 0.03 * pair_mean, 0.97 * var + 0.03 * pair_var
-    norm = components.model.norm
+    norm = line.learner.model.norm
     assert (norm.running_mean.item(), norm.running_var.item()) == pytest.approx((mean, var))
     assert norm.num_batches_tracked.item() == 2
 
 
 def test_in_warm_up_a_step_has_the_rates_of_its_last_batch(tmp_path: Path) -> None:
     """Eight batches of warm-up in which steps grow from one batch to four: they end with batches 0, 1, 3, 6, 10, 11."""
-    components = make_line(tmp_path, 48, optimizer={"nominal_batch": 16, "momentum": 0.9}, schedule={
+    line = make_line(tmp_path, 48, optimizer={"nominal_batch": 16, "momentum": 0.9}, schedule={
         "warmup_epochs": 8 / 12, "warmup_min_batches": 8, "warmup_bias_lr": 0.5, "warmup_momentum": 0.1})
     seen = recorded(
-        components, lambda: [(group["lr"], group["momentum"]) for group in components.optimizer.param_groups]
+        line, lambda: [(group["lr"], group["momentum"]) for group in line.learner.optimizer.param_groups]
     )
     risen = [0, 1 / 8, 3 / 8, 6 / 8, 1, 1]
     assert [group[0] for group in seen] == [pytest.approx((0.5 - 0.4 * r, 0.1 + 0.8 * r)) for r in risen]  # biases
@@ -224,10 +226,10 @@ def test_in_warm_up_a_step_has_the_rates_of_its_last_batch(tmp_path: Path) -> No
         assert [group[place] for group in seen] == [pytest.approx((0.1 * r, 0.1 + 0.8 * r)) for r in risen]
 
 
-def everything(components: TrainComponents) -> dict[str, Any]:
+def everything(line: Training) -> dict[str, Any]:
     """A copy of everything that a step may change."""
-    return copy.deepcopy({"model": components.model.state_dict(), "average": components.ema.model.state_dict(),
-                          "optimizer": components.optimizer.state_dict()["state"]})
+    return copy.deepcopy({"model": line.learner.model.state_dict(), "average": line.learner.ema.model.state_dict(),
+                          "optimizer": line.learner.optimizer.state_dict()["state"]})
 
 
 def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -242,8 +244,8 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("broken", ["loss", "loss alone", "gradient"])
 def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, broken: str) -> None:
     """In the last microbatch of the second of three steps. The third is unaffected."""
-    components = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
-    measure, calls = components.loss.measure, []
+    line = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
+    measure, calls = line.learner.criterion.measure, []
 
     def spoiled(*args: Any) -> LossSums:
         sums = measure(*args)
@@ -256,11 +258,11 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, b
             return sums._replace(numerators=sums.numerators + math.inf)
         return sums._replace(numerators=sums.numerators * math.nan)
 
-    components.loss.measure = spoiled
+    line.learner.criterion.measure = spoiled
     states, results, ends = [], [], []
     state = train(
-        components,
-        lambda step, rates, result: (states.append(everything(components)), results.append(result)),
+        line,
+        lambda step, rates, result: (states.append(everything(line)), results.append(result)),
         ends=ends,
     )
     assert [result.skipped for result in results] == [False, True, False]
@@ -277,8 +279,9 @@ def test_a_skipped_first_step_changes_nothing(tmp_path: Path, name: str) -> None
     """Its momentum does not start from uninitialised memory."""
     settings = {"name": name, "momentum": 0.5, "weight_decay": 0.01}
     uninterrupted, broken = (make_line(tmp_path / folder, 8, optimizer=settings) for folder in "ab")
-    terms, calls = broken.loss.terms, []
-    broken.loss.terms = lambda *args: terms(*args) * (math.inf if calls.append(None) or len(calls) <= 2 else 1)
+    terms, calls = broken.learner.criterion.terms, []
+    criterion = broken.learner.criterion
+    criterion.terms = lambda *args: terms(*args) * (math.inf if calls.append(None) or len(calls) <= 2 else 1)
     second_step = TrainState(Progress(0, 4, 1))
     train(uninterrupted, state=second_step)
     train(broken)
@@ -286,14 +289,14 @@ def test_a_skipped_first_step_changes_nothing(tmp_path: Path, name: str) -> None
 
 
 def test_ten_steps_in_a_row_that_are_not_finite_end_the_training(tmp_path: Path) -> None:
-    components, results = make_line(tmp_path, 48), []
-    terms = components.loss.terms
-    components.loss.terms = lambda *args: terms(*args) * math.inf
-    before = everything(components)
+    line, results = make_line(tmp_path, 48), []
+    terms = line.learner.criterion.terms
+    line.learner.criterion.terms = lambda *args: terms(*args) * math.inf
+    before = everything(line)
     with pytest.raises(TrainingError, match=r"^step 10: "):
-        train(components, lambda step, rates, result: results.append(result.skipped))
+        train(line, lambda step, rates, result: results.append(result.skipped))
     assert results == [True] * 10
-    assert_equal(everything(components), before)
+    assert_equal(everything(line), before)
 
 
 def test_a_training_continues_from_the_step_and_inside_the_epoch_where_it_stopped(tmp_path: Path) -> None:
@@ -308,8 +311,9 @@ def test_a_training_continues_from_the_step_and_inside_the_epoch_where_it_stoppe
 
 
 def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
-    components, state, epochs = make_line(tmp_path, epochs=5), TrainState(), []
-    loop.train(components, state, lambda *_: None, lambda epoch: bool(state.close_epoch() and epochs.append(epoch))
+    line, epochs = make_line(tmp_path, epochs=5), []
+    state = line.learner.state
+    loop.train(*line, lambda *_: None, lambda epoch: bool(state.close_epoch() and epochs.append(epoch))
                or epoch == 2)
     assert epochs == [0, 1, 2]
     assert state.progress == (3, 0, 6)
@@ -323,9 +327,10 @@ def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
 def test_loaders_start_the_next_epoch_before_the_validation(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_weights: bool, until: int | None, expected: list[str]
 ) -> None:
-    components, state = make_line(tmp_path, epochs=3, image_weights=image_weights), TrainState()
+    line = make_line(tmp_path, epochs=3, image_weights=image_weights)
+    state = line.learner.state
     order: list[str] = []
-    start = components.sampler.start
+    start = line.team.loaders.sampler.start
 
     def note_start(epoch: int, *arguments: Any) -> None:
         order.append(f"load {epoch}")
@@ -336,8 +341,8 @@ def test_loaders_start_the_next_epoch_before_the_validation(
         state.close_epoch()
         return epoch + 1 == until
 
-    monkeypatch.setattr(components.sampler, "start", note_start)
-    loop.train(components, state, lambda *_: None, close, until=until)
+    monkeypatch.setattr(line.team.loaders.sampler, "start", note_start)
+    loop.train(*line, lambda *_: None, close, until=until)
     assert order == expected
 
 
@@ -345,7 +350,7 @@ def test_loaders_start_the_next_epoch_before_the_validation(
 def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aborted: list[int]) -> None:
     """That worker may have passed on garbage gradients, although the rows of all have arrived."""
-    components, sent = make_line(tmp_path), list[Tensor]()
+    line, sent = make_line(tmp_path), list[Tensor]()
 
     def gather(received: Tensor, own: Tensor) -> None:
         sent.append(own.clone())
@@ -354,9 +359,9 @@ def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather
     monkeypatch.setattr(collectives.dist, "all_gather_into_tensor", gather)
     for worker in range(2):
         monkeypatch.setattr(collectives, "_group", collectives._Group(cut=torch.tensor(float(worker in aborted))))
-        context = dataclasses.replace(components.context, collectives=Collectives(worker, 2))
+        team = dataclasses.replace(line.team, collectives=Collectives(worker, 2))
         losses, complete, _, reports = loop.gather_measurements(
-            dataclasses.replace(components, context=context), [torch.full((3,), worker + 1.0)], [1, 1],
+            line.learner, team, [torch.full((3,), worker + 1.0)], [1, 1],
             loop.Orders(), SpeedReport(worker + 0.5, 3.0), 5)
     assert reports.tolist() == [[0.5, 3.0], [1.5, 3.0]]
     assert losses.tolist() == [[1.0] * 3, [2.0] * 3]

@@ -16,7 +16,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.core.events import RunEvent
-from ray_yolo.engine.build import build_network
+from ray_yolo.engine.learner import build_network
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.run_dir import find_run
@@ -161,7 +161,7 @@ def test_a_training_maps_the_rows_of_the_head(weights: Path, tmp_path: Path) -> 
 
 
 def test_the_rows_of_the_head_are_those_of_the_names(weights: Path, tmp_path: Path) -> None:
-    from ray_yolo.engine.build import TrainSpec
+    from ray_yolo.engine.spec import TrainSpec
 
     config = training(tmp_path, weights, dataset(tmp_path / "other", "names: [bright, dark]", SWAPPED))
     _, train, val = read_dataset(config.recipe)

@@ -22,8 +22,8 @@ from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.core.structures import Orders
 from ray_yolo.core.system import Process, own_process
-from ray_yolo.engine.build import WorkerContext
 from ray_yolo.engine.membership import Activity, Generation
+from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers import rendezvous, worker
 from ray_yolo.runtime.workers.client import JobClient

@@ -1,0 +1,232 @@
+"""One generation on one worker: what exchanges numbers with the other workers, and what loads this worker's share of
+the images.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ray_yolo.config.model_facts import GRID
+from ray_yolo.config.placement import repeats_passes
+from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
+from ray_yolo.core.errors import release_frames
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.data.augment import colour_tables
+from ray_yolo.data.dataset import (
+    TrainDataset,
+    ValDataset,
+    cut_batches,
+    identity,
+    padded_shapes,
+    start_forkserver,
+)
+from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.index import image_weights
+from ray_yolo.engine.balance import LoadBalancer
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
+from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.learner import Learner, build_network
+from ray_yolo.engine.loading import PREFETCH, LoadedDataset, Loader
+from ray_yolo.engine.plan import Plan, ShardSampler
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.ops import sharding
+from ray_yolo.ops.recolour import ColourTables, RecolouredInput, recoloured_input
+
+Batches = Iterable[Mapping[str, Tensor]]
+Stores = tuple[ImageStore, ImageStore]
+"""The images of training and of validation."""
+
+
+class Loaders(NamedTuple):
+    """What loads this worker's share of the images, under one set of settings."""
+
+    balancer: LoadBalancer
+    sampler: ShardSampler
+    train: Batches
+    val: Batches
+    colours: RecolouredInput | None  # how the device changes colours; None: the loaders do
+
+
+@dataclass
+class Team:
+    """One generation on this worker: all that the next one replaces.
+
+    It is a context manager, complete from `form_team` to the end of its context. The learner's model then belongs to no
+    group: DDP and its hooks, repeated passes and loaders are gone, also if an error ends the context.
+    """
+
+    context: WorkerContext
+    collectives: Collectives
+    network: nn.Module  # the learner's model, wrapped by DDP if there are several workers
+    graphs: GraphedForward | None  # the model's forward pass in training, if CUDA graphs repeat it
+    statistics: Statistics
+    gradients: GradientTree
+    loaders: Loaders
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Without references, the process group closes its connections, so peers that wait for this worker fail."""
+        if self.graphs:
+            self.graphs.remove()
+        self.gradients.close()
+        del self.network, self.graphs, self.gradients, self.loaders
+        if self.collectives.num_workers == 1:
+            return
+        # What still held DDP would keep its hooks on parameters, which would wait for the abandoned step.
+        if error:
+            release_frames(error)
+        gc.collect()
+
+
+def form_team(learner: Learner, context: WorkerContext, collectives: Collectives, stores: Stores) -> Team:
+    """This worker's part in a group of workers with equal learners. Collective.
+
+    DDP gives all workers the weights of worker 0.
+
+    Raises:
+        ConfigError: if the recipe has too few microbatches for the workers.
+    """
+    recipe, model = learner.spec.recipe, learner.model
+    check_workers(recipe, collectives.num_workers)
+    loaders = make_loaders(learner.spec, model.grid, context, collectives, stores)
+    statistics = Statistics(model, collectives.global_sum if recipe.sync_bn else None)
+    network = context.prepare_model(model)  # the only part that communicates; hooks exist only after it has succeeded
+    return Team(context, collectives, network, graphed_forward(learner, context, collectives), statistics,
+                GradientTree(network, collectives, statistics.size), loaders)
+
+
+def graphed_forward(learner: Learner, context: WorkerContext, collectives: Collectives) -> GraphedForward | None:
+    """The model's repeated passes on a GPU, unless they are switched off. With sync_bn, a pass exchanges numbers."""
+    is_on = repeats_passes(context.cuda_graphs, collectives.num_workers)
+    if context.device.type != "cuda" or not is_on or learner.spec.recipe.sync_bn:
+        return None
+    return repeat_passes(learner.model)
+
+
+def image_stores(spec: TrainSpec, context: WorkerContext) -> Stores:
+    """The images of the two splits, cached as the context says. The caller closes them."""
+    imgsz = spec.recipe.imgsz
+    return ImageStore(spec.train, imgsz, context.cache), ImageStore(spec.val, imgsz, context.cache, smooth=True)
+
+
+def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives: Collectives, stores: Stores
+                 ) -> Loaders:
+    """The loaders of a worker's share of the images. Their processes begin when batches are requested.
+
+    Args:
+        grid: of the model, pixels.
+    """
+    recipe, (train_store, val_store) = spec.recipe, stores
+    plan, (order, shapes) = Plan(recipe, len(spec.train)), _rect(spec, grid)
+    rank, num_workers = collectives.rank, collectives.num_workers
+    balancer = LoadBalancer(plan, num_workers, context.activity)
+    sampler = ShardSampler(plan, rank, num_workers, order, balancer.seconds)
+    leaves_colours = recolours_on_device(recipe, context.device)
+    samples = train_dataset(spec, train_store, shapes, leaves_colours=leaves_colours)
+    train = Loader(context.prepare_loader(DataLoader(
+        LoadedDataset(samples), batch_size=plan.loader_batch(num_workers, rank), sampler=sampler,
+        collate_fn=identity, **_processes(context))))
+    val = val_loader(spec.val, val_store, recipe.imgsz, grid, recipe.evaluate.batch_size, context, collectives)
+    colours = colours_on(context.device, in_one_kernel=context.colour_kernel) if leaves_colours else None
+    return Loaders(balancer, sampler, train, val, colours)
+
+
+def _rect(spec: TrainSpec, grid: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Under `rect`, the order of images by aspect ratio, the same in every epoch, and the (height, width) of each
+    image: the smallest shape that fits every image of its microbatch."""
+    if not spec.recipe.rect:
+        return None, None
+    order = np.argsort(spec.train.sizes[:, 0] / spec.train.sizes[:, 1], kind="stable")
+    shapes = padded_shapes(spec.train.sizes, spec.recipe.imgsz, grid, pad=0.0)
+    _, size = resolved_batch(spec.recipe)
+    for first in range(0, len(order), size):
+        microbatch = order[first : first + size]
+        shapes[microbatch] = shapes[microbatch].max(axis=0)
+    return order, shapes
+
+
+def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None, *,
+                  leaves_colours: bool = False) -> TrainDataset:
+    """The augmented training samples."""
+    recipe = spec.recipe
+    return TrainDataset(spec.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
+                        quad=recipe.quad, leaves_colours=leaves_colours)
+
+
+def recolours_on_device(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the device changes the colours of training images. On a CPU the loader processes do: they are faster
+    (`cv2` needs no table), and there are several.
+
+    Samples that `quad` merges have colours of their own, which the loaders change before.
+    """
+    augment = recipe.augment
+    has_colours = bool(augment.hsv_h or augment.hsv_s or augment.hsv_v)
+    return device.type == "cuda" and has_colours and not recipe.quad
+
+
+@cache
+def colour_tables_on(device: torch.device) -> ColourTables:
+    """The tables on a device, made once: it takes half a second or more."""
+    return colour_tables().to(device)
+
+
+def colours_on(device: torch.device, *, in_one_kernel: bool) -> RecolouredInput:
+    """What changes colours on a device; without Triton, never by one kernel."""
+    if in_one_kernel and find_spec("triton"):
+        from ray_yolo.ops import colour_kernel  # imports Triton, which takes a second
+
+        return partial(colour_kernel.recoloured_input, colour_tables_on(device))
+    return partial(recoloured_input, colour_tables_on(device))
+
+
+def first_batches(spec: TrainSpec) -> Batches:
+    """The batches of the first epoch, one microbatch each, as a single worker trains them: for plots."""
+    grid, context = build_network(spec).grid if spec.recipe.rect else GRID, WorkerContext()
+    loaders = make_loaders(spec, grid, context, Collectives(), image_stores(spec, context))
+    loaders.sampler.start(0, weights=draw_weights(spec, ()))
+    return loaders.train
+
+
+def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | None:
+    """Under `image_weights`, the sampling weight of each image, from the last validation's class results, if any."""
+    if not spec.recipe.image_weights:
+        return None
+    return image_weights(spec.train, np.array(class_maps or (0.0,) * len(spec.names)))
+
+
+def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int,
+               context: WorkerContext, collectives: Collectives) -> Batches:
+    """The worker's share of the validation batches, about the same number of pixels for each worker.
+
+    Batches have images of equal padded shape and do not depend on the number of workers.
+    """
+    batches = cut_batches(index, imgsz, batch_size, grid)
+    pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
+    shard = sharding.balanced_shard(pixels, collectives.rank, collectives.num_workers)
+    data = LoadedDataset(ValDataset(index, store, batches))
+    return Loader(DataLoader(data, batch_size=None, sampler=shard, **_processes(context)))
+
+
+def _processes(context: WorkerContext) -> dict[str, Any]:
+    """Loader arguments. They use forkserver: forking a process that runs Ray or CUDA threads can deadlock."""
+    pinned = {"pin_memory": context.device.type == "cuda"}  # otherwise a copy to the device blocks
+    if not context.loader_processes:
+        return pinned
+    start_forkserver()
+    return {**pinned, "num_workers": context.loader_processes, "persistent_workers": True,
+            "prefetch_factor": PREFETCH, "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}

@@ -1,0 +1,102 @@
+"""A worker's part in a generation, and its loaders."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.engine import team as team_module
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.learner import build_learner
+from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.team import Loaders, form_team, image_stores, make_loaders, recolours_on_device, val_loader
+from tests.support.jobs import build_training, make_index, make_spec
+
+
+def loaders_of(spec: TrainSpec) -> Loaders:
+    context = WorkerContext()
+    return make_loaders(spec, 32, context, Collectives(), image_stores(spec, context))
+
+
+@pytest.mark.parametrize(("device", "recipe", "expected"), [
+    ("cuda", {}, True),
+    ("cpu", {}, False),
+    ("cuda", {"quad": True}, False),
+    ("cuda", {"augment": {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}}, False),
+    ("cuda", {"augment": {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.1}}, True),
+])
+def test_a_gpu_changes_colours_of_single_samples(
+        tmp_path: Path, device: str, recipe: dict[str, Any], expected: bool) -> None:
+    assert recolours_on_device(make_spec(tmp_path, **recipe).recipe, torch.device(device)) is expected
+
+
+def test_loaders_and_device_agree_on_who_changes_colours(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team_module, "recolours_on_device", lambda recipe, device: recipe.augment.hsv_v > 0)
+    plain = make_spec(tmp_path, augment={"hsv_v": 0.0})
+    changed = make_spec(tmp_path, augment={"hsv_v": 0.1})
+    loaders = loaders_of(plain)
+    assert loaders.colours is None
+    assert not loaders.train.loader.dataset.data.leaves_colours
+    loaders = loaders_of(changed)
+    assert loaders.colours is not None
+    assert loaders.train.loader.dataset.data.leaves_colours
+    team_module.colour_tables_on.cache_clear()
+
+
+def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, rect=True)
+    loaders = loaders_of(spec)
+    loaders.sampler.start(0)
+    first = [key.image for key in loaders.sampler]
+    loaders.sampler.start(1)
+    assert first == [key.image for key in loaders.sampler]
+    loaders.sampler.start(0)
+    shapes = [tuple(batch["images"].shape[2:]) for batch in loaders.train]
+    assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32
+
+
+def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
+    """As Ray Train does, at the start and after each regrouping. It keeps the package's sampler."""
+    prepared: list[tuple[DataLoader, list[DataLoader]]] = []
+
+    def prepare(loader: DataLoader) -> list[DataLoader]:
+        prepared.append((loader, [loader]))
+        return prepared[-1][1]
+
+    spec, context = make_spec(tmp_path), WorkerContext(prepare_loader=prepare)
+    teams = [build_training(spec, context).team for _ in range(2)]
+    assert len(prepared) == 2
+    for team, (loader, result) in zip(teams, prepared, strict=True):
+        assert team.loaders.train.loader is result
+        assert loader.sampler is team.loaders.sampler
+        assert isinstance(loader.sampler, DistributedSampler)
+
+
+def test_batches_for_a_gpu_are_pinned_with_any_loader_processes(tmp_path: Path) -> None:
+    index = make_index(tmp_path, 3)
+    for processes, device in product((0, 2), ("cuda", "cpu")):
+        context = WorkerContext(device=torch.device(device), loader_processes=processes)
+        loader = val_loader(index, ImageStore(index, 64), 64, 32, 2, context, Collectives())
+        assert loader.loader.pin_memory is (device == "cuda"), (processes, device)
+
+
+def test_the_end_of_a_team_leaves_the_learner_alone(tmp_path: Path) -> None:
+    """Whatever ended it. A use after the end is an error."""
+    spec, context = make_spec(tmp_path), WorkerContext()
+    learner, stores = build_learner(spec, context), image_stores(spec, context)
+    for error in (None, KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), form_team(learner, context, Collectives(), stores) as team:
+            assert team.network is learner.model
+            if error:
+                raise error
+        for part in ("network", "gradients", "graphs", "loaders"):
+            with pytest.raises(AttributeError):
+                getattr(team, part)
