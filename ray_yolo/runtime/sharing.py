@@ -136,10 +136,15 @@ class Places:
     def __init__(self, groups: Sequence[Group], nodes: Sequence[Node], due: Collection[str]) -> None:
         self._nodes = sorted(nodes, key=lambda node: node.id)
         self._free = {node.id: Counter[str](dict(node.free)) for node in nodes}
-        self._extras = [group for group in groups if group.kind == "extra" and group.is_placed]
-        self._count = Counter(extra.job for extra in self._extras)
+        self._extras: dict[str, list[Group]] = {node.id: [] for node in nodes}
+        waiting = list[Group]()
+        for group in groups:
+            if not group.is_placed:
+                waiting.append(group)
+            elif group.kind == "extra":
+                self._extras.setdefault(group.bundles[0].node, []).append(group)
+        self._count = Counter(extra.job for extras in self._extras.values() for extra in extras)
         self.offer: Offer | None = None
-        waiting = [group for group in groups if not group.is_placed]
         without = set[tuple[object, ...]]()  # equal groups have none either: there are ever fewer places
         for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
             is_due = waits.id in due
@@ -180,7 +185,8 @@ class Places:
 
     def _plan(self, waits: Group, *, is_due: bool) -> _Plan | None:
         """Where a group gets its places; None: nowhere. Nothing has changed after this call."""
-        before = {node: Counter(free) for node, free in self._free.items()}, list(self._extras), Counter(self._count)
+        before = ({node: Counter(free) for node, free in self._free.items()},
+                  {node: list(extras) for node, extras in self._extras.items()}, Counter(self._count))
         plan = _Plan([], [])
         used = {bundle.node for bundle in waits.bundles}
         for bundle in waits.missing:
@@ -214,10 +220,9 @@ class Places:
         try:
             while not _fits(bundle.needs, free):
                 lacking = {kind for kind, amount in bundle.needs.items() if free[kind] < amount - 1e-6}
-                candidates = [extra for extra in self._extras
-                              if extra.bundles[0].node == node and extra not in chosen
-                              and lacking & {kind for kind, held in extra.bundles[0].needs.items() if held}
-                              and self._may_take(waits, extra)]
+                candidates = [extra for extra in self._extras[node]
+                              if any(extra.bundles[0].needs.get(kind) for kind in lacking)
+                              and extra not in chosen and self._may_take(waits, extra)]
                 if not candidates:
                     return None
                 leaver = min(candidates, key=self._leaves_before)
@@ -230,7 +235,7 @@ class Places:
 
     def _release(self, extra: Group) -> None:
         """An extra leaves."""
-        self._extras.remove(extra)
+        self._extras[extra.bundles[0].node].remove(extra)
         self._count[extra.job] -= 1
         self._free[extra.bundles[0].node].update(extra.bundles[0].needs)
 
@@ -265,6 +270,8 @@ class Sharing:
         """Since when there is room for a place that no waiting job gets; None: there is none."""
         self._moved: dict[int, float] = {}
         """The bundles that were given or taken back, and when."""
+        self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Places] | None = None
+        """What was seen at the last look, and who gets which places then: in most looks nothing has changed."""
         self._placed: dict[str, Group] = {}
         self._nodes: Sequence[Node] = ()
         """Groups and nodes at the last look."""
@@ -281,7 +288,10 @@ class Sharing:
         now = self._clock()
         self._seen = {group.id: self._seen.get(group.id, now) for group in groups if not group.is_placed}
         due = [group for group, since in self._seen.items() if now - since >= PATIENCE_SECONDS]
-        places = Places(groups, self._expect_free(groups, nodes, now), due)
+        seen = tuple(groups), self._expect_free(groups, nodes, now), due
+        if self._newest is None or self._newest[0] != seen:
+            self._newest = seen, Places(*seen)
+        places = self._newest[1]
         has_new = any(now - since < CALM_SECONDS for since in self._seen.values())
         look_again = SOON_SECONDS if places.offer or has_new else LATE_SECONDS
         room = places.room(self._place)

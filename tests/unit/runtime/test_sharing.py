@@ -169,7 +169,7 @@ def test_equal_ranges_share_nodes_that_join() -> None:
         world.start(ranged(name, 32))
         world.run(300)
     assert world.extras() == {"a": 3, "b": 3}
-    world.nodes["n1"] = world.nodes["n0"]
+    world.join(world.nodes["n0"])
     world.run(300)
     assert world.extras() == {"a": 7, "b": 7}
 
@@ -235,9 +235,9 @@ def test_another_one_leaves_if_a_third_program_has_taken_what_was_freed(lag: flo
     world.start(ranged("a", 4))
     world.run(30)
     world.start(Job("fixed", Bundle(CPU), 2, 2))
-    while not world.removed:
+    while not world.jobs["a"].given:
         world.step()
-    world.taken.append(("n0", CPU))  # a task took the CPU without waiting
+    world.take("n0", CPU)  # a task took the CPU without waiting
     world.run(PATIENCE_SECONDS + 30)
     assert all(group.is_placed for group in world.groups)
     assert world.extras() == {}
