@@ -18,8 +18,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it, and that room lasts before it is used
@@ -40,6 +41,9 @@ class Bundle(NamedTuple):
     labels: Mapping[str, str] = {}  # that its node has to have, as a label selector of Ray
 
 
+_NODE = attrgetter("node")
+
+
 class Group(NamedTuple):
     """A placement group of the cluster."""
 
@@ -54,7 +58,7 @@ class Group(NamedTuple):
     @property
     def is_placed(self) -> bool:
         """Whether it waits for nothing."""
-        return all(bundle.node for bundle in self.bundles)
+        return all(map(_NODE, self.bundles))
 
     @property
     def missing(self) -> list[Bundle]:
@@ -270,8 +274,8 @@ class Sharing:
         """Since when there is room for a place that no waiting job gets; None: there is none."""
         self._moved: dict[int, float] = {}
         """The bundles that were given or taken back, and when."""
-        self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Places] | None = None
-        """What was seen at the last look, and who gets which places then: in most looks nothing has changed."""
+        self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Offer | None, int] | None = None
+        """What was seen at the last look, who leaves then, and the room. In most looks nothing has changed."""
         self._placed: dict[str, Group] = {}
         self._nodes: Sequence[Node] = ()
         """Groups and nodes at the last look."""
@@ -286,21 +290,26 @@ class Sharing:
             leaving: bundles whose workers are about to leave: the next one waits until they have.
         """
         now = self._clock()
-        self._seen = {group.id: self._seen.get(group.id, now) for group in groups if not group.is_placed}
+        placed, waiting = dict[str, Group](), list[str]()
+        for group in groups:
+            if group.is_placed:
+                placed[group.id] = group
+            else:
+                waiting.append(group.id)
+        self._seen = {group: self._seen.get(group, now) for group in waiting}
         due = [group for group, since in self._seen.items() if now - since >= PATIENCE_SECONDS]
-        seen = tuple(groups), self._expect_free(groups, nodes, now), due
+        seen = tuple(groups), self._expect_free(placed, nodes, now), due
         if self._newest is None or self._newest[0] != seen:
-            self._newest = seen, Places(*seen)
-        places = self._newest[1]
+            places = Places(*seen)
+            self._newest = seen, places.offer, places.room(self._place)
+        _, offer, room = self._newest
         has_new = any(now - since < CALM_SECONDS for since in self._seen.values())
-        look_again = SOON_SECONDS if places.offer or has_new else LATE_SECONDS
-        room = places.room(self._place)
+        look_again = SOON_SECONDS if offer or has_new else LATE_SECONDS
         if not room:
             self._room_since = None
         elif self._room_since is None:
             self._room_since = now
 
-        offer = places.offer
         if offer and offer.waits.job != self._job:
             self._calm_since = now
         takes_back = ALL if now - self._calm_since >= CALM_SECONDS else 0
@@ -322,13 +331,15 @@ class Sharing:
         """A bundle was requested again."""
         self._moved[number] = self._clock()
 
-    def _expect_free(self, groups: Iterable[Group], nodes: Sequence[Node], now: float) -> list[Node]:
+    def _expect_free(self, placed: dict[str, Group], nodes: Sequence[Node], now: float) -> list[Node]:
         """The nodes with what is free soon: Ray's report of free resources is later than its table.
 
         Without it one worker too many would leave: the group that it left for waits for a moment longer.
+
+        Args:
+            placed: the placed groups, by id.
         """
-        placed = {group.id: group for group in groups if group.is_placed}
-        removed = [group for group in self._placed.values() if group.id not in placed]
+        removed = [group for identity, group in self._placed.items() if identity not in placed]
         if now >= self._settled_at or placed.keys() - self._placed.keys():  # a new group has taken some of it
             self._soon_free = {}
         if removed:
@@ -338,6 +349,8 @@ class Sharing:
                     self._soon_free[bundle.node].update(bundle.needs)
             self._settled_at = now + SETTLE_SECONDS
         self._placed, self._nodes = placed, nodes
+        if not self._soon_free:
+            return list(nodes)
         return [node._replace(free=Counter(node.free) | self._soon_free.get(node.id, Counter())) for node in nodes]
 
     def _may_move(self, number: int, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Trainings on a range of workers share one cluster: they give places to each other, and get them back."""
+"""Trainings on a range of workers share one real cluster: they give places to each other, and get them back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
-from ray_yolo.runtime.sharing import CALM_SECONDS
+from ray_yolo.config.placement import Placement
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.sharing import CALM_SECONDS, Places, group_name
 from tests.support.faults import left_over, ray_nodes
 from tests.support.run_log import messages
 from tests.support.shared_jobs import assert_bits_of_a_lone_run, job
@@ -59,6 +63,45 @@ def test_a_server_gets_places_of_a_range_that_fills_the_cluster(tmp_path: Path) 
             server.wait(60)
         first.wait(lambda: first.workers() == 4, 120)
         first.stop()
+
+
+def test_types_and_labels_of_real_nodes_say_who_leaves_and_what_no_node_can_hold_takes_nothing() -> None:
+    """Eight extra workers hold the four GPUs of each of two nodes. No worker runs: it is the tables that count."""
+    with ray_nodes(1) as nodes:
+        for kind, market in (("A100", "spot"), ("L4", "on-demand")):
+            nodes.add_node(num_cpus=4, num_gpus=4, resources={f"accelerator_type:{kind}": 1},
+                                      labels={"market": market})
+        extras = [placement_group([{"CPU": 1, "GPU": 1}], name=group_name("extra", 0, number)) for number in range(8)]
+        assert all(extra.wait(60) for extra in extras)
+        type_of = {node["NodeID"]: kind for node in ray.nodes() for kind in ("A100", "L4")
+                   if f"accelerator_type:{kind}" in node["Resources"]}
+
+        def leaves_for(*bundles: dict[str, float], **settings: Any) -> str | None:
+            """The type of the GPU that a worker leaves for a group of another program; None: none leaves."""
+            waits = placement_group([*bundles], **settings)
+            groups = [group._replace(job="another") if group.id == waits.id.hex() else group
+                      for group in cluster.placement_groups()]
+            remove_placement_group(waits)
+            offer = Places(groups, cluster.nodes_with_places(), [waits.id.hex()]).offer
+            return type_of[offer.leaves.bundles[0].node] if offer else None
+
+        def worker_on(kind: str) -> dict[str, float]:
+            return cluster.resources_of(Placement(cpus_per_worker=1, accelerator_type=kind), 1.0)
+
+        assert leaves_for(worker_on("A100")) == "A100"
+        assert leaves_for(worker_on("L4")) == "L4"
+        assert leaves_for(*[worker_on("L4")] * 4) == "L4"
+        for condition, kind in {"spot": "A100", "!spot": "L4", "in(on-demand)": "L4", "!in(on-demand)": "A100"}.items():
+            assert leaves_for({"GPU": 1}, bundle_label_selector=[{"market": condition}]) == kind
+        assert leaves_for(*[worker_on("A100")] * 4, strategy="STRICT_PACK") == "A100"
+
+        assert leaves_for(worker_on("H100")) is None
+        assert leaves_for(*[worker_on("L4")] * 5) is None
+        assert leaves_for({"GPU": 1}, bundle_label_selector=[{"market": "reserved"}]) is None
+        assert leaves_for({"GPU": 8}) is None
+        assert leaves_for({"GPU": 1, "memory": 1e13}) is None
+        assert leaves_for(*[{"GPU": 1}] * 5, strategy="STRICT_PACK") is None
+        assert leaves_for(*[{"GPU": 1}] * 3, strategy="STRICT_SPREAD") is None
 
 
 def test_of_three_priorities_the_lower_ones_keep_their_minimum_until_the_higher_one_ends(tmp_path: Path) -> None:
