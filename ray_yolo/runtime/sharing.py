@@ -149,6 +149,8 @@ class Places:
                 self._extras.setdefault(group.bundles[0].node, []).append(group)
         self._count = Counter(extra.job for extras in self._extras.values() for extra in extras)
         self.offer: Offer | None = None
+        self.is_calm = True
+        """Whether no waiting group gets a place: Ray takes a moment to place one, and a new group could be faster."""
         without = set[tuple[object, ...]]()  # equal groups have none either: there are ever fewer places
         for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
             is_due = waits.id in due
@@ -157,6 +159,7 @@ class Places:
             if plan is None:
                 without.add(same)
                 continue
+            self.is_calm = False
             if plan.leavers and self.offer is None:
                 first = min(plan.leavers, key=self._leaves_before)
                 here = first.bundles[0]
@@ -274,8 +277,8 @@ class Sharing:
         """Since when there is room for a place that no waiting job gets; None: there is none."""
         self._moved: dict[int, float] = {}
         """The bundles that were given or taken back, and when."""
-        self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Offer | None, int] | None = None
-        """What was seen at the last look, who leaves then, and the room. In most looks nothing has changed."""
+        self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Offer | None, bool, int] | None = None
+        """What was seen at the last look, and what follows from it. In most looks nothing has changed."""
         self._placed: dict[str, Group] = {}
         self._nodes: Sequence[Node] = ()
         """Groups and nodes at the last look."""
@@ -301,8 +304,8 @@ class Sharing:
         seen = tuple(groups), self._expect_free(placed, nodes, now), due
         if self._newest is None or self._newest[0] != seen:
             places = Places(*seen)
-            self._newest = seen, places.offer, places.room(self._place)
-        _, offer, room = self._newest
+            self._newest = seen, places.offer, places.is_calm, places.room(self._place)
+        _, offer, is_calm, room = self._newest
         has_new = any(now - since < CALM_SECONDS for since in self._seen.values())
         look_again = SOON_SECONDS if offer or has_new else LATE_SECONDS
         if not room:
@@ -312,9 +315,7 @@ class Sharing:
 
         if offer and offer.waits.job != self._job:
             self._calm_since = now
-        takes_back = ALL if now - self._calm_since >= CALM_SECONDS else 0
-        if offer and offer.waits.job == self._job and offer.waits.kind != "extra":
-            takes_back = 0  # its own extras wait until the minimum has its places
+        takes_back = ALL if is_calm and now - self._calm_since >= CALM_SECONDS else 0
         if self._room_since is not None and now - self._room_since >= PATIENCE_SECONDS:
             takes_back = max(takes_back, room)
         if offer is None:

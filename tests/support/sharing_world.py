@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -41,10 +42,15 @@ class Job:
 
 
 class World:
-    """Nodes, groups and drivers. Ray places what fits at once, and reports what has become free a while later."""
+    """Nodes, groups and drivers.
 
-    def __init__(self, kinds: list[Kind], seed: int = 0, lag: float = 0.0) -> None:
-        self.now, self.lag, self.random = 0.0, lag, random.Random(seed)
+    Args:
+        lag: seconds until Ray reports what a removed group has held as free.
+        delay: seconds at most until Ray tries again to place a group that waits. It tries a new group at once.
+    """
+
+    def __init__(self, kinds: list[Kind], seed: int = 0, lag: float = 0.0, delay: float = 0.0) -> None:
+        self.now, self.lag, self.delay, self.random = 0.0, lag, delay, random.Random(seed)
         self.nodes = {f"n{number}": kind for number, kind in enumerate(kinds)}
         self.groups: list[Group] = []
         self.jobs: dict[str, Job] = {}
@@ -55,8 +61,10 @@ class World:
         self.faults: list[str] = []
         self._changes = 0
         """How often nodes, groups or actors have changed. What is computed of them holds until the next time."""
-        self._state, self._full = (-1, 0), (-1, 0)
-        """The state of what is below, and the one in which no waiting group fits."""
+        self._state, self._tried = (-1, 0), (-1, 0)
+        """The state of what is below, and the newest one after which each waiting group is tried again."""
+        self._tries: dict[str, float] = {}
+        """When Ray tries to place each waiting group; infinite: not before something changes."""
         self._free: dict[str, Counter[str]] = {}
         self._reported: list[Node] = []
         self._idle: set[str] = set()
@@ -165,14 +173,22 @@ class World:
         return self._reported
 
     def place(self) -> None:
-        """Ray places each waiting group that fits, in any order."""
-        reported = self.table()
-        if self._full == self._state:
-            return
-        self._full = self._state
-        free, failed, placed = {node.id: Counter(node.free) for node in reported}, set[str](), list(self.groups)
-        waiting = [number for number, group in enumerate(self.groups) if not group.is_placed]
-        for number in self.random.sample(waiting, len(waiting)):
+        """Ray places each waiting group that fits and is tried now."""
+        free = {node.id: Counter(node.free) for node in self.table()}
+        waiting = {group.id: number for number, group in enumerate(self.groups) if not group.is_placed}
+        if self._tried != self._state:
+            self._tried = self._state
+            for name in self.random.sample(list(waiting), len(waiting)):
+                is_new = name not in self._tries
+                if is_new or self._tries[name] == math.inf:
+                    self._tries[name] = self.now + (0 if is_new else self.random.uniform(0, self.delay))
+        self._tries = {name: at for name, at in self._tries.items() if name in waiting}
+        failed, placed = set[str](), list(self.groups)
+        for name in sorted(waiting, key=self._tries.__getitem__):
+            if self._tries[name] > self.now:
+                break
+            self._tries[name] = math.inf
+            number = waiting[name]
             group = self.groups[number]
             same = f"{group.job} {group.kind}"
             if same in failed:
@@ -235,7 +251,7 @@ class World:
         """Go on to the next look or end of a worker."""
         drivers = [job for job in self.jobs.values() if job.driver]
         times = [at for job in drivers for at in (job.look_at, *job.leaving.values())]
-        self.now = max(self.now + 0.2, min(times, default=self.now + 10.0))
+        self.now = max(self.now + 0.2, min([*times, *self._tries.values(), self.now + 10.0]))
         for job in drivers:
             for number, at in list(job.leaving.items()):
                 if at <= self.now:

@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 def test_a_range_gives_places_to_another_and_both_end_with_the_bits_of_a_lone_run(tmp_path: Path) -> None:
     """A minute after the end of the second one, the first one has all places again."""
     with ray_nodes(4), job(tmp_path / "first") as first:
-        first.wait(lambda: first.workers() == 4, 120)
+        first.wait(lambda: first.workers() == 4)
         time.sleep(30)
         with job(tmp_path / "second") as second:
-            second.wait(lambda: second.first_step() < float("inf"), 90)
-            second.wait(lambda: first.workers() == second.workers() == 2, 90)
+            second.wait(lambda: second.first_step() < float("inf"))
+            second.wait(lambda: first.workers() == second.workers() == 2)
             second.stop()
-        first.wait(lambda: first.workers() == 4, 120)
+        first.wait(lambda: first.workers() == 4)
         first.stop()
         assert left_over() == ""
         said = [text for text in messages(first.run_dir) if "place" in text]
@@ -48,20 +48,20 @@ def test_a_range_gives_places_to_another_and_both_end_with_the_bits_of_a_lone_ru
 def test_a_server_gets_places_of_a_range_that_fills_the_cluster(tmp_path: Path) -> None:
     weights = make_weights(tmp_path / "served")
     with ray_nodes(4), job(tmp_path / "first") as first:
-        first.wait(lambda: first.workers() == 4, 120)
+        first.wait(lambda: first.workers() == 4)
         environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         command = [sys.executable, "-m", "ray_yolo.serve", "--weights", str(weights), "--num-replicas", "2"]
         with (tmp_path / "log").open("w") as log:
             server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
         try:
             began = time.monotonic()
-            first.wait(lambda: "POST picture files to" in (tmp_path / "log").read_text(), 120)
+            first.wait(lambda: "POST picture files to" in (tmp_path / "log").read_text())
             print(f"it serves after {time.monotonic() - began:.1f} s")
             assert first.workers() == 2
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
-        first.wait(lambda: first.workers() == 4, 120)
+        first.wait(lambda: first.workers() == 4)
         first.stop()
 
 
@@ -108,13 +108,13 @@ def test_of_three_priorities_the_lower_ones_keep_their_minimum_until_the_higher_
     """Afterwards the middle one gets its places back before the lowest one does, and no place was given twice in a
     minute."""
     with ray_nodes(4), job(tmp_path / "low", priority=-1) as low:
-        low.wait(lambda: low.workers() == 4, 120)
+        low.wait(lambda: low.workers() == 4)
         with job(tmp_path / "middle") as middle:
-            middle.wait(lambda: (low.workers(), middle.workers()) == (1, 3), 180)
+            middle.wait(lambda: (low.workers(), middle.workers()) == (1, 3))
             with job(tmp_path / "high", priority=1) as high:
-                high.wait(lambda: (low.workers(), middle.workers(), high.workers()) == (1, 1, 2), 180)
+                high.wait(lambda: (low.workers(), middle.workers(), high.workers()) == (1, 1, 2))
                 high.stop()
-            middle.wait(lambda: (low.workers(), middle.workers()) == (1, 3), 300)
+            middle.wait(lambda: (low.workers(), middle.workers()) == (1, 3))
             middle.stop()
         low.stop()
         assert left_over() == ""

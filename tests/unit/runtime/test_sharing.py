@@ -136,8 +136,8 @@ def test_the_name_of_a_group_tells_its_kind_priority_and_number() -> None:
     assert group_name("extra", -3, 7) != group_name("extra", -3, 7)
 
 
-def cpus(number: int, lag: float = 0.0) -> World:
-    return World([Kind({"CPU": float(number)})], lag=lag)
+def cpus(number: int, lag: float = 0.0, delay: float = 0.0) -> World:
+    return World([Kind({"CPU": float(number)})], lag=lag, delay=delay)
 
 
 def ranged(name: str, most: int, priority: int = 0) -> Job:
@@ -160,6 +160,19 @@ def test_two_equal_ranges_share_a_cluster_and_the_one_that_stays_gets_all_back()
     world.end("b")
     world.run(2 * PATIENCE_SECONDS + 4)
     assert world.extras() == {"a": 3}
+
+
+@pytest.mark.parametrize("lag", [0.0, 2.0])
+def test_a_place_that_was_given_is_for_the_group_that_ray_is_about_to_place(lag: float) -> None:
+    """The second range requested more workers before its minimum was placed. Ray tries a new group at once: they took
+    the minimum's place, and another worker left for it, again and again."""
+    world = cpus(4, lag, delay=5.0)
+    world.start(ranged("a", 4))
+    world.run(30)
+    world.start(ranged("b", 4))
+    world.run(300)
+    assert world.extras() == {"a": 1, "b": 1}
+    assert len(world.moves) == 2
 
 
 def test_equal_ranges_share_nodes_that_join() -> None:

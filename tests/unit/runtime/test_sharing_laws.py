@@ -47,7 +47,8 @@ def draw_job(draws: random.Random, number: int) -> Job:
 def play(seed: int, hours: float) -> World:
     """So many hours with ten jobs that start and end, nodes that come and go, and actors; then two hours of rest."""
     draws = random.Random(seed)
-    world = World([draws.choice(KINDS) for _ in range(draws.randint(2, 5))], seed, lag=draws.choice([0.0, 1.0, 3.0]))
+    world = World([draws.choice(KINDS) for _ in range(draws.randint(2, 5))], seed, lag=draws.choice([0.0, 1.0, 3.0]),
+                  delay=draws.choice([0.0, 1.0, 3.0]))
     events = [(draws.uniform(0, 3600 * hours), "start") for _ in range(10)]
     events += [(draws.uniform(0, 3600 * hours), draws.choice(["end", "join", "leave", "actor", "actor ends"]))
                for _ in range(14)]
