@@ -96,7 +96,7 @@ class Job:
             self._node.machines.run(self._node.name, "pkill", "-TERM", "-f", str(self._folder / "config.yaml"))
         else:
             self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == 128 + signal.SIGTERM
+        assert self._process.wait(PATIENCE) == 128 + signal.SIGTERM
 
     def kill(self) -> None:
         """End it however it is."""
