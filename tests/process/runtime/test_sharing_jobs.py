@@ -113,8 +113,8 @@ def test_types_and_labels_of_real_nodes_say_who_leaves_and_what_no_node_can_hold
 
 
 def test_of_three_priorities_the_lower_ones_keep_their_minimum_until_the_higher_one_ends(tmp_path: Path) -> None:
-    """Afterwards the middle one gets its places back before the lowest one does, and no place was given twice in a
-    minute."""
+    """Afterwards the middle one has its places, even if Ray gave them to the lowest one first. None was given twice in
+    a minute."""
     with ray_nodes(4), job(tmp_path / "low", priority=-1) as low:
         low.wait(lambda: low.workers() == 4)
         with job(tmp_path / "middle") as middle:
