@@ -25,7 +25,7 @@ from tests.support.run_log import only
 from tests.support.shared_jobs import assert_bits_of_a_lone_run, job
 from tests.support.weights import make_weights
 
-pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 
 def test_a_range_gives_places_to_another_and_both_end_with_the_bits_of_a_lone_run(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def starts(sweep: Path) -> list[int]:
 
 @pytest.mark.faults
 @pytest.mark.ray
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_places_of_trials_are_given_within_30_seconds_and_taken_back(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trials would last for minutes; they are slow until the places are back."""
