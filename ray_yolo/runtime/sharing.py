@@ -279,9 +279,9 @@ class Sharing:
         """The bundles that were given or taken back, and when."""
         self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Offer | None, bool, int] | None = None
         """What was seen at the last look, and what follows from it. In most looks nothing has changed."""
-        self._placed: dict[str, Group] = {}
+        self._held: dict[str, tuple[Bundle, ...]] = {}
         self._nodes: Sequence[Node] = ()
-        """Groups and nodes at the last look."""
+        """The bundles of each group, and the nodes, at the last look."""
         self._soon_free: dict[str, Counter[str]] = {}
         """What nodes have free once Ray has counted what removed groups have held; it holds until `_settled_at`."""
         self._settled_at = clock()
@@ -293,15 +293,9 @@ class Sharing:
             leaving: bundles whose workers are about to leave: the next one waits until they have.
         """
         now = self._clock()
-        placed, waiting = dict[str, Group](), list[str]()
-        for group in groups:
-            if group.is_placed:
-                placed[group.id] = group
-            else:
-                waiting.append(group.id)
-        self._seen = {group: self._seen.get(group, now) for group in waiting}
+        self._seen = {group.id: self._seen.get(group.id, now) for group in groups if not group.is_placed}
         due = [group for group, since in self._seen.items() if now - since >= PATIENCE_SECONDS]
-        seen = tuple(groups), self._expect_free(placed, nodes, now), due
+        seen = tuple(groups), self._expect_free(groups, nodes, now), due
         if self._newest is None or self._newest[0] != seen:
             places = Places(*seen)
             self._newest = seen, places.offer, places.is_calm, places.room(self._place)
@@ -332,24 +326,29 @@ class Sharing:
         """A bundle was requested again."""
         self._moved[number] = self._clock()
 
-    def _expect_free(self, placed: dict[str, Group], nodes: Sequence[Node], now: float) -> list[Node]:
+    def _expect_free(self, groups: Sequence[Group], nodes: Sequence[Node], now: float) -> list[Node]:
         """The nodes with what is free soon: Ray's report of free resources is later than its table.
 
         Without it one worker too many would leave: the group that it left for waits for a moment longer.
-
-        Args:
-            placed: the placed groups, by id.
         """
-        removed = [group for identity, group in self._placed.items() if identity not in placed]
-        if now >= self._settled_at or placed.keys() - self._placed.keys():  # a new group has taken some of it
+        held, left, taken = {group.id: group.bundles for group in groups}, list[Bundle](), list[Bundle]()
+        for identity in held.keys() | self._held.keys():
+            before, after = self._held.get(identity, ()), held.get(identity, ())
+            if before != after:
+                left += [bundle for bundle in before if bundle.node]
+                taken += [bundle for bundle in after if bundle.node]
+        if now >= self._settled_at:
             self._soon_free = {}
-        if removed:
+        if left:
             self._soon_free = self._soon_free or {node.id: Counter(node.free) for node in self._nodes}
-            for bundle in (bundle for group in removed for bundle in group.bundles):
-                if bundle.node in self._soon_free:
-                    self._soon_free[bundle.node].update(bundle.needs)
             self._settled_at = now + SETTLE_SECONDS
-        self._placed, self._nodes = placed, nodes
+        for bundle in left:
+            if bundle.node in self._soon_free:
+                self._soon_free[bundle.node].update(bundle.needs)
+        for bundle in taken:  # between two looks, others may have got what became free
+            if bundle.node in self._soon_free:
+                self._soon_free[bundle.node].subtract(bundle.needs)
+        self._held, self._nodes = held, nodes
         if not self._soon_free:
             return list(nodes)
         return [node._replace(free=Counter(node.free) | self._soon_free.get(node.id, Counter())) for node in nodes]

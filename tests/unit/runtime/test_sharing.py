@@ -16,6 +16,7 @@ from ray_yolo.runtime.sharing import (
     GroupKind,
     Node,
     Places,
+    Sharing,
     group_name,
     matches,
     named_group,
@@ -254,6 +255,19 @@ def test_another_one_leaves_if_a_third_program_has_taken_what_was_freed(lag: flo
     world.run(PATIENCE_SECONDS + 30)
     assert all(group.is_placed for group in world.groups)
     assert world.extras() == {}
+
+
+def test_what_was_freed_and_taken_between_two_looks_is_not_free() -> None:
+    """Two CPUs of a group that has ended counted as free, though another group had got them: a worker left in vain."""
+    now = [0.0]
+    sharing, nodes = Sharing("a", Bundle(CPU), lambda: now[0]), [Node("n", {"CPU": 0.0})]
+    rest = [*elastic("a", 1), group("w", "foreign", placed=False, needs={"CPU": 3.0})]
+    for now[0] in (0.0, 10.0):
+        sharing.decide([*rest, group("o", "foreign", bundles=2)], nodes)
+    now[0] = 20.0
+    assert sharing.decide([*rest, group("p", "foreign", bundles=2)], nodes).give is None
+    now[0] = 21.0
+    assert sharing.decide(rest, nodes).give == 1
 
 
 @given(size=st.integers(2, 8), lag=st.integers(0, 4),
