@@ -18,8 +18,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it, and that room lasts before it is used
@@ -40,6 +41,9 @@ class Bundle(NamedTuple):
     labels: Mapping[str, str] = {}  # that its node has to have, as a label selector of Ray
 
 
+_NODE = attrgetter("node")
+
+
 class Group(NamedTuple):
     """A placement group of the cluster."""
 
@@ -54,7 +58,7 @@ class Group(NamedTuple):
     @property
     def is_placed(self) -> bool:
         """Whether it waits for nothing."""
-        return all(bundle.node for bundle in self.bundles)
+        return all(map(_NODE, self.bundles))
 
     @property
     def missing(self) -> list[Bundle]:
@@ -136,10 +140,17 @@ class Places:
     def __init__(self, groups: Sequence[Group], nodes: Sequence[Node], due: Collection[str]) -> None:
         self._nodes = sorted(nodes, key=lambda node: node.id)
         self._free = {node.id: Counter[str](dict(node.free)) for node in nodes}
-        self._extras = [group for group in groups if group.kind == "extra" and group.is_placed]
-        self._count = Counter(extra.job for extra in self._extras)
+        self._extras: dict[str, list[Group]] = {node.id: [] for node in nodes}
+        waiting = list[Group]()
+        for group in groups:
+            if not group.is_placed:
+                waiting.append(group)
+            elif group.kind == "extra":
+                self._extras.setdefault(group.bundles[0].node, []).append(group)
+        self._count = Counter(extra.job for extras in self._extras.values() for extra in extras)
         self.offer: Offer | None = None
-        waiting = [group for group in groups if not group.is_placed]
+        self.is_calm = True
+        """Whether no waiting group gets a place: Ray takes a moment to place one, and a new group could be faster."""
         without = set[tuple[object, ...]]()  # equal groups have none either: there are ever fewer places
         for waits in sorted(waiting, key=lambda group: (-group.priority, group.kind == "extra", group.id)):
             is_due = waits.id in due
@@ -148,6 +159,7 @@ class Places:
             if plan is None:
                 without.add(same)
                 continue
+            self.is_calm = False
             if plan.leavers and self.offer is None:
                 first = min(plan.leavers, key=self._leaves_before)
                 here = first.bundles[0]
@@ -180,7 +192,8 @@ class Places:
 
     def _plan(self, waits: Group, *, is_due: bool) -> _Plan | None:
         """Where a group gets its places; None: nowhere. Nothing has changed after this call."""
-        before = {node: Counter(free) for node, free in self._free.items()}, list(self._extras), Counter(self._count)
+        before = ({node: Counter(free) for node, free in self._free.items()},
+                  {node: list(extras) for node, extras in self._extras.items()}, Counter(self._count))
         plan = _Plan([], [])
         used = {bundle.node for bundle in waits.bundles}
         for bundle in waits.missing:
@@ -214,10 +227,9 @@ class Places:
         try:
             while not _fits(bundle.needs, free):
                 lacking = {kind for kind, amount in bundle.needs.items() if free[kind] < amount - 1e-6}
-                candidates = [extra for extra in self._extras
-                              if extra.bundles[0].node == node and extra not in chosen
-                              and lacking & {kind for kind, held in extra.bundles[0].needs.items() if held}
-                              and self._may_take(waits, extra)]
+                candidates = [extra for extra in self._extras[node]
+                              if any(extra.bundles[0].needs.get(kind) for kind in lacking)
+                              and extra not in chosen and self._may_take(waits, extra)]
                 if not candidates:
                     return None
                 leaver = min(candidates, key=self._leaves_before)
@@ -230,7 +242,7 @@ class Places:
 
     def _release(self, extra: Group) -> None:
         """An extra leaves."""
-        self._extras.remove(extra)
+        self._extras[extra.bundles[0].node].remove(extra)
         self._count[extra.job] -= 1
         self._free[extra.bundles[0].node].update(extra.bundles[0].needs)
 
@@ -265,9 +277,11 @@ class Sharing:
         """Since when there is room for a place that no waiting job gets; None: there is none."""
         self._moved: dict[int, float] = {}
         """The bundles that were given or taken back, and when."""
-        self._placed: dict[str, Group] = {}
+        self._newest: tuple[tuple[tuple[Group, ...], list[Node], list[str]], Offer | None, bool, int] | None = None
+        """What was seen at the last look, and what follows from it. In most looks nothing has changed."""
+        self._held: dict[str, tuple[Bundle, ...]] = {}
         self._nodes: Sequence[Node] = ()
-        """Groups and nodes at the last look."""
+        """The bundles of each group, and the nodes, at the last look."""
         self._soon_free: dict[str, Counter[str]] = {}
         """What nodes have free once Ray has counted what removed groups have held; it holds until `_settled_at`."""
         self._settled_at = clock()
@@ -281,21 +295,21 @@ class Sharing:
         now = self._clock()
         self._seen = {group.id: self._seen.get(group.id, now) for group in groups if not group.is_placed}
         due = [group for group, since in self._seen.items() if now - since >= PATIENCE_SECONDS]
-        places = Places(groups, self._expect_free(groups, nodes, now), due)
+        seen = tuple(groups), self._expect_free(groups, nodes, now), due
+        if self._newest is None or self._newest[0] != seen:
+            places = Places(*seen)
+            self._newest = seen, places.offer, places.is_calm, places.room(self._place)
+        _, offer, is_calm, room = self._newest
         has_new = any(now - since < CALM_SECONDS for since in self._seen.values())
-        look_again = SOON_SECONDS if places.offer or has_new else LATE_SECONDS
-        room = places.room(self._place)
+        look_again = SOON_SECONDS if offer or has_new else LATE_SECONDS
         if not room:
             self._room_since = None
         elif self._room_since is None:
             self._room_since = now
 
-        offer = places.offer
         if offer and offer.waits.job != self._job:
             self._calm_since = now
-        takes_back = ALL if now - self._calm_since >= CALM_SECONDS else 0
-        if offer and offer.waits.job == self._job and offer.waits.kind != "extra":
-            takes_back = 0  # its own extras wait until the minimum has its places
+        takes_back = ALL if is_calm and now - self._calm_since >= CALM_SECONDS else 0
         if self._room_since is not None and now - self._room_since >= PATIENCE_SECONDS:
             takes_back = max(takes_back, room)
         if offer is None:
@@ -312,22 +326,31 @@ class Sharing:
         """A bundle was requested again."""
         self._moved[number] = self._clock()
 
-    def _expect_free(self, groups: Iterable[Group], nodes: Sequence[Node], now: float) -> list[Node]:
+    def _expect_free(self, groups: Sequence[Group], nodes: Sequence[Node], now: float) -> list[Node]:
         """The nodes with what is free soon: Ray's report of free resources is later than its table.
 
         Without it one worker too many would leave: the group that it left for waits for a moment longer.
         """
-        placed = {group.id: group for group in groups if group.is_placed}
-        removed = [group for group in self._placed.values() if group.id not in placed]
-        if now >= self._settled_at or placed.keys() - self._placed.keys():  # a new group has taken some of it
+        held, left, taken = {group.id: group.bundles for group in groups}, list[Bundle](), list[Bundle]()
+        for identity in held.keys() | self._held.keys():
+            before, after = self._held.get(identity, ()), held.get(identity, ())
+            if before != after:
+                left += [bundle for bundle in before if bundle.node]
+                taken += [bundle for bundle in after if bundle.node]
+        if now >= self._settled_at:
             self._soon_free = {}
-        if removed:
+        if left:
             self._soon_free = self._soon_free or {node.id: Counter(node.free) for node in self._nodes}
-            for bundle in (bundle for group in removed for bundle in group.bundles):
-                if bundle.node in self._soon_free:
-                    self._soon_free[bundle.node].update(bundle.needs)
             self._settled_at = now + SETTLE_SECONDS
-        self._placed, self._nodes = placed, nodes
+        for bundle in left:
+            if bundle.node in self._soon_free:
+                self._soon_free[bundle.node].update(bundle.needs)
+        for bundle in taken:  # between two looks, others may have got what became free
+            if bundle.node in self._soon_free:
+                self._soon_free[bundle.node].subtract(bundle.needs)
+        self._held, self._nodes = held, nodes
+        if not self._soon_free:
+            return list(nodes)
         return [node._replace(free=Counter(node.free) | self._soon_free.get(node.id, Counter())) for node in nodes]
 
     def _may_move(self, number: int, now: float) -> bool:

@@ -12,7 +12,8 @@ NAMES = {"step": "step", "memory": "step", "data": "data", "epochs": "epochs", "
          "seeds": "seeds", "comparisons": "comparisons", "fidelity": "fidelity", "small_labels": "small_labels",
          "same_as_peer": "same_as_peer", "quick": "quick", "chaos": "chaos", "sweep": "sweep",
          "coordinator": "coordinator", "density": "density", "ends": "ends", "fine_tune": "fine_tune",
-         "balance": "balance", "partners": "partners", "machines": "machines", "launches": "launches"}
+         "balance": "balance", "partners": "partners", "machines": "machines", "launches": "launches",
+         "looks": "looks"}
 
 
 def main(argv: list[str]) -> int:

@@ -51,13 +51,13 @@ def test_a_training_of_one_node_gives_places_to_a_training_of_the_other_one(node
     """Both drivers read the same table, and both trainings have the bits of a lone run."""
     both, folder = nodes
     with job(folder / "first", node=Node(both, "n1")) as first:
-        first.wait(lambda: first.workers() == 4, 180)
+        first.wait(lambda: first.workers() == 4)
         time.sleep(30)
         with job(folder / "second", node=Node(both, "n2")) as second:
-            second.wait(lambda: second.first_step() < float("inf"), 180)
-            second.wait(lambda: first.workers() == second.workers() == 2, 120)
+            second.wait(lambda: second.first_step() < float("inf"))
+            second.wait(lambda: first.workers() == second.workers() == 2)
             second.stop()
-        first.wait(lambda: first.workers() == 4, 180)
+        first.wait(lambda: first.workers() == 4)
         first.stop()
     said = [text for text in messages(first.run_dir) if "is given to" in text]
     assert len(said) == 2

@@ -20,7 +20,7 @@ from ray_yolo.core.events import StepEvent, WarningEvent
 from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.status import read_members
 from ray_yolo.runs.verification import compare_runs
-from tests.support.faults import EXACT
+from tests.support.faults import EXACT, PATIENCE
 from tests.support.jobs import make_config
 from tests.support.machines import Machines
 from tests.support.run_log import only
@@ -66,9 +66,9 @@ class Job:
         events = only(StepEvent, read_events(self.run_dir / "events.jsonl"))
         return events[0].time - self.started if events else float("inf")
 
-    def wait(self, until: Callable[[], bool], seconds: float) -> None:
+    def wait(self, until: Callable[[], bool]) -> None:
         """Wait until something holds."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while not until():
             assert self._process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
@@ -96,7 +96,7 @@ class Job:
             self._node.machines.run(self._node.name, "pkill", "-TERM", "-f", str(self._folder / "config.yaml"))
         else:
             self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == 128 + signal.SIGTERM
+        assert self._process.wait(PATIENCE) == 128 + signal.SIGTERM
 
     def kill(self) -> None:
         """End it however it is."""
@@ -119,7 +119,7 @@ def assert_bits_of_a_lone_run(jobs: Sequence[Job], folder: Path) -> None:
     """Each job has the weights of an undisturbed training after as many steps, and has done none twice."""
     last = max(shared.steps()[-1] for shared in jobs)
     with job(folder, workers=0) as lone:
-        lone.wait(lambda: lone.first_step() < float("inf") and lone.steps()[-1] >= last, 600)
+        lone.wait(lambda: lone.first_step() < float("inf") and lone.steps()[-1] >= last)
         lone.stop()
     for shared in jobs:
         findings = compare_runs(shared.run_dir, lone.run_dir)

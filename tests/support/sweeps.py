@@ -16,7 +16,9 @@ import torch
 
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.events import StepEvent, WorkerEvent
+from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, surviving
+from ray_yolo.runtime.workers.worker import pool_worker
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.tuner import search
@@ -46,6 +48,19 @@ def pool_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_fai
                         trials=trials, workers_per_trial=workers_per_trial, keep_weights=True)
     placement = config.placement.model_copy(update={"max_failures": max_failures})
     return search(config.model_copy(update={"placement": placement}), quiet=True).folder
+
+
+def slow_worker(config: dict[str, Any], number: int) -> bool:
+    """Replaces `pool_worker`. A step takes two seconds more, as long as a file `slow` is beside the sweep's folder."""
+    after_step = Session.after_step
+
+    def slow_after_step(session: Session, *args: Any) -> None:
+        if (Path(session.spec.run_dir).parents[5] / "slow").exists():
+            time.sleep(2.0)
+        after_step(session, *args)
+
+    Session.after_step = slow_after_step  # type: ignore[method-assign]
+    return pool_worker(config, number)
 
 
 def command(config: TuneConfig, folder: Path) -> list[str]:
