@@ -5,6 +5,7 @@ Names and shapes follow Ultralytics' `Results`, so that tools made for it can re
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
@@ -23,6 +24,7 @@ from torch import Tensor
 from ray_yolo.core.formatting import format_count
 from ray_yolo.labels import shares_of
 from ray_yolo.plots.boxes import draw_detections
+from ray_yolo.plots.page import Section, jpeg, notebook_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +135,13 @@ class Results:
         height, width = self.orig_shape
         return f"Results({self.path!r}{frame}, {width} x {height} pixels: {self.verbose()})"
 
+    def _repr_html_(self) -> str:
+        """For a notebook: a table of the boxes, and the picture with them."""
+        columns = ("name", "confidence", "x1", "y1", "x2", "y2")
+        rows = [(box["name"], box["confidence"], *map(round, box["box"].values())) for box in self.summary()]
+        picture = None if self.error else self.plot(pil=True)
+        return notebook_html(Section(f"{self.path}: {self.verbose()}", table=[columns, *rows] if rows else ()), picture)
+
     def verbose(self) -> str:
         """The number of boxes of each class in words: '2 cats, 1 dog'; or why the file could not be read."""
         if self.error:
@@ -166,12 +175,12 @@ class Results:
         return Image.fromarray(plot) if pil else np.ascontiguousarray(plot[..., ::-1])
 
     def show(self, **plot: Any) -> None:
-        """Show `plot` in the notebook, or in the system's viewer."""
+        """Show `plot` in the notebook, which stores it as one JPEG, or in the system's viewer."""
         picture = self.plot(**plot, pil=True)
         if "ipykernel" in sys.modules:
             from IPython.display import display
 
-            display(picture)
+            display({"image/jpeg": base64.b64encode(jpeg(picture)).decode()}, raw=True)
         else:
             picture.show()
 

@@ -82,6 +82,35 @@ def render_page(title: str, sections: Sequence[Section], summary: str = "") -> s
             f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n")
 
 
+def notebook_html(section: Section, picture: Image.Image | None = None) -> str:
+    """A section as the output of a notebook's cell, which has a style of its own, with a picture as JPEG below it."""
+    parts = [f"<strong>{html.escape(section.heading)}</strong>", *_contents(section)]
+    if picture is not None:
+        small = _reduced(picture)
+        parts.append(f'<img width="{small.width}" height="{small.height}" src="{data_address(jpeg(small), "jpeg")}">')
+    return "\n".join(parts)
+
+
+def read_picture(path: Path) -> Image.Image | None:
+    """A picture of a folder; None if it has not been drawn."""
+    if not path.is_file():
+        return None
+    with Image.open(path) as picture:
+        return picture.convert("RGB")
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """A picture as the content of a .jpg file."""
+    content = io.BytesIO()
+    picture.save(content, "JPEG", quality=85)
+    return content.getvalue()
+
+
+def data_address(content: bytes, kind: str) -> str:
+    """The address that contains a picture."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
 def _contents(section: Section) -> list[str]:
     """The elements of a section; none if it has no content."""
     parts = []
@@ -118,10 +147,16 @@ def _cell(tag: str, cell: Cell, aligned_as: Cell) -> str:
 def _figure(path: Path) -> str:
     name, link = html.escape(path.name), quote(path.name)
     with Image.open(path) as picture:
-        small = picture.convert("RGB")
-    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))  # it keeps the shape, and enlarges nothing
+        small = _reduced(picture)
     content = io.BytesIO()
     small.save(content, "WEBP", quality=_QUALITY)
-    data = base64.b64encode(content.getvalue()).decode()
+    address = data_address(content.getvalue(), "webp")
     return (f'<figure><a href="{link}"><img alt="{name}" width="{small.width}" height="{small.height}" '
-            f'src="data:image/webp;base64,{data}"></a><figcaption>{name}</figcaption></figure>')
+            f'src="{address}"></a><figcaption>{name}</figcaption></figure>')
+
+
+def _reduced(picture: Image.Image) -> Image.Image:
+    """A copy of at most LONGEST_SIDE pixels; it keeps its shape, and is never enlarged."""
+    small = picture.convert("RGB")
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    return small

@@ -24,6 +24,7 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe
 from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
+from ray_yolo.core.formatting import format_number
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
@@ -35,6 +36,7 @@ from ray_yolo.engine.membership import Activity, Rendezvous, warns_without_progr
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
+from ray_yolo.plots.page import Section, notebook_html, read_picture
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
@@ -84,6 +86,14 @@ class TrainResult:
     best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of weights/best.pt
     paused: bool = False  #: after `stop_after` epochs or `max_hours`, with more to train
+
+    def _repr_html_(self) -> str:
+        """For a notebook: metrics, epochs and paths, and the curves if they are drawn."""
+        facts = [(name, format_number(value)) for name, value in self.metrics.items()]
+        facts += [("best epoch", f"{self.best_epoch} of {self.epochs}"), ("best weights", str(self.best)),
+                  ("run", str(self.run_dir))]
+        return notebook_html(Section("training paused" if self.paused else "training done", facts=facts),
+                             read_picture(self.run_dir / "results.png"))
 
 
 def fit(config: RunConfig, *, quiet: bool = False,

@@ -19,6 +19,7 @@ from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import METRICS
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.signals import uninterrupted
@@ -52,6 +53,7 @@ from ray_yolo.inference.predictor import Trained, check_classes, check_iou, inpu
 from ray_yolo.labels import LabelOptions, LabelSources
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
+from ray_yolo.plots.page import Section, notebook_html, read_picture
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runtime.resources import LoaderRoom, share_out
@@ -78,6 +80,14 @@ class ValResult:
     per_class: list[dict[str, Any]]
     coco: dict[str, float]  #: the twelve numbers of the COCO protocol, if requested
     speed: dict[str, float]  #: mean ms per image: preprocess (reading included), inference, postprocess
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the metrics of all classes and of each, and the first labels beside detections."""
+        header = ("class", "labels", *METRICS)
+        rows = [("all", sum(row["labels"] for row in self.per_class), *(self.metrics[name] for name in METRICS)),
+                *((row["name"], row["labels"], *(row[name] for name in METRICS)) for row in self.per_class)]
+        return notebook_html(Section(str(self.folder), table=[header, *rows]),
+                             read_picture(self.folder / "val_batch0_pred.jpg"))
 
 
 def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
