@@ -37,6 +37,7 @@ from ray_yolo.data.dataset import (
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
 from ray_yolo.engine.balance import LoadBalancer
+from ray_yolo.engine.callbacks import TrainingCallbacks
 from ray_yolo.engine.collectives import Collectives, bare
 from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
 from ray_yolo.engine.gradients import GradientTree
@@ -92,6 +93,7 @@ class WorkerContext:
     colour_kernel: bool = False  # a GPU changes colours by one kernel
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
+    callbacks: TrainingCallbacks = field(default_factory=TrainingCallbacks)
     stored: RemoteCheckpoints | None = None  # if workers share no folder
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from ray_yolo.core.errors import DivergedError, PeerLostError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.build import TrainComponents, draw_weights
+from ray_yolo.engine.callbacks import BATCH_END
 from ray_yolo.engine.devices import mark, to_device
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
@@ -176,6 +178,7 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
     """Run forward and backward of this worker's microbatches; sum and gather over the workers. Collective."""
     plan, gradients, activity = components.plan, components.gradients, components.context.activity
     collectives, recipe, device = components.context.collectives, plan.recipe, components.context.device
+    callbacks = components.context.callbacks
     speeds = components.balancer.seconds(step)
     counts = plan.shard_sizes(step, collectives.num_workers, speeds)
     shard = plan.shard(step, collectives.rank, collectives.num_workers, speeds)
@@ -197,6 +200,8 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
                 activity.enter("exchanging")
             loss.backward()
         rows.append(terms)
+        if collectives.rank == 0:
+            callbacks.call(BATCH_END, partial(batch_event, components, step, number, microbatch, terms))
     if not shard:
         activity.enter("exchanging")
         blank_loss(components).backward()
@@ -207,6 +212,15 @@ def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[
     losses, complete, orders, reports = gather_measurements(components, rows, counts, poll_orders(), report, number)
     images = sum(len(microbatch.images) for microbatch in shard)
     return Summed(step, number, losses, statistics, complete, orders, reports, wait_seconds, images, work)
+
+
+def batch_event(components: TrainComponents, step: Step, number: int, microbatch: Microbatch, terms: Tensor
+                ) -> dict[str, Any]:
+    """What `on_batch_end` gets of a microbatch of the step after `number` others."""
+    losses = (terms / microbatch.num_images).tolist()
+    epoch = step.batch // components.plan.batches
+    return {"epoch": epoch, "step": number + 1, "microbatch": microbatch.number, "images": len(microbatch.images),
+            "loss": dict(zip(components.loss.names, losses, strict=True))}
 
 
 def forward(components: TrainComponents, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],

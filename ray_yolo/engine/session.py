@@ -51,6 +51,7 @@ from ray_yolo.engine.build import (
     regroup,
     release_process_group,
 )
+from ray_yolo.engine.callbacks import STEP_END, VAL_END
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import DETECTIONS_FILE, Evaluation, evaluate, per_class
@@ -112,7 +113,7 @@ class Session:
         self.done = False  # the training has ended, or continues without this worker
         self.summary: Summary | None = None
         self.stopped = False  # on request
-        self.stopped_early = False  # after `patience` epochs without a better fitness
+        self.stopped_early = False  # after `patience` epochs without a better fitness, or by a function of the user
         self.timer = StepTimer(0)
         self._has_state = False  # that training can continue from
         self._is_new = True  # it has never had one
@@ -226,6 +227,9 @@ class Session:
         state = self.state
         if self.done or not self.is_over:
             return
+        ended_by = self.context.callbacks.stopped_by if self.stopped else ""
+        if ended_by:  # by the user's function: nothing continues this training
+            self.stopped, self.stopped_early = False, True
         paused = not (self.stopped or self.stopped_early) and state.progress.epoch < self.spec.recipe.epochs
         if not (self.stopped or state.moved):
             raise DivergedError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
@@ -244,7 +248,8 @@ class Session:
             best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
             last_epoch=state.last_epoch, paused=paused), True
         if self.is_writer and not self.stopped:
-            reason = (f"paused after {format_count(self._until, 'epoch')}" if paused else
+            reason = (f"{ended_by} returned 'stop'" if ended_by else
+                      f"paused after {format_count(self._until, 'epoch')}" if paused else
                       "early stop" if self.stopped_early else "all epochs")
             self._emit(EndEvent(status="stopped" if paused else "done", reason=reason, step=state.progress.step,
                                 epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
@@ -273,6 +278,10 @@ class Session:
         progress, timer = self.state.progress, self.timer
         self.context.activity.enter("computing")  # no more exchange in this step
         seconds = timer.stop_step(result, len(step.images))
+        if self.is_writer:
+            self.context.callbacks.call(STEP_END, lambda: {
+                **timer.step_event(progress, step, rates, result, seconds).fields,
+                "loss": dict(zip(self.components.loss.names, result.losses.tolist(), strict=True))})
         if self.is_writer and timer.should_log(progress.step, result):
             self._emit(timer.step_event(progress, step, rates, result, seconds))
         if self.is_writer and result.balance:
@@ -312,6 +321,11 @@ class Session:
         if self.is_writer and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
+        if self.is_writer and evaluation:
+            self.context.callbacks.call(VAL_END, lambda: {
+                "epoch": epoch, "step": state.progress.step, "val": evaluation.losses, "metrics": evaluation.summary,
+                "per_class": [row.model_dump() for row in per_class(evaluation, self.spec.val)],
+                "images": self.spec.val.paths, "detections": evaluation.detections})
         losses = state.close_epoch()
         fitness, best = self._rank(epoch, evaluation) if evaluation else (None, False)
         self._check_patience()
@@ -426,7 +440,8 @@ class Session:
     def _poll_orders(self) -> Orders:
         """This worker's orders. The recording worker adds a save if the last one is too old. If it is ordered to save
         because all workers leave, it saves at once and again after every `LEAVING_SECONDS`. If they leave after this
-        step, this step is saved, whichever worker learns of it first.
+        step, this step is saved, whichever worker learns of it first. A function of the user that has asked for the end
+        is an order to stop, too.
         """
         orders, now = self._rendezvous.orders, time.monotonic()
         leaving = orders.save and now - self._save_requested >= LEAVING_SECONDS
@@ -435,7 +450,8 @@ class Session:
         save = self.is_writer and (leaving or late)
         if save:  # noted here, because on a GPU the next step polls before this save starts
             self._save_requested = now
-        return orders._replace(save=save or (orders.save and orders.regroup))
+        return orders._replace(stop=orders.stop or bool(self.context.callbacks.stopped_by),
+                               save=save or (orders.save and orders.regroup))
 
     def _save_agreed(self) -> None:
         """Save on the recording worker, after all workers have compared their weights."""
