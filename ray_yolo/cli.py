@@ -152,7 +152,7 @@ EXPORT = Command(
     prog="python -m ray_yolo.export",
     description="Write trained weights as a file for other programs, checked against torch.",
     model=ExportConfig,
-    paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
+    paths=("weights", "project", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
            "max_detections", "agnostic_nms"),
     unsupported={
         "--data": "not needed: the weights contain the names of their classes",

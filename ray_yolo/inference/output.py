@@ -11,7 +11,7 @@ import io
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import Boxes, Results, label_rows
+from ray_yolo.inference.results import LEAST_SIDE, Boxes, Results, label_rows
 from ray_yolo.labels import LabelSources
 
 Item = TypeVar("Item")
@@ -47,6 +47,7 @@ class Prediction(NamedTuple):
     size: tuple[int, int]  # (height, width)
     detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class] in pixels, best first
     error: str = ""  # why the file was left out
+    speed: Mapping[str, float] = {}  # ms: preprocess, inference, postprocess
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Output:
             results.save_crop(self.folder / "crops", stem)
         if config.placement.nosave:
             return None
-        plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
+        plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness,
+                            least_side=LEAST_SIDE if results.frame is None else 0)
         if results.frame is not None:
             return plot
         _, content = cv2.imencode(".jpg", plot)
@@ -115,7 +117,8 @@ def detect_files(predictor: Predictor, media: Iterable[Media], output: Output, *
 
 def prediction_of(media: Media, results: Results) -> Prediction:
     """Results without pixels."""
-    return Prediction(media.name, results.frame, results.orig_shape, np.asarray(results.boxes.data), results.error)
+    return Prediction(media.name, results.frame, results.orig_shape, np.asarray(results.boxes.data), results.error,
+                      results.speed)
 
 
 def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:

@@ -148,6 +148,16 @@ def test_a_summary_has_a_dict_for_each_box_and_json_is_its_text(results: Results
     assert json.loads(results[:0].to_json()) == []
 
 
+def test_a_small_image_is_enlarged_before_labels_are_drawn(results: Results) -> None:
+    assert results.plot(least_side=480).shape == (600, 300, 3)
+    assert np.array_equal(results.plot(least_side=200), results.plot())
+    plain = results[:0].plot(least_side=480)
+    assert np.array_equal(plain[::3, ::3], results.orig_img)
+    changed = (results[:1].plot(labels=False, conf=False, line_width=1, least_side=480) != plain).any(2)
+    rows, columns = np.nonzero(changed)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (60, 180, 30, 90)
+
+
 def test_a_plot_for_pillow_has_the_same_pixels(results: Results) -> None:
     picture = results.plot(conf=False, pil=True)
     assert picture.mode == "RGB"
