@@ -7,6 +7,7 @@ without Ray, and leaves the same log, checkpoints and records.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ray_yolo.core.events import ResourcesEvent, Summary
 from ray_yolo.core.formatting import format_number
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.core.system import cores, keep_freed_memory
+from ray_yolo.core.system import OtherPrograms, cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, node_room
 from ray_yolo.engine.build import ALONE, TrainSpec, WorkerContext
 from ray_yolo.engine.callbacks import Hooks, TrainingCallbacks
@@ -56,7 +57,7 @@ from ray_yolo.runtime.preflight import (
     unused_lines,
     with_workers,
 )
-from ray_yolo.runtime.resources import Images, LoaderRoom, NodeResources, share_out
+from ray_yolo.runtime.resources import Images, LoaderRoom, NodeResources, busy_line, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks, check_functions
@@ -120,6 +121,7 @@ def fit(config: RunConfig, *, quiet: bool = False,
         KeyboardInterrupt: if a stop was requested.
     """
     began = time.monotonic()
+    others = OtherPrograms()
     of_file, given = check_early(config), check_functions(functions)
     run = _find(config)
     try:
@@ -143,7 +145,9 @@ def fit(config: RunConfig, *, quiet: bool = False,
             unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
                                   val, gpus) if is_new and has_own_records else []
             placement, resources = _share_out(config.placement, gpus, spec)
-            reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus)]
+            is_here = placement.num_workers == 0 and not gpus
+            busy = busy_line(resources.threads, others.cores(), os.cpu_count() or 1) if is_here else ""
+            reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus), busy]
             resources = resources.model_copy(update={"reasons": tuple(reason for reason in reasons if reason)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
