@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
 SPINS = {"GOMP_SPINCOUNT": "1000"}
 """Environment to set before torch is imported: how long waiting OpenMP threads spin before they sleep. On a shared CPU
 libgomp's default of 300,000 spins doubled the CPU seconds and the time of a step (two threads)."""
-_LEAST_MEASURED = 0.5  # seconds of `OtherPrograms`
+_LEAST_MEASURED = 0.2  # seconds of `OtherPrograms`
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 22 - 3  # /proc/PID/stat: its third field is the first one after the program's name.
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")

@@ -146,8 +146,9 @@ def fit(config: RunConfig, *, quiet: bool = False,
                                   val, gpus) if is_new and has_own_records else []
             placement, resources = _share_out(config.placement, gpus, spec)
             is_here = placement.num_workers == 0 and not gpus
-            busy = busy_line(resources.threads, others.cores(), os.cpu_count() or 1) if is_here else ""
-            reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus), busy]
+            if is_here and (busy := busy_line(resources.threads, others.cores(), os.cpu_count() or 1)):
+                status.print(f"warning: {busy}")
+            reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus)]
             resources = resources.model_copy(update={"reasons": tuple(reason for reason in reasons if reason)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
