@@ -605,7 +605,7 @@ def status(argv: Sequence[str] | None = None) -> int:
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
-    """List the runs and sweeps of a project with their state and best result."""
+    """List the runs and sweeps of a project, and results of validations and predictions, with state and best result."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.list", description=(
         "The runs and sweeps of a project: state, epochs, mAP50-95 of the best epoch, start and last change."))
     parser.add_argument("project", nargs="?", default="runs/train",

@@ -57,6 +57,7 @@ from ray_yolo.models.criterion import Criterion
 from ray_yolo.plots.page import Section, notebook_html, read_picture
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
+from ray_yolo.runs.run_record import RESULTS_FILE
 from ray_yolo.runtime.resources import LoaderRoom, share_out
 from ray_yolo.runtime.worst import write_worst
 from ray_yolo.sinks.mlflow_client import tracking_uri
@@ -142,7 +143,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         report(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     where = location(folder)
     record = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
-    atomic_write(folder / "results.json", json.dumps(record, indent=1))
+    atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=1))
     publish(folder)
     report("\n".join([*class_table(result.metrics, classes, len(index)), *_rest(result, where, worst)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement)):

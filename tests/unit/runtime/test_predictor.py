@@ -59,7 +59,7 @@ def local(weights: Path, source: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_every_file_leaves_its_picture_and_its_rows(local: PredictResult) -> None:
     pictures = {f"{number}.jpg" for number in range(6)} | {"clip.mp4"}
     labels = {f"labels/{number}.txt" for number in range(6)} | {f"labels/clip_{frame}.txt" for frame in (1, 2, 3)}
-    assert contents(local.folder).keys() == pictures | labels | {"predictions.json"}
+    assert contents(local.folder).keys() == pictures | labels | {"predictions.json", "results.json"}
 
 
 def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
@@ -81,7 +81,7 @@ def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
 def test_files_are_written_only_on_request(weights: Path, source: Path, tmp_path: Path) -> None:
     off: dict[str, Any] = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
     result = run(weights, source, tmp_path, "x", **off)
-    assert contents(result.folder) == {}
+    assert contents(result.folder).keys() == {"results.json"}
     assert len(result.predictions) == 10
 
 
@@ -153,7 +153,7 @@ def test_results_are_stored_also_those_of_an_interrupted_prediction(
     with pytest.raises(KeyboardInterrupt):
         run(weights, source, Path("p"), "", quiet=False, **stored)
     assert stored_in(project / "exp3") == {
-        name: data for name, data in contents(local.folder).items() if name != "predictions.json"}
+        name: data for name, data in contents(local.folder).items() if name not in ("predictions.json", "results.json")}
 
 
 def test_results_that_cannot_be_stored_stay_where_they_are(weights: Path, source: Path, tmp_path: Path,
