@@ -32,6 +32,7 @@ pre { background: #f5f5f5; padding: .8em 1em; margin: .5em 0; line-height: 1.4; 
 .cards div { background: #f5f5f5; border-radius: 6px; padding: .6em .9em }
 .cards b { display: block; font-size: 1.5em; font-weight: 600; line-height: 1.3 }
 .cards span { color: #666; font-size: 13px }
+p { margin: .4em 0; overflow-wrap: anywhere }
 .table { overflow-x: auto }
 table { border-collapse: collapse; font-size: 14px }
 th, td { text-align: left; vertical-align: top; padding: .3em 1.4em .3em 0; border-bottom: 1px solid #e4e4e4 }
@@ -61,6 +62,7 @@ class Section(NamedTuple):
     cards: Sequence[tuple[str, str]] = ()  # (value, what it is), the few numbers to see first
     facts: Sequence[tuple[str, str]] = ()  # (name, text) rows; those without a text are left out
     table: Sequence[Sequence[Cell]] = ()  # rows, the first of which is the header
+    text: Sequence[str] = ()  # sentences, each a paragraph that wraps
 
 
 def render_page(title: str, sections: Sequence[Section], summary: str = "") -> str:
@@ -118,6 +120,7 @@ def _contents(section: Section) -> list[str]:
         cards = "".join(f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
                         for value, name in section.cards)
         parts.append(f'<div class="cards">{cards}</div>')
+    parts += [f"<p>{html.escape(sentence)}</p>" for sentence in section.text]
     if section.lines:
         text = "\n".join(section.lines)
         parts.append(f"<pre>{html.escape(text)}</pre>")

@@ -32,8 +32,8 @@ def _sweep(folder: Path, lines: Sequence[LedgerEvent]) -> list[Section]:
     has_results = len(table) > 1  # below its header
     claim = claim_of(lines)
     return [
-        Section("Sweep", [summary_line(trials)]),
-        Section("Claim", [str(claim)] if claim else []),
+        Section("Sweep", text=[summary_line(trials)]),
+        Section("Claim", text=[str(claim)] if claim else []),
         Section("Best trials", table=table if has_results else []),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
         Section("Failed trials", [result_line(trial) for trial in trials if trial.state == "failed"]),
@@ -44,8 +44,8 @@ def _comparison(folder: Path, lines: Sequence[LedgerEvent]) -> list[Section]:
     results = results_of(lines)
     claim = pairs_claim_of(lines) or claim_from(results)
     return [
-        Section("Claim", [str(claim)]),
-        Section("Differences of the sides", begun_of(lines).recipes.differences),
+        Section("Claim", text=[str(claim)]),
+        Section("Differences of the sides", text=begun_of(lines).recipes.differences),
         Section("Means", comparison_table(results, claim)),
         Section("Curves", pictures=[folder / _CURVES]),
         Section("Pairs", pictures=[folder / _PAIRS]),
