@@ -12,6 +12,9 @@ from pydantic import ConfigDict
 
 from ray_yolo.core.events import ClassResult, Frozen, Number, Numbers, SplitCounts
 
+RESULTS_FILE = "results.json"
+"""What a validation or a prediction has found, in its folder."""
+
 
 class Document(Frozen):
     """The answer of a command."""

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.core.documents import RESULTS_FILE
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import encodable
@@ -243,8 +244,12 @@ def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
 
 
 def write_tables(output: Output, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
-    """Write predictions.json and predictions.csv on request."""
+    """Write results.json, which says what the folder holds, and on request predictions.json and predictions.csv."""
     config = output.config
+    counts = Counter(names[int(row[5])] for one in predictions for row in one.detections)
+    summary = {"weights": config.weights, "pictures": sum(not one.error for one in predictions),
+               "detections": counts.total(), "per_class": {name: counts[name] for name in names if counts[name]}}
+    atomic_write(output.folder / RESULTS_FILE, json.dumps(summary, indent=1))
     if config.save_json:
         atomic_write(output.folder / "predictions.json", to_json(predictions, names))
     if config.save_csv:

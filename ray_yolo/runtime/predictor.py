@@ -6,7 +6,6 @@ and the output folder. Ray is imported only where it is used, because the import
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -23,7 +22,6 @@ import torch
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import printable
 from ray_yolo.core.signals import uninterrupted
@@ -44,7 +42,6 @@ from ray_yolo.inference.predictor import (
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runs.remote_run import put_results
-from ray_yolo.runs.run_record import RESULTS_FILE
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.runtime.resources import share_out
 
@@ -87,7 +84,6 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         with closing(detect(output=output)) as results:
             predictions = _collect(results, media, trained.names, quiet=quiet)
         write_tables(output, predictions, trained.names)
-        atomic_write(folder / RESULTS_FILE, json.dumps(_summarise(config, predictions, trained.names), indent=1))
         if all(one.error for one in predictions):
             raise InputError(f"source: none of {len(media)} files could be read; the first, {media[0].name}, "
                              f"{predictions[0].error}")
@@ -125,13 +121,6 @@ def _collect(results: Iterable[tuple[Media, list[Prediction]]], media: Sequence[
         if not quiet and done * 100 // len(media) > (done - 1) * 100 // len(media):  # every file, or every percent
             print(printable(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}"))
     return [prediction for one in media for prediction in of_file[one.path]]
-
-
-def _summarise(config: PredictConfig, predictions: Sequence[Prediction], names: Sequence[str]) -> dict[str, object]:
-    """What the folder holds, for results.json: equal for any number of workers."""
-    counts = Counter(names[int(row[5])] for one in predictions for row in one.detections)
-    return {"weights": config.weights, "source": config.source, "pictures": sum(not one.error for one in predictions),
-            "detections": counts.total(), "per_class": {name: counts[name] for name in names if counts[name]}}
 
 
 def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:

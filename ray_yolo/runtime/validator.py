@@ -18,6 +18,7 @@ import torch
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
+from ray_yolo.core.documents import RESULTS_FILE
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import METRICS
 from ray_yolo.core.files import atomic_write
@@ -57,7 +58,6 @@ from ray_yolo.models.criterion import Criterion
 from ray_yolo.plots.page import Section, notebook_html, read_picture
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
-from ray_yolo.runs.run_record import RESULTS_FILE
 from ray_yolo.runtime.resources import LoaderRoom, share_out
 from ray_yolo.runtime.worst import write_worst
 from ray_yolo.sinks.mlflow_client import tracking_uri

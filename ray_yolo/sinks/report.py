@@ -56,7 +56,7 @@ _RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that ar
 _LAYERS_SHOWN = 3  # of those that initial weights do not cover
 _CLASSES_SHOWN = 20  # on the console; the event log has all
 _ROWS_PER_HEADER = 30
-_LARGE_BATCH = 4  # times the nominal batch: from here on, a batch that follows the workers is told
+_LARGE_BATCH = 4  # times the nominal batch: from here on, a batch that follows the workers is reported
 _IDLE_SHARE = 0.1  # of the workers' time in the first epoch; a start reports more
 _SMOOTHING = 0.9  # of images per second, over step events
 

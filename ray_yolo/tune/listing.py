@@ -11,14 +11,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ray_yolo.core.documents import RunSummary
+from ray_yolo.core.documents import RESULTS_FILE, RunSummary
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Event, StartEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import reason_of
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, each_event, epoch_rows, last_of, read_events
 from ray_yolo.runs.location import is_active, local_folder, run_names
-from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE, RESULTS_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.status import describe_state
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.ledger import begun_of, pairs_claim_of, read_ledger, read_trials

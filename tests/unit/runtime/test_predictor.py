@@ -142,7 +142,7 @@ def test_results_are_stored_also_those_of_an_interrupted_prediction(
     assert stored_in(project / "exp") == contents(local.folder)
     assert capsys.readouterr().out.splitlines()[-1] == f"results in file://{project}/exp"
     YOLO(str(weights)).predict(str(source), save_json=True, storage_path=f"file://{tmp_path}/bucket", project="p")
-    assert stored_in(project / "exp2").keys() == {"predictions.json"}
+    assert stored_in(project / "exp2").keys() == {"predictions.json", "results.json"}
 
     def interrupt(found: list[Prediction], names: object) -> str:
         if found[0].frame:

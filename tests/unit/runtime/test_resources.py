@@ -167,9 +167,10 @@ def test_workers_of_a_node_share_its_memory_for_batches() -> None:
     assert share_out(asked, 0, nodes, images=Images(200 * MB, 10**9), room=room)[0].workers == 1  # beside images
 
 
-@pytest.mark.parametrize(("threads", "others", "machine", "is_told"), [
+@pytest.mark.parametrize(("threads", "others", "machine", "is_reported"), [
     (2, 0.1, 2, False), (2, 0.9, 2, True), (1, 1.9, 2, False), (2, 5.0, 8, False), (4, 5.0, 8, True)])
-def test_threads_on_cores_that_others_use_are_told(threads: int, others: float, machine: int, is_told: bool) -> None:
+def test_threads_on_cores_of_others_are_reported(
+        threads: int, others: float, machine: int, is_reported: bool) -> None:
     line = busy_line(threads, others, machine)
-    assert bool(line) == is_told
+    assert bool(line) == is_reported
     assert not line or (line.startswith(f"other programs use {others} of {machine} cores") and "--threads 1" in line)
