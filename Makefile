@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.base
 	touch $@
 
 demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on CPU
-	$(BIN)/python -m ray_yolo.train --data shapes --model yolov5nu --imgsz 128 --epochs 36 --batch-size 8 \
+	$(BIN)/python -m ray_yolo.train --data shapes --model yolov5nu --imgsz 128 --epochs 50 --batch-size 8 \
 	    --num-workers 2 --cache ram --optimizer AdamW --set optimizer.lr0=0.002 --set optimizer.nominal_batch=8 \
 	    --set schedule.warmup_epochs=2 --set schedule.warmup_min_batches=0 --set schedule.warmup_bias_lr=0.002 \
 	    --set schedule.ema_ramp=100 --set schedule.lrf=0.05 --set augment.mosaic=0 --set augment.scale=0.3 \

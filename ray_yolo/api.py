@@ -313,7 +313,7 @@ def _detect(predictor: Predictor, inputs: InputSource, config: PredictConfig, ou
         for media, results in detect_frames(predictor, frames, output, threads=threads, batch_size=config.batch_size):
             if results.error and inputs.alone:
                 raise InputError(f"source: {media.name} {results.error}")
-            if config.save_json or config.save_csv:
+            if output:
                 predictions.append(prediction_of(media, results))
             yield results
     finally:

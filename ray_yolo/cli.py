@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import glob
 import io
 import json
 import os
@@ -28,18 +29,19 @@ from ray_yolo.answers import answering, of_comparison, of_prediction, of_trainin
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, ServeConfig, ValConfig
 from ray_yolo.config.effects import refuse_unread_loss
 from ray_yolo.config.flags import JSON_HELP, Command, Parsed, parse
-from ray_yolo.config.model_facts import check_model_name
+from ray_yolo.config.model_facts import MODELS, check_model_name, missing_weights, read_model_file
 from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import SourcedValue, config_fields, describe
 from ray_yolo.core import deadline
 from ray_yolo.core.documents import ChecksDocument, ClusterDocument, Document, ListDocument, StatusDocument
-from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.core.errors import CheckpointError, InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import printable, redact
 from ray_yolo.core.signals import end_at_once, raise_from_now_on
 from ray_yolo.core.system import SPINS
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.run_record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE, NO_RUN
 from ray_yolo.runs.usage import cost_table, parse_prices, usage_of
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.compare_settings import CompareConfig
@@ -152,7 +154,7 @@ EXPORT = Command(
     prog="python -m ray_yolo.export",
     description="Write trained weights as a file for other programs, checked against torch.",
     model=ExportConfig,
-    paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
+    paths=("weights", "project", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
            "max_detections", "agnostic_nms"),
     unsupported={
         "--data": "not needed: the weights contain the names of their classes",
@@ -232,6 +234,32 @@ parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PRE
 parse_serve, parse_replay, parse_compare = partial(parse, SERVE), partial(parse, REPLAY), partial(parse, COMPARE)
 
 
+def _refuse_missing(*, data: str = "", weights: str = "", model: str = "", source: str = "") -> None:
+    """Refuse a path of a file that does not exist, before the imports of what reads it, which take seconds. What reads
+    it would refuse it in the same words."""
+    if data and not is_address(data) and not os.path.exists(os.path.expanduser(data)):
+        from ray_yolo.data.dataset_yaml import read_description
+
+        read_description(data)  # a built-in one has no path
+    if weights and not is_address(weights) and not os.path.exists(weights):
+        raise CheckpointError(missing_weights(Path(weights).absolute()))
+    path = Path(model)
+    if path.suffix in (".yaml", ".yml") and not path.exists() and path.stem not in MODELS:
+        read_model_file(path)
+    is_path = source and not (is_address(source) or source.isdecimal() or glob.has_magic(source))
+    if is_path and not os.path.exists(source):
+        raise InputError(f"source: {source}: no such file or folder")
+
+
+def _refuse_missing_for_training(recipe: Recipe, placement: Placement) -> None:
+    """`_refuse_missing` for a training that may continue a run: that one needs its initial weights no more."""
+    from ray_yolo.runs.working_copy import FINISHED
+
+    runs = Path(placement.storage_path, placement.project).glob("*/run.json")
+    may_continue = is_address(placement.storage_path) or any(not (run.parent / FINISHED).exists() for run in runs)
+    _refuse_missing(data=recipe.data, weights="" if may_continue else recipe.weights, model=recipe.model)
+
+
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model."""
     parsed = parse_train(argv)
@@ -239,6 +267,10 @@ def train(argv: Sequence[str] | None = None) -> int:
     if not config.placement.resume:  # else the model is the run's
         check_model_name(config.recipe.model)
         refuse_unread_loss(given, config.recipe)
+        _refuse_missing_for_training(config.recipe, config.placement)
+    elif config.placement.resume != "auto" and not (is_address(config.placement.resume)
+                                                    or os.path.exists(config.placement.resume)):
+        raise InputError(NO_RUN.format(config.placement.resume))
     from ray_yolo.runtime import trainer
 
     raise_from_now_on()
@@ -273,6 +305,7 @@ def tune(argv: Sequence[str] | None = None) -> int:
     config, origins, is_dry_run, given, _ = parse_tune(argv)
     check_model_name(config.recipe.model)
     refuse_unread_loss(given, config.recipe)
+    _refuse_missing_for_training(config.recipe, config.placement)
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import tuner
 
@@ -295,6 +328,8 @@ def compare(argv: Sequence[str] | None = None) -> int:
     for recipe in sides:
         check_model_name(recipe.model)
     refuse_unread_loss(given, *sides)
+    for recipe in sides:
+        _refuse_missing(data=recipe.data, weights=recipe.weights, model=recipe.model)
     from ray_yolo.core.cache_folder import check_cache_folder
     from ray_yolo.tune import comparer
 
@@ -314,6 +349,7 @@ def compare(argv: Sequence[str] | None = None) -> int:
 def val(argv: Sequence[str] | None = None) -> int:
     """Validate trained weights."""
     parsed = parse_val(argv)
+    _refuse_missing(weights=parsed.config.weights, data=parsed.config.data)
     from ray_yolo.runtime.validator import check, validate
 
     return _act(parsed, validate, lambda config: check(config)[0], of_validation)
@@ -322,6 +358,7 @@ def val(argv: Sequence[str] | None = None) -> int:
 def predict(argv: Sequence[str] | None = None) -> int:
     """Detect in images and videos."""
     parsed = parse_predict(argv)
+    _refuse_missing(source=parsed.config.source, weights=parsed.config.weights)
     from ray_yolo.runtime import predictor
 
     return _act(parsed, predictor.predict, lambda config: predictor.check(config)[0], of_prediction)
@@ -330,6 +367,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
 def export(argv: Sequence[str] | None = None) -> int:
     """Write trained weights for other programs."""
     parsed = parse_export(argv)
+    _refuse_missing(weights=parsed.config.weights)
     from ray_yolo.inference.export import check, export
 
     return _act(parsed, lambda config: print(export(config)), lambda config: check(config)[0])
@@ -399,6 +437,7 @@ def _checks(parser: argparse.ArgumentParser, options: argparse.Namespace, answer
 
 
 def _check_data(data: str, storage_path: str, answer: Callable[[Document], None]) -> int:
+    _refuse_missing(data=data)
     from ray_yolo.instruments.dataset_check import PROJECT, check_dataset
 
     raise_from_now_on()
@@ -566,7 +605,7 @@ def status(argv: Sequence[str] | None = None) -> int:
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
-    """List the runs and sweeps of a project with their state and best result."""
+    """List the runs and sweeps of a project, and results of validations and predictions, with state and best result."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.list", description=(
         "The runs and sweeps of a project: state, epochs, mAP50-95 of the best epoch, start and last change."))
     parser.add_argument("project", nargs="?", default="runs/train",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.checkpoints.state_file import CONVERT_HINT, check_file, kind_of_file, load_plain
-from ray_yolo.config.model_facts import MODELS
+from ray_yolo.config.model_facts import missing_weights
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.redact import printable
 
@@ -100,7 +100,7 @@ def read_weights(path: Path) -> Weights:
         best = path / "weights" / "best.pt"
         if os.path.isfile(best):  # False too for a name that is too long
             raise CheckpointError(f"{path}: is the folder of a run; give the file weights/best.pt in it")
-        raise CheckpointError(f"{path}: no such weights file; {_where_from(path)}")
+        raise CheckpointError(missing_weights(path))
     kind = _EXPORTED.get(path.suffix.lower())
     if kind:
         sibling = path.with_suffix(".pt")
@@ -149,14 +149,6 @@ def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
             return Weights(tensors, names, meta, licence=_licence(meta, "weights_licence"))
     raise CheckpointError(f"{path}: has `meta` and `ema`, but not those of a ray_yolo checkpoint; give a .pt file of a "
                           "run")
-
-
-def _where_from(path: Path) -> str:
-    facts = MODELS.get(path.stem) if path.suffix == ".pt" else None
-    if facts is None:
-        return "give a .pt file of a run, of YOLOv5 or of Ultralytics, or a .safetensors file"
-    return (f"nothing is downloaded automatically: download {path.name} from {facts.releases} (under their licence) to "
-            f"{path.absolute()}, or give its path")
 
 
 def _names_in(path: Path) -> list[str]:

@@ -204,7 +204,9 @@ class ExportConfig(NmsConfig):
     """Export of trained weights for other programs. The thresholds have an effect only with `nms`."""
 
     weights: str
-    """Weights to export, such as runs/train/exp/weights/best.pt; the new file is written next to them."""
+    """Weights to export, such as runs/train/exp/weights/best.pt."""
+    project: str = ""
+    """Local folder for the new file; default: that of the weights."""
     format: Literal["onnx", "openvino", "torchscript"] = "onnx"
     """Format of the file; openvino writes an .xml and a .bin file."""
     imgsz: ImageSize = None

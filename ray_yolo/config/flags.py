@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from reprlib import repr as short
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -370,7 +370,10 @@ class _Device(argparse.Action):
                  option_string: str | None = None) -> None:
         rule: _DeviceRule = self.const
         if values not in rule.settings and values != "":
-            raise InputError(f"--device {values}: {rule.advice}")
+            several = values.count(",") + 1
+            advice = f"Ray assigns the devices; use --num-workers {several}" if (
+                several > 1 and "--num-workers" in rule.advice) else rule.advice
+            raise InputError(f"--device {values}: {advice}")
         for path, value in rule.settings.get(values, {}).items():
             _give(namespace.given, path, SourcedValue(value, f"--device {values}"))
 
@@ -436,6 +439,8 @@ def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
     flags = [word for word in words if word.startswith("-")]
     if not flags:
         word = words[0]
+        if "format" in command.paths and word in get_args(command.model.model_fields["format"].annotation):
+            return f"unexpected {word}: a command writes one format; run it again with --format {word}"
         if "=" in word:
             return f"unexpected {short(word)}; write --set {shlex.quote(word)}"
         return f"unexpected {short(word)}; values follow their flags, see {command.prog} --help"

@@ -105,6 +105,17 @@ def facts_of(model: str) -> ModelFacts | None:
     return _BY_FAMILY[family]._replace(releases="")
 
 
+def missing_weights(path: Path) -> str:
+    """What to do where there is no such weights file."""
+    facts = MODELS.get(path.stem) if path.suffix == ".pt" else None
+    if facts is None:
+        advice = "give a .pt file of a run, of YOLOv5 or of Ultralytics, or a .safetensors file"
+    else:
+        advice = (f"nothing is downloaded automatically: download {path.name} from {facts.releases} (under their "
+                  f"licence) to {path.absolute()}, or give its path")
+    return f"{path}: no such weights file; {advice}"
+
+
 def read_model_file(path: str | Path) -> dict[str, Any]:
     """The mapping of a model YAML. With several `scales`, `scale` is the letter in the file's name, else the first.
 

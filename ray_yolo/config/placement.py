@@ -82,8 +82,9 @@ class Placement(ConfigModel):
     """Other trackers of the run, separated by commas: wandb, or one that a package offers by an entry point of
     ray_yolo.records."""
     callbacks: str = ""
-    """User functions that the driver calls: package.module[:object] or file.py[:object] with any of
-    on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
+    """The user's functions: package.module[:object] or file.py[:object] with any of on_run_start(run_dir, recipe),
+    on_batch_end(event), on_step_end(event), on_val_end(event), on_epoch_end(event), on_run_end(result); `"stop"`, if
+    one returns it, ends the training."""
     priority: int = Field(0, ge=-10, le=10)
     """Of a range of workers: those above the minimum leave for jobs of equal or higher priority that wait."""
     max_failures: int = Field(3, ge=-1)

@@ -12,6 +12,9 @@ from pydantic import ConfigDict
 
 from ray_yolo.core.events import ClassResult, Frozen, Number, Numbers, SplitCounts
 
+RESULTS_FILE = "results.json"
+"""What a validation or a prediction has found, in its folder."""
+
 
 class Document(Frozen):
     """The answer of a command."""
@@ -76,19 +79,19 @@ class PredictDocument(Document):
 
 
 class RunSummary(Document):
-    """One run, sweep or comparison."""
+    """One run, sweep or comparison, or the results of a validation or prediction."""
 
     name: str
-    kind: Literal["training", "sweep", "comparison", "unknown"]
+    kind: Literal["training", "sweep", "comparison", "validation", "prediction", "unknown"]
     """`unknown`: it cannot be read, and `state` says why."""
     state: str
     """`training`, `searching`, `comparing`, `finished`, `stopped`, `failed`, `interrupted`, `created`, ..."""
     done: int | None = None
-    """Epochs of a training, trials of a sweep, pairs of a comparison."""
+    """Epochs of a training, trials of a sweep, pairs of a comparison, pictures of a prediction."""
     epochs: int | None = None
     """Of a training: how many it is to have."""
     best: Number = None
-    """mAP50-95 of a training's best epoch; fitness of a sweep's best trial."""
+    """mAP50-95 of a training's best epoch, or of a validation; fitness of a sweep's best trial."""
     better: Literal["A", "B", ""] | None = None
     """Of a comparison: the better side; '' if no difference is shown."""
     started: float | None = None

@@ -331,7 +331,7 @@ class Summary(Frozen):
     best_epoch: int
     best_fitness: float
     stopped_early: bool
-    """Fitness did not improve for `patience` epochs."""
+    """Fitness did not improve for `patience` epochs, or a function of the user has ended the training."""
     stopped: bool
     """A stop was requested."""
     last_epoch: EpochEvent | None

@@ -9,6 +9,7 @@ import platform
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -37,6 +38,7 @@ def keep_freed_memory() -> None:
 SPINS = {"GOMP_SPINCOUNT": "1000"}
 """Environment to set before torch is imported: how long waiting OpenMP threads spin before they sleep. On a shared CPU
 libgomp's default of 300,000 spins doubled the CPU seconds and the time of a step (two threads)."""
+_LEAST_MEASURED = 0.2  # seconds of `OtherPrograms`
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 22 - 3  # /proc/PID/stat: its third field is the first one after the program's name.
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
@@ -156,6 +158,30 @@ def cores() -> int:
     for folder in _cgroups("cpu"):
         limits += _quotas(folder)
     return max(1, int(min(limits)))
+
+
+class OtherPrograms:
+    """What other programs of this machine compute, measured from its creation on."""
+
+    def __init__(self, statistics: Path = Path("/proc/stat")) -> None:
+        self._statistics = statistics
+        self._began, self._all, self._own = time.monotonic(), self._busy_seconds(), time.process_time()
+
+    def cores(self) -> float:
+        """The mean number of cores that they have used so far; 0 if it is too early, or the kernel does not say."""
+        seconds = time.monotonic() - self._began
+        if seconds < _LEAST_MEASURED or not self._all:
+            return 0.0
+        own = time.process_time() - self._own
+        return max(0.0, (self._busy_seconds() - self._all - own) / seconds)
+
+    def _busy_seconds(self) -> float:
+        """CPU seconds of all programs since the boot."""
+        try:
+            user, nice, system, _, _, irq, softirq, *_ = map(int, self._statistics.read_text().split()[1:9])
+        except (OSError, ValueError):
+            return 0.0
+        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def available_memory() -> int:

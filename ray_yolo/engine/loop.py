@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DivergedError, PeerLostError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
+from ray_yolo.engine.callbacks import BATCH_END
 from ray_yolo.engine.devices import mark, to_device
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.learner import Learner
@@ -200,6 +202,8 @@ def sum_microbatches(learner: Learner, team: Team, step: Step, batches: Iterator
                 activity.enter("exchanging")
             loss.backward()
         rows.append(terms)
+        if rank == 0:
+            team.context.callbacks.call(BATCH_END, partial(batch_event, learner, step, number, microbatch, terms))
     if not shard:
         activity.enter("exchanging")
         blank_loss(learner, team).backward()
@@ -211,6 +215,14 @@ def sum_microbatches(learner: Learner, team: Team, step: Step, batches: Iterator
         learner, team, rows, counts, poll_orders(), report, number)
     images = sum(len(microbatch.images) for microbatch in shard)
     return Summed(step, number, losses, statistics, complete, orders, reports, wait_seconds, images, work)
+
+
+def batch_event(learner: Learner, step: Step, number: int, microbatch: Microbatch, terms: Tensor) -> dict[str, Any]:
+    """What `on_batch_end` gets of a microbatch of the step after `number` others."""
+    losses = (terms / microbatch.num_images).tolist()
+    epoch = step.batch // learner.plan.batches
+    return {"epoch": epoch, "step": number + 1, "microbatch": microbatch.number, "images": len(microbatch.images),
+            "loss": dict(zip(learner.criterion.names, losses, strict=True))}
 
 
 def forward(learner: Learner, team: Team, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],

@@ -19,6 +19,7 @@ from ray_yolo.core.events import BalanceEvent, Emit, EndEvent, StartEvent, Summa
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Orders
 from ray_yolo.engine.balance import Balance
+from ray_yolo.engine.callbacks import STEP_END, VAL_END
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.devices import device_name, gpus_held
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
@@ -203,9 +204,12 @@ class Session:
             DivergedError: if every step was skipped.
             TrainingError: if the last checkpoint cannot be written.
         """
-        state, stopped = self.learner.state, self.orders.stop
         if not self.is_over:
             return None
+        state, stopped = self.learner.state, self.orders.stop
+        ended_by = self.context.callbacks.stopped_by if stopped else ""
+        if ended_by:  # by the user's function: nothing continues this training
+            stopped, self.stopped_early = False, True
         paused = not (stopped or self.stopped_early) and state.progress.epoch < self.spec.recipe.epochs
         if not (stopped or state.moved):
             raise DivergedError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
@@ -219,7 +223,8 @@ class Session:
             best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=stopped,
             last_epoch=state.last_epoch, paused=paused)
         if self.is_writer and not stopped:
-            reason = (f"paused after {format_count(self._until, 'epoch')}" if paused else
+            reason = (f"{ended_by} returned 'stop'" if ended_by else
+                      f"paused after {format_count(self._until, 'epoch')}" if paused else
                       "early stop" if self.stopped_early else "all epochs")
             self._emit(EndEvent(status="stopped" if paused else "done", reason=reason, step=state.progress.step,
                                 epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
@@ -239,6 +244,10 @@ class Session:
         progress, timer, orders = self.learner.state.progress, self.timer, result.orders
         self.context.activity.enter("computing")  # no more exchange in this step
         seconds = timer.stop_step(result, len(step.images))
+        if self.is_writer:
+            self.context.callbacks.call(STEP_END, lambda: {
+                **timer.step_event(progress, step, rates, result, seconds).fields,
+                "loss": dict(zip(self.learner.criterion.names, result.losses.tolist(), strict=True))})
         if self.is_writer and timer.should_log(progress.step, result):
             self._emit(timer.step_event(progress, step, rates, result, seconds))
         if self.is_writer and result.balance:
@@ -275,6 +284,11 @@ class Session:
         if self.is_writer and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
+        if self.is_writer and evaluation:
+            self.context.callbacks.call(VAL_END, lambda: {
+                "epoch": epoch, "step": state.progress.step, "val": evaluation.losses, "metrics": evaluation.summary,
+                "per_class": [row.model_dump() for row in per_class(evaluation, self.spec.val)],
+                "images": self.spec.val.paths, "detections": evaluation.detections})
         losses = state.close_epoch()
         fitness, best = self._rank_epoch(epoch, evaluation) if evaluation else (None, False)
         self._check_patience()
@@ -337,8 +351,12 @@ class Session:
         self.stopped_early = is_over and epoch < recipe.epochs
 
     def _poll_orders(self) -> Orders:
-        """This worker's orders, as the others get them."""
-        return self.keeper.add_save(self._rendezvous.orders, is_writer=self.is_writer)
+        """This worker's orders, as the others get them. A function of the user that has asked for the end is an order
+        to stop, too."""
+        orders = self._rendezvous.orders
+        if self.context.callbacks.stopped_by:
+            orders = orders._replace(stop=True)
+        return self.keeper.add_save(orders, is_writer=self.is_writer)
 
     def _save_agreed(self) -> None:
         """Save on the recording worker, after all workers have compared their weights."""

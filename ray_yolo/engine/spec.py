@@ -17,6 +17,7 @@ from ray_yolo.config.placement import CudaGraphs
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import worker_init
+from ray_yolo.engine.callbacks import TrainingCallbacks
 from ray_yolo.engine.membership import Activity
 from ray_yolo.models.heads import Anchors
 
@@ -55,4 +56,5 @@ class WorkerContext:
     colour_kernel: bool = False  # a GPU changes colours by one kernel
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
+    callbacks: TrainingCallbacks = field(default_factory=TrainingCallbacks)
     stored: RemoteCheckpoints | None = None  # if workers share no folder

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from ray_yolo.checkpoints.weights_file import weights_file
+from ray_yolo.checkpoints.weights_file import local_file, weights_file
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.files import replacing
@@ -122,14 +122,16 @@ class Decoded(nn.Module):
 
 
 def export(config: ExportConfig) -> ExportResult:
-    """Write trained weights in another format beside them, and verify the file against torch.
+    """Write trained weights in another format, beside them or into `project`, and verify the file against torch.
 
     Raises:
         InputError: if the weights cannot be used (CheckpointError), or the extra packages are missing.
         RayYoloError: if the outputs differ from those of torch; the file is removed.
     """
     config, trained = check(config)
-    path = Path(config.weights).with_suffix(_SUFFIXES[config.format])
+    weights = Path(config.weights)
+    path = (Path(config.project or weights.parent) / weights.name).with_suffix(_SUFFIXES[config.format])
+    path.parent.mkdir(parents=True, exist_ok=True)
     imgsz = input_size(trained, config.imgsz)
     metadata = {  # YOLOv5's keys, but `detections`; `names` reads as a Python dict
         "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
@@ -161,19 +163,25 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     if config.format == "openvino" and config.nms:
         raise InputError("nms: OpenVINO files have none; leave it out, or export with --format onnx --nms, which "
                          "OpenVINO reads too")
-    if is_address(config.weights):
-        raise InputError("weights: the export is written beside them; download them to a local folder first")
-    weights = weights_file(config.weights)
-    folder = Path(weights).parent
+    if is_address(config.project):
+        raise InputError(f"project: {config.project} is in a store; give a local folder")
+    if is_address(config.weights) and not config.project:
+        raise InputError("weights: the export would be written beside them, in a store; give a local folder by "
+                         "--project")
+    weights = str(local_file(config.weights)) if is_address(config.weights) else weights_file(config.weights)
+    folder = Path(config.project or Path(weights).parent).expanduser()
     trained = load_trained(Path(weights))
     check_iou(trained, config)
     if trained.trained_classes is not None:
         kept = ", ".join(map(str, trained.trained_classes))
         _log.warning("the weights were trained with --classes %s: the file has scores of all %d classes; those of the "
                      "others mean nothing, and predict leaves them out", kept, len(trained.names))
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"weights: {folder} cannot be written to; copy the weights to a writable folder")
-    return config.model_copy(update={"weights": weights, "imgsz": input_size(trained, config.imgsz)}), trained
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        setting = "project" if config.project else "weights"
+        raise InputError(f"{setting}: {existing} cannot be written to; give another folder by --project")
+    decided = {"weights": weights, "project": str(folder), "imgsz": input_size(trained, config.imgsz)}
+    return config.model_copy(update=decided), trained
 
 
 def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:

@@ -10,8 +10,8 @@ import csv
 import io
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +25,14 @@ import numpy as np
 import torch
 
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.core.documents import RESULTS_FILE
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import Boxes, Results, label_rows
+from ray_yolo.inference.results import LEAST_SIDE, Boxes, Results, label_rows
 from ray_yolo.labels import LabelSources
 
 Item = TypeVar("Item")
@@ -47,6 +48,7 @@ class Prediction(NamedTuple):
     size: tuple[int, int]  # (height, width)
     detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class] in pixels, best first
     error: str = ""  # why the file was left out
+    speed: Mapping[str, float] = {}  # ms: preprocess, inference, postprocess
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Output:
             results.save_crop(self.folder / "crops", stem)
         if config.placement.nosave:
             return None
-        plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
+        plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness,
+                            least_side=LEAST_SIDE if results.frame is None else 0)
         if results.frame is not None:
             return plot
         _, content = cv2.imencode(".jpg", plot)
@@ -115,7 +118,8 @@ def detect_files(predictor: Predictor, media: Iterable[Media], output: Output, *
 
 def prediction_of(media: Media, results: Results) -> Prediction:
     """Results without pixels."""
-    return Prediction(media.name, results.frame, results.orig_shape, np.asarray(results.boxes.data), results.error)
+    return Prediction(media.name, results.frame, results.orig_shape, np.asarray(results.boxes.data), results.error,
+                      results.speed)
 
 
 def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
@@ -240,8 +244,12 @@ def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
 
 
 def write_tables(output: Output, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
-    """Write predictions.json and predictions.csv on request."""
+    """Write results.json, which says what the folder holds, and on request predictions.json and predictions.csv."""
     config = output.config
+    counts = Counter(names[int(row[5])] for one in predictions for row in one.detections)
+    summary = {"weights": config.weights, "pictures": sum(not one.error for one in predictions),
+               "detections": counts.total(), "per_class": {name: counts[name] for name in names if counts[name]}}
+    atomic_write(output.folder / RESULTS_FILE, json.dumps(summary, indent=1))
     if config.save_json:
         atomic_write(output.folder / "predictions.json", to_json(predictions, names))
     if config.save_csv:

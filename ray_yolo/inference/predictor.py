@@ -277,6 +277,7 @@ class Predictor:
         return selected[0].numpy()
 
 
+@torch.no_grad()
 def build_predictor(trained: Opened, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
     """A predictor for trained weights, or for an exported network, which runs on the CPU."""
     network: Network
@@ -285,8 +286,9 @@ def build_predictor(trained: Opened, settings: DetectConfig, device: torch.devic
     else:
         model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
         network = TorchNetwork(model, trained.family, device)
-    return Predictor(network, trained.names, input_size(trained, settings.imgsz), settings, device, trained.pixel_range,
-                     trained.trained_classes)
+    imgsz = input_size(trained, settings.imgsz)
+    network(np.zeros((1, imgsz, imgsz, 3), np.uint8), settings.precision)  # the first pass takes longer than the others
+    return Predictor(network, trained.names, imgsz, settings, device, trained.pixel_range, trained.trained_classes)
 
 
 def input_size(trained: Opened, imgsz: int | None) -> int:

@@ -5,7 +5,9 @@ Names and shapes follow Ultralytics' `Results`, so that tools made for it can re
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -23,9 +25,14 @@ from torch import Tensor
 from ray_yolo.core.formatting import format_count
 from ray_yolo.labels import shares_of
 from ray_yolo.plots.boxes import draw_detections
+from ray_yolo.plots.page import Section, jpeg, notebook_html
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+LEAST_SIDE = 256
+"""Pixels of the longer side from which names and scores can be read in a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +140,13 @@ class Results:
         height, width = self.orig_shape
         return f"Results({self.path!r}{frame}, {width} x {height} pixels: {self.verbose()})"
 
+    def _repr_html_(self) -> str:
+        """For a notebook: a table of the boxes, and the picture with them."""
+        columns = ("name", "confidence", "x1", "y1", "x2", "y2")
+        rows = [(box["name"], box["confidence"], *map(round, box["box"].values())) for box in self.summary()]
+        picture = None if self.error else self.plot(least_side=LEAST_SIDE, pil=True)
+        return notebook_html(Section(f"{self.path}: {self.verbose()}", table=[columns, *rows] if rows else ()), picture)
+
     def verbose(self) -> str:
         """The number of boxes of each class in words: '2 cats, 1 dog'; or why the file could not be read."""
         if self.error:
@@ -147,31 +161,36 @@ class Results:
         return replace(self, boxes=self.boxes[rows])
 
     @overload
-    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None,
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None, least_side: int = 0,
              pil: Literal[False] = False) -> np.ndarray: ...
     @overload
-    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None,
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None, least_side: int = 0,
              pil: Literal[True]) -> Image.Image: ...
 
-    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None, pil: bool = False
-             ) -> np.ndarray | Image.Image:
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None, least_side: int = 0,
+             pil: bool = False) -> np.ndarray | Image.Image:
         """The image with its boxes, class names and scores, (height, width, 3) uint8 BGR.
 
         Args:
             line_width: in pixels; None: 1/200 of the shorter side.
+            least_side: an image whose longer side has fewer pixels is first enlarged by a whole factor.
             pil: return an RGB image of Pillow instead.
         """
-        plot = draw_detections(np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data), self.names,
-                               labels=labels, scores=conf, line_px=line_width)
+        rgb, rows = np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data).copy()
+        if 0 < max(self.orig_shape) < least_side:
+            factor = math.ceil(least_side / max(self.orig_shape))
+            rgb = cv2.resize(rgb, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+            rows[:, :4] *= factor
+        plot = draw_detections(rgb, rows, self.names, labels=labels, scores=conf, line_px=line_width)
         return Image.fromarray(plot) if pil else np.ascontiguousarray(plot[..., ::-1])
 
     def show(self, **plot: Any) -> None:
-        """Show `plot` in the notebook, or in the system's viewer."""
+        """Show `plot` in the notebook, which stores it as one JPEG, or in the system's viewer."""
         picture = self.plot(**plot, pil=True)
         if "ipykernel" in sys.modules:
             from IPython.display import display
 
-            display(picture)
+            display({"image/jpeg": base64.b64encode(jpeg(picture)).decode()}, raw=True)
         else:
             picture.show()
 

@@ -32,6 +32,7 @@ pre { background: #f5f5f5; padding: .8em 1em; margin: .5em 0; line-height: 1.4; 
 .cards div { background: #f5f5f5; border-radius: 6px; padding: .6em .9em }
 .cards b { display: block; font-size: 1.5em; font-weight: 600; line-height: 1.3 }
 .cards span { color: #666; font-size: 13px }
+p { margin: .4em 0; overflow-wrap: anywhere }
 .table { overflow-x: auto }
 table { border-collapse: collapse; font-size: 14px }
 th, td { text-align: left; vertical-align: top; padding: .3em 1.4em .3em 0; border-bottom: 1px solid #e4e4e4 }
@@ -61,6 +62,7 @@ class Section(NamedTuple):
     cards: Sequence[tuple[str, str]] = ()  # (value, what it is), the few numbers to see first
     facts: Sequence[tuple[str, str]] = ()  # (name, text) rows; those without a text are left out
     table: Sequence[Sequence[Cell]] = ()  # rows, the first of which is the header
+    text: Sequence[str] = ()  # sentences, each a paragraph that wraps
 
 
 def render_page(title: str, sections: Sequence[Section], summary: str = "") -> str:
@@ -82,6 +84,35 @@ def render_page(title: str, sections: Sequence[Section], summary: str = "") -> s
             f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n")
 
 
+def notebook_html(section: Section, picture: Image.Image | None = None) -> str:
+    """A section as the output of a notebook's cell, which has a style of its own, with a picture as JPEG below it."""
+    parts = [f"<strong>{html.escape(section.heading)}</strong>", *_contents(section)]
+    if picture is not None:
+        small = _reduced(picture)
+        parts.append(f'<img width="{small.width}" height="{small.height}" src="{data_address(jpeg(small), "jpeg")}">')
+    return "\n".join(parts)
+
+
+def read_picture(path: Path) -> Image.Image | None:
+    """A picture of a folder; None if it has not been drawn."""
+    if not path.is_file():
+        return None
+    with Image.open(path) as picture:
+        return picture.convert("RGB")
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """A picture as the content of a .jpg file."""
+    content = io.BytesIO()
+    picture.save(content, "JPEG", quality=85)
+    return content.getvalue()
+
+
+def data_address(content: bytes, kind: str) -> str:
+    """The address that contains a picture."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
 def _contents(section: Section) -> list[str]:
     """The elements of a section; none if it has no content."""
     parts = []
@@ -89,6 +120,7 @@ def _contents(section: Section) -> list[str]:
         cards = "".join(f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
                         for value, name in section.cards)
         parts.append(f'<div class="cards">{cards}</div>')
+    parts += [f"<p>{html.escape(sentence)}</p>" for sentence in section.text]
     if section.lines:
         text = "\n".join(section.lines)
         parts.append(f"<pre>{html.escape(text)}</pre>")
@@ -118,10 +150,16 @@ def _cell(tag: str, cell: Cell, aligned_as: Cell) -> str:
 def _figure(path: Path) -> str:
     name, link = html.escape(path.name), quote(path.name)
     with Image.open(path) as picture:
-        small = picture.convert("RGB")
-    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))  # it keeps the shape, and enlarges nothing
+        small = _reduced(picture)
     content = io.BytesIO()
     small.save(content, "WEBP", quality=_QUALITY)
-    data = base64.b64encode(content.getvalue()).decode()
+    address = data_address(content.getvalue(), "webp")
     return (f'<figure><a href="{link}"><img alt="{name}" width="{small.width}" height="{small.height}" '
-            f'src="data:image/webp;base64,{data}"></a><figcaption>{name}</figcaption></figure>')
+            f'src="{address}"></a><figcaption>{name}</figcaption></figure>')
+
+
+def _reduced(picture: Image.Image) -> Image.Image:
+    """A copy of at most LONGEST_SIDE pixels; it keeps its shape, and is never enlarged."""
+    small = picture.convert("RGB")
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    return small

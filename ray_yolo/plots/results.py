@@ -43,11 +43,12 @@ def plot_results(rows: Sequence[EpochEvent], path: Path) -> Figure:
         _cut_spikes(axes)
     for axes in (precision_and_recall, average_precision, learning_rate):
         axes.set_ylim(bottom=0.0)
-    best = [(row.epoch + 1, row.metrics["mAP50-95"]) for row in rows if row.best and row.metrics is not None]
+    best = [row.epoch + 1 for row in rows if row.best and row.metrics is not None]
     if best:
-        epoch, value = best[-1]  # each was the best until the next one
-        average_precision.axvline(epoch, color=GREY, linewidth=1.0, linestyle=":")
-        average_precision.set_title(f"best: {value:.4g} in epoch {epoch}", fontsize=8, color=INK, loc="right")
+        epoch = best[-1]  # each was the best until the next one
+        average_precision.axvline(epoch, color=GREY, linewidth=1.0, linestyle=":",
+                                  label=f"best fitness: epoch {epoch}")
+        average_precision.legend(frameon=False, fontsize=8, labelcolor=INK)
     return save(figure, path)
 
 
@@ -65,6 +66,7 @@ def _lines(axes: Axes, rows: Sequence[EpochEvent], title: str, lines: Mapping[st
         axes.plot(epochs + 1, numbers, color=colour, linestyle=dash, label=label, linewidth=1.6, marker="o",
                   markersize=3, markevery=np.flatnonzero(marked).tolist())
     count_along_x(axes)
+    axes.set_xlim(left=max(axes.get_xlim()[0], 0.5))  # there is no epoch 0
     if axes.lines:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
 

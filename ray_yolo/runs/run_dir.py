@@ -46,6 +46,7 @@ from ray_yolo.runs.folders import (
 from ray_yolo.runs.location import location
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_record import (
+    NO_RUN,
     RECORD_FILE,
     DamagedRecordError,
     FolderRecord,
@@ -309,7 +310,7 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
         project_there = address.rpartition("/")[0]
         refresh(folder.parent, project_there, is_held, folder.name)
     if not (folder / RECORD_FILE).is_file():
-        raise InputError(f"resume: {resume} is neither a run folder nor inside one (a run folder holds run.json)")
+        raise InputError(NO_RUN.format(resume))
     if (folder / FINISHED).exists():
         raise InputError(f"resume: {location(folder)} is finished; start a new run with {_weights_flag(folder)}")
     _refuse_older_state(path, folder)

@@ -21,6 +21,7 @@ from ray_yolo.runs.event_log import EVENTS_FILE
 RECORD_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
 """The log of a sweep or comparison, in its folder."""
+NO_RUN = "resume: {} is neither a run folder nor inside one (a run folder holds run.json)"
 
 
 class SweepRecord(Frozen):

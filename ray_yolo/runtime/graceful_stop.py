@@ -125,18 +125,17 @@ def graceful_signals(notify: Callable[[str], None], stop_training: Callable[[], 
 
 
 @contextlib.contextmanager
-def stops_at(end: float, stop: Callable[[], object]) -> Iterator[None]:
-    """Context of a training that is ordered to stop when `time.monotonic` reaches `end`. The order is repeated, because
-    a queue that is restarted meanwhile forgets it."""
+def stops_at(end: float, stop: Callable[[], object], is_asked: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Context of a training that is ordered to stop when `time.monotonic` reaches `end`, or when `is_asked` says so.
+    The order is repeated, because a queue that is restarted meanwhile forgets it."""
     has_ended = threading.Event()
 
     def watch() -> None:
-        pause = max(end - time.monotonic(), 0.0)
-        while not has_ended.wait(pause):
-            stop()
-            pause = _POLL_SECONDS
+        while not has_ended.wait(_POLL_SECONDS if is_asked else max(end - time.monotonic(), _POLL_SECONDS)):
+            if time.monotonic() >= end or (is_asked and is_asked()):
+                stop()
 
-    if end < math.inf:
+    if end < math.inf or is_asked:
         threading.Thread(target=watch, name="ray_yolo time limit", daemon=True).start()
     try:
         yield

@@ -6,6 +6,7 @@ and the output folder. Ray is imported only where it is used, because the import
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections import Counter
@@ -21,6 +22,7 @@ import torch
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import InputError
+from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import printable
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import keep_freed_memory
@@ -88,6 +90,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     finally:  # also the results of an interrupted prediction
         publish(folder)
     if not quiet:
+        print(printable(total(predictions, trained.names)))
         print(f"results in {location(folder)}")
     return PredictResult(folder, trained.names, tuple(predictions))
 
@@ -130,6 +133,17 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     found = ", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts))
     frames = f"{len(predictions)} frames, " if predictions[0].frame else ""
     return frames + (found or "nothing found")
+
+
+def total(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
+    """One line about all files: the pictures and frames, the objects of each class, and the mean time of one."""
+    read = [one for one in predictions if not one.error]
+    counts = Counter(int(row[5]) for one in read for row in one.detections)
+    found = ", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts))
+    stages = {name: math.fsum(one.speed[name] for one in read) / len(read) for name in read[0].speed}
+    times = ", ".join(f"{name} {ms:.1f}" for name, ms in stages.items())
+    return (f"{format_count(len(read), 'picture')}: {format_count(counts.total(), 'object')}"
+            f"{f' ({found})' if found else ''}, {math.fsum(stages.values()):.1f} ms each ({times})")
 
 
 def _detect_on_workers(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float

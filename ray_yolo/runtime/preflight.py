@@ -48,6 +48,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.data.index import label_sizes, read_splits, refuse_count_from_one, require_boxes, select_part
 from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
+from ray_yolo.engine.callbacks import Hooks
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.inference.predictor import check_classes
@@ -67,7 +68,7 @@ from ray_yolo.runs.fork import check_lineage, lineage_of
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.runs.run_record import RunRecord, TransferRecord
 from ray_yolo.runtime.resources import workers_here, workers_on
-from ray_yolo.sinks.callbacks import Hooks, load_callbacks
+from ray_yolo.sinks.callbacks import load_callbacks
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.trackers import load_tracker
 

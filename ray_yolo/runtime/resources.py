@@ -19,6 +19,7 @@ yolov5n, the fastest model (tests/benchmarks/README.md)."""
 MAX_LOADERS = 8
 MAX_GPU_LOADERS = 64  # a GPU trains up to 3,800 images a second; one from a JPEG file takes 4 to 14 ms of a core
 _PART_OF_GPU = "a part of a GPU is for one worker of a training"
+_ROOM_FOR_OTHERS = 0.5  # cores that may be missing without a word: programs that only blink
 _EPSILON = 1e-9  # three shares of a third of a GPU are one GPU, whatever the rounding
 
 
@@ -121,6 +122,19 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
     resources = ResourcesEvent(cpus=cpus, threads=threads or chosen.threads, cache=cache, loader_processes=loaders,
                                reasons=tuple(reasons))
     return chosen, resources
+
+
+def busy_line(threads: int, others: float, machine: int) -> str:
+    """What to do where other programs use the cores on which this training computes; '' if there is room for both.
+
+    Args:
+        threads: of arithmetic.
+        others: the cores that other programs use, of the `machine`'s.
+    """
+    if threads < 2 or machine - others > threads - _ROOM_FOR_OTHERS:
+        return ""
+    return (f"other programs use {others:.1f} of {machine} cores, and {threads} threads wait for each other at every "
+            "layer: --threads 1 may be several times as fast (docs/running.md)")
 
 
 def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[int, str]:

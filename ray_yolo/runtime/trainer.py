@@ -7,6 +7,7 @@ without Ray, and leaves the same log, checkpoints and records.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +25,12 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe
 from ray_yolo.core import deadline
 from ray_yolo.core.events import ResourcesEvent, Summary
+from ray_yolo.core.formatting import format_number
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.core.system import cores, keep_freed_memory
+from ray_yolo.core.system import OtherPrograms, cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, node_room
+from ray_yolo.engine.callbacks import Hooks, TrainingCallbacks
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.loading import loader_memory
@@ -36,6 +39,7 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import TRAINED
+from ray_yolo.plots.page import Section, notebook_html, read_picture
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
@@ -54,10 +58,10 @@ from ray_yolo.runtime.preflight import (
     unused_lines,
     with_workers,
 )
-from ray_yolo.runtime.resources import Images, LoaderRoom, NodeResources, share_out
+from ray_yolo.runtime.resources import Images, LoaderRoom, NodeResources, busy_line, share_out
 from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
-from ray_yolo.sinks.callbacks import Callbacks, Hooks, check_functions
+from ray_yolo.sinks.callbacks import Callbacks, check_functions
 from ray_yolo.sinks.report import (
     dry_placement_line,
     fine_tuning_line,
@@ -86,6 +90,14 @@ class TrainResult:
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of weights/best.pt
     paused: bool = False  #: after `stop_after` epochs or `max_hours`, with more to train
 
+    def _repr_html_(self) -> str:
+        """For a notebook: metrics, epochs and paths, and the curves if they are drawn."""
+        facts = [(name, format_number(value)) for name, value in self.metrics.items()]
+        facts += [("best epoch", f"{self.best_epoch} of {self.epochs}"), ("best weights", str(self.best)),
+                  ("run", str(self.run_dir))]
+        return notebook_html(Section("training paused" if self.paused else "training done", facts=facts),
+                             read_picture(self.run_dir / "results.png"))
+
 
 def fit(config: RunConfig, *, quiet: bool = False,
         command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None,
@@ -110,7 +122,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
         KeyboardInterrupt: if a stop was requested.
     """
     began = time.monotonic()
-    hooks = check_early(config) | check_functions(functions)
+    others = OtherPrograms()
+    of_file, given = check_early(config), check_functions(functions)
     run = _find(config)
     try:
         with StartupStatus(sys.stderr, quiet=quiet) as status:
@@ -133,24 +146,29 @@ def fit(config: RunConfig, *, quiet: bool = False,
             unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
                                   val, gpus) if is_new and has_own_records else []
             placement, resources = _share_out(config.placement, gpus, spec)
+            is_here = placement.num_workers == 0 and not gpus
+            if is_here and (busy := busy_line(resources.threads, others.cores(), os.cpu_count() or 1)):
+                status.print(f"warning: {busy}")
             reasons = [workers_reason, *resources.reasons, tf32_line(spec.recipe, gpus)]
             resources = resources.model_copy(update={"reasons": tuple(reason for reason in reasons if reason)})
             status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
                                  partial(_describe_wait, config.placement, gpus))
-            result = _train(run, spec, placement, resources, gpus, hooks, quiet=quiet, unused=unused, queue=queue,
-                            trained=trained, has_own_records=has_own_records,
+            result = _train(run, spec, placement, resources, gpus, of_file, given, quiet=quiet, unused=unused,
+                            queue=queue, trained=trained, has_own_records=has_own_records,
                             end=began + 3600 * config.placement.max_hours if config.placement.max_hours else math.inf)
     finally:
         deadline.end(run.release if run else None)
     return result
 
 
-def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, hooks: Hooks, *,
-           quiet: bool, unused: Sequence[str], queue: PoolShare | None, trained: Callable[[], None],
+def _train(run: Run, spec: TrainSpec, placement: Placement, resources: ResourcesEvent, gpus: float, of_file: Hooks,
+           given: Hooks, *, quiet: bool, unused: Sequence[str], queue: PoolShare | None, trained: Callable[[], None],
            has_own_records: bool, end: float) -> TrainResult:
     local = placement.num_workers == 0
+    hooks = of_file | given
     print_error = partial(print, file=sys.stderr)
     callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
+    is_asked = (lambda: bool(callbacks.stopped_by)) if hooks else None
     sinks: list[Sink] = [callbacks] if hooks else []
     in_other_sessions = False
     if not local:
@@ -168,16 +186,22 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
             if lost := run.lost_checkpoints():
                 run_logger.warn(lost)
             if local:
-                with (_local_worker(placement, gpus, run_logger, run) as (context, rendezvous),
-                      stops_at(end, rendezvous.stop)):
+                with (_local_worker(placement, gpus, run_logger, run, hooks) as (context, rendezvous),
+                      stops_at(end, rendezvous.stop, is_asked)):
                     summary = cast(Summary, run_session(spec, context, placement, run_logger.emit, rendezvous))
             else:
-                from ray_yolo.runtime.workers.run import train_on_ray
+                from ray_yolo.runtime.workers.run import train_on_ray, worker_callbacks
 
-                summary = train_on_ray(spec, placement, gpus, run_logger, queue, run, end)
-            if summary.stopped and time.monotonic() >= end:
+                summary = train_on_ray(spec, placement, gpus, run_logger, queue, run, end, is_asked,
+                                       worker_callbacks(placement.callbacks, of_file, given))
+            if summary.stopped and callbacks.stopped_by and not placement.nosave:
+                summary = summary.model_copy(update={"stopped": False, "stopped_early": True})
+                run_logger.emit_end("done", f"{callbacks.stopped_by} returned 'stop'")
+            elif summary.stopped and (callbacks.stopped_by or time.monotonic() >= end):
                 summary = summary.model_copy(update={"stopped": False, "paused": True})
-                run_logger.emit_end(f"paused after {placement.max_hours:g} hours (--hours)")
+                by = f"{callbacks.stopped_by} returned 'stop'" if callbacks.stopped_by else (
+                    f"paused after {placement.max_hours:g} hours (--hours)")
+                run_logger.emit_end("stopped", by)
             if summary.stopped:  # on the request of a caller that runs this in a thread
                 raise KeyboardInterrupt
             run.check_in_place()
@@ -298,7 +322,7 @@ def _runs_a_script() -> bool:
 
 
 @contextmanager
-def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run: Run
+def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run: Run, hooks: Hooks
                   ) -> Iterator[tuple[WorkerContext, Rendezvous]]:
     """Context of a session in this process: yields its worker's context, and its only group, which a signal stops."""
     keep_freed_memory()
@@ -308,7 +332,8 @@ def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run:
     with (warns_without_progress(activity, run_logger.warn), graceful_signals(run_logger.warn, rendezvous.stop),
           forward_warnings(run_logger.warn, placement.loader_processes) as loader_init):
         yield WorkerContext(
-            activity=activity, device=device, cache=placement.image_cache,
+            activity=activity, callbacks=TrainingCallbacks(hooks, run_logger.warn), device=device,
+            cache=placement.image_cache,
             cuda_graphs=placement.cuda_graphs, colour_kernel=placement.colour_kernel,
             loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
             stored=run.remote.checkpoints if run.remote else None), rendezvous

@@ -18,7 +18,9 @@ import torch
 from ray_yolo.checkpoints.weights_file import absolute_weights, local_file
 from ray_yolo.config.class_names import match_classes
 from ray_yolo.config.commands import ValConfig
+from ray_yolo.core.documents import RESULTS_FILE
 from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import METRICS
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.signals import uninterrupted
@@ -40,6 +42,7 @@ from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.evaluate import (
     EvaluatedBatches,
     Evaluation,
+    autocast,
     combine,
     evaluate_batches,
     per_class,
@@ -53,6 +56,7 @@ from ray_yolo.inference.predictor import Trained, check_classes, check_iou, inpu
 from ray_yolo.labels import LabelOptions, LabelSources
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
+from ray_yolo.plots.page import Section, notebook_html, read_picture
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runtime.resources import LoaderRoom, share_out
@@ -79,6 +83,14 @@ class ValResult:
     per_class: list[dict[str, Any]]
     coco: dict[str, float]  #: the twelve numbers of the COCO protocol, if requested
     speed: dict[str, float]  #: mean ms per image: preprocess (reading included), inference, postprocess
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the metrics of all classes and of each, and the first labels beside detections."""
+        header = ("class", "labels", *METRICS)
+        rows = [("all", sum(row["labels"] for row in self.per_class), *(self.metrics[name] for name in METRICS)),
+                *((row["name"], row["labels"], *(row[name] for name in METRICS)) for row in self.per_class)]
+        return notebook_html(Section(str(self.folder), table=[header, *rows]),
+                             read_picture(self.folder / "val_batch0_pred.jpg"))
 
 
 def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
@@ -127,13 +139,14 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     rows = [row.model_dump() for row in classes]
     coco = twelve_numbers(evaluation, index) if config.coco else {}
     result = ValResult(folder, evaluation.summary, evaluation.losses, rows, coco, evaluation.speed)
-    if failed := _write(config, evaluation, ids, index, folder):
+    failed, worst = _write(config, evaluation, ids, index, folder)
+    if failed:
         report(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     where = location(folder)
     record = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
-    atomic_write(folder / "results.json", json.dumps(record, indent=1))
+    atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=1))
     publish(folder)
-    report("\n".join([*class_table(result.metrics, classes, len(index)), *_rest(result, where)]))
+    report("\n".join([*class_table(result.metrics, classes, len(index)), *_rest(result, where, worst)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement)):
         report(_track(config, result, uri))
     return result
@@ -145,9 +158,11 @@ def _loader_room(config: ValConfig, trained: Trained, index: AnnotationIndex, fr
 
 
 def _write(config: ValConfig, evaluation: Evaluation, ids: Sequence[CocoIds], index: AnnotationIndex, folder: Path
-           ) -> list[str]:
-    """Write the requested files and the same pictures as in training. Returns the pictures that could not be drawn."""
+           ) -> tuple[list[str], str]:
+    """Write the requested files and the same pictures as in training. Returns the pictures that could not be drawn, and
+    a sentence about the worst images and labels, if they were requested."""
     failed: Failed = {}
+    worst = ""
     if config.save_txt:
         write_label_files(evaluation.detections, index, folder, scores=config.save_conf)
     if config.save_json:
@@ -155,10 +170,11 @@ def _write(config: ValConfig, evaluation: Evaluation, ids: Sequence[CocoIds], in
         atomic_write(folder / "detections.json", json.dumps(rows))
     assert config.imgsz, "the configuration is decided"
     if config.worst:
-        write_worst(evaluation, index, config.worst, config.imgsz, folder, failed, draw=not config.placement.noplots)
+        worst = write_worst(evaluation, index, config.worst, config.imgsz, folder, failed,
+                            draw=not config.placement.noplots)
     if not config.placement.noplots:
         draw_detections(evaluation.detections, index, config.imgsz, folder, failed)
-    return [f"{name} ({reason})" for name, reason in failed.items()]
+    return [f"{name} ({reason})" for name, reason in failed.items()], worst
 
 
 class Checked(NamedTuple):
@@ -265,11 +281,11 @@ def _with_classes_of(trained: Trained, config: ValConfig, names: Sequence[str]) 
     return trained, match.note
 
 
-def _rest(result: ValResult, where: str) -> list[str]:
-    """The lines below the table of classes: the COCO numbers, the time, and the results' folder."""
+def _rest(result: ValResult, where: str, worst: str) -> list[str]:
+    """The lines below the table of classes: the COCO numbers, the time, the worst images, and the results' folder."""
     speed = ", ".join(f"{name} {each:.2f}" for name, each in result.speed.items())
     coco = [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
-    return [*coco, f"ms per image: {speed}", f"results in {where}"]
+    return [*coco, f"ms per image: {speed}", *([worst] if worst else []), f"results in {where}"]
 
 
 def _track(config: ValConfig, result: ValResult, uri: str) -> str:
@@ -302,6 +318,9 @@ def _evaluate_share(trained: Trained, config: ValConfig, index: AnnotationIndex,
     model = trained.model.to(device).to(memory_format=torch.channels_last)
     if device.type == "cpu":
         avoid_slow_convolutions(model)  # as in training: those kernels round differently
+    blank = torch.zeros(min(config.evaluate.batch_size, len(index)), 3, imgsz, imgsz, device=device)
+    with torch.no_grad(), autocast(device, config.precision):  # the first pass takes longer; its time counts nowhere
+        model.eval()(blank.to(memory_format=torch.channels_last))
     return evaluate_batches(model, trained.family, _build_loss(trained, config), loader, index, config.evaluate,
                             config.precision, device, per_image=config.worst > 0)
 

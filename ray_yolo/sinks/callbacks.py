@@ -1,14 +1,29 @@
-"""A user's own functions, called on the driver during training.
+"""A user's own functions, called during training.
 
 `YOLO.train(callbacks={"on_epoch_end": function})` takes functions by name. On the command line a Python path,
 `package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with any of
 
-    on_run_start(run_dir, recipe)    once per start of the command, before the first step
-    on_epoch_end(event)              once per epoch, with its event: epoch, step, train, val, metrics, ...
-    on_run_end(result)               the `TrainResult`, or None if the training did not end
+    on_run_start(run_dir, recipe)    driver; at each start of the command, before the first step
+    on_batch_end(event)              first worker; after forward and backward of each microbatch that it computes:
+                                     epoch, step, microbatch, images, loss by term
+    on_step_end(event)               first worker; after each optimiser step: epoch, step, batch, images, loss by term,
+                                     lr, seconds, gradient_norm, skipped, ...
+    on_val_end(event)                first worker; after the validation of an epoch: epoch, step, metrics, per_class,
+                                     val (losses), images (paths), and detections, an array with rows of image's
+                                     number, x1, y1, x2, y2 in pixels, score, class, bits
+    on_epoch_end(event)              driver; after each epoch, with its event: epoch, step, train, val, metrics, ...
+    on_run_end(result)               driver; the `TrainResult`, or None if the training did not end
 
-The thread that reads the event log calls them one by one. Training never waits for them. An exception becomes a
-warning.
+The driver is the process of the command, or of `YOLO.train`. A thread that reads the event log calls its functions one
+by one, and training never waits for them. The first worker is the driver itself where training runs in its process
+(`num_workers=0`). On Ray it is a process of its own, which gets a copy of the functions: what they store stays there,
+and a worker that takes the place of a lost one begins with another copy. A Python path has to exist there, too.
+Training waits for these functions. Epochs are counted from 0, steps from 1.
+
+A function that returns `"stop"` ends the training after the step in progress or the next one. Everything is saved,
+weights are written as at any end, and the run is done: `on_run_end` gets its result. With `--nosave`, a function of the
+driver can only pause a training, and nothing of it is kept. An exception becomes a warning with its line, and training
+continues.
 """
 
 from __future__ import annotations
@@ -24,11 +39,11 @@ from typing import Any
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EpochEvent, Event
+from ray_yolo.engine.callbacks import IN_TRAINING, STOP, Hooks, complaint
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events
 from ray_yolo.sinks.base import Sink
 
-HOOKS = ("on_run_start", "on_epoch_end", "on_run_end")
-Hooks = dict[str, Callable[..., Any]]
+HOOKS = ("on_run_start", *IN_TRAINING, "on_epoch_end", "on_run_end")
 
 
 class Callbacks(Sink):
@@ -47,6 +62,8 @@ class Callbacks(Sink):
         self._started = False
         self.result: Any = None
         """The argument of `on_run_end`."""
+        self.stopped_by = ""
+        """The function that has ended the training; '' while none has."""
 
     def event(self, event: Event) -> None:
         """Queue a new epoch; a restart reports the last one again."""
@@ -67,10 +84,10 @@ class Callbacks(Sink):
     def _call(self, name: str, *arguments: Any) -> None:
         hook = self._hooks.get(name)
         try:
-            if hook is not None:
-                hook(*arguments)
+            if hook is not None and hook(*arguments) == STOP:
+                self.stopped_by = self.stopped_by or name
         except (Exception, SystemExit) as error:
-            self._warn(f"callbacks: {name}: {type(error).__name__}: {error}")
+            self._warn(complaint(name, error))
 
 
 def load_callbacks(path: str) -> Hooks:

@@ -1,7 +1,8 @@
 """Prints the progress of a training on the driver's console, from the event log.
 
 Only the driver prints: Ray prefixes every line of a worker's output, which breaks progress bars. A terminal shows one
-live line; other streams (job logs, files) get one row per epoch, and a line every 30 s of a longer epoch.
+live line, and so does the cell of a notebook; other streams (job logs, files) get one row per epoch, and a line every
+30 s of a longer epoch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import io
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
 from rich.live import Live
@@ -45,6 +46,31 @@ def print_unwrapped(console: RichConsole, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
+class _CellLine:
+    """A line in the output of a notebook's cell, which each update replaces."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._text = ""
+
+    def update(self, text: str) -> None:
+        """Show another text."""
+        if text == self._text:
+            return
+        self._text = text
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._handle.update({"text/plain": text}, raw=True)
+
+
+def _is_cell(stream: TextIO) -> bool:
+    """Whether a stream is the output of a notebook's cell."""
+    return type(stream).__module__ == "ipykernel.iostream"
+
+
 class Console(Sink):
     """Prints the log of a run folder from now on, and a closing message at the end. On a terminal, the progress is a
     live last line.
@@ -65,6 +91,7 @@ class Console(Sink):
         self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
                           redirect_stderr=False)
         self._report = TrainingReport(live=self._console.is_interactive)
+        self._cell_line = _CellLine() if _is_cell(stream) else None
         self._printed_at = clock()
         self._past_seq = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
         self._queued: list[Event] = []
@@ -82,7 +109,8 @@ class Console(Sink):
                  if event.seq > self._past_seq or isinstance(event, RunEvent)]
         progress = self._report.progress()
         is_due = self._clock() - self._printed_at >= _QUIET_SECONDS
-        if not self._console.is_interactive and not lines and progress and is_due:
+        has_line = self._console.is_interactive or self._cell_line
+        if not has_line and not lines and progress and is_due:
             lines = [progress]
         if lines:
             self._printed_at = self._clock()
@@ -90,12 +118,16 @@ class Console(Sink):
         if self._console.is_interactive:
             self._live.start()
             self._live.update(Text(progress[: self._console.width - 1], no_wrap=True), refresh=True)
+        elif self._cell_line:
+            self._cell_line.update(progress)
         else:
             self._console.print("", end="")  # writes text that rich has buffered after a failed write
 
     def finish(self) -> None:
         """End the live line and print the closing message."""
         self._live.stop()
+        if self._cell_line:
+            self._cell_line.update("")
         if not self.closes:
             return
         closing = closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE), plots=self._plots,

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.settings import leaves
-from ray_yolo.core.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
+from ray_yolo.core.events import METRICS, DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
+from ray_yolo.core.formatting import format_number
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, Goodput, best_row, durable, epoch_rows, last_of, measure_goodput
 from ray_yolo.sinks.metric_names import Metric, loss_column, measured_metrics, metrics, terms_of
@@ -27,11 +28,16 @@ from ray_yolo.sinks.mlflow_client import read_run_file
 RUN_ID_TAG = "ray_yolo.run_id"
 PARENT_TAG = "mlflow.parentRunId"  # a sweep's run: the experiment is its experiment
 # Small files first: they arrive even if time runs out.
-ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
+ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "report.html", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt",
+             "weights/last.pt")
 VALIDATION_ARTIFACTS = ("results.json", "detections.json", "*.png", "*.jpg")
 
 _ENVIRONMENT = {"experiment": "MLFLOW_EXPERIMENT_NAME", "experiment_id": "MLFLOW_EXPERIMENT_ID",
                 "parent_run_id": "MLFLOW_RUN_ID"}
+NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
+OWN_FILES = "artifacts:"
+"""How an address in a description begins that is a file of the same run; `Delivery` knows the run."""
+PAGE_LINK = f"[report.html]({OWN_FILES}report.html): all of it on one page."
 CONTEXT_TAG, VALIDATION = "mlflow.data.context", "validation"
 _CONTEXTS = {"train": "training", "val": VALIDATION}
 _LONGEST_PARAM = 6000  # characters, MLflow's limit
@@ -106,7 +112,8 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None) -> RunPl
         experiment=tracking.get("experiment") or Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params=flat_params({**run.recipe, "placement": run.placement}),
-        tags=_tags(run, starts, measure_goodput(events), parent_run_id or tracking.get("parent_run_id")),
+        tags={**_tags(run, starts, measure_goodput(events), parent_run_id or tracking.get("parent_run_id")),
+              **_note(rows, end)},
         data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_final_points(rows, end)],
         status=_STATUS[end.status] if end else "RUNNING",
@@ -171,6 +178,16 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent], cost: Goodput, parent_run
         **{f"ray_yolo.{name}": f"{value:.6g}" for name, value in vars(cost).items()},
     }
     return {key: value for key, value in tags.items() if value}
+
+
+def _note(rows: Sequence[EpochEvent], end: EndEvent | None) -> dict[str, str]:
+    """The description of a training as a tag: what its best epoch measured, and at the end the page of the run."""
+    best = best_row(rows)
+    if best is None or not best.metrics:
+        return {}
+    numbers = ", ".join(f"{name} {format_number(best.metrics.get(name))}" for name in METRICS[::-1])
+    line = f"Best epoch {best.epoch + 1} of {rows[-1].epoch + 1}: {numbers}."
+    return {NOTE_TAG: "\n\n".join([line, PAGE_LINK] if end else [line])}
 
 
 def _lineage_tags(run: RunEvent) -> dict[str, str]:

@@ -32,7 +32,7 @@ from ray_yolo.sinks.mlflow_client import (
     read_run_file,
 )
 from ray_yolo.sinks.mlflow_errors import explained
-from ray_yolo.sinks.mlflow_plan import CONTEXT_TAG, PARENT_TAG, RUN_ID_TAG, RunPlan, plan_run
+from ray_yolo.sinks.mlflow_plan import CONTEXT_TAG, OWN_FILES, PARENT_TAG, RUN_ID_TAG, RunPlan, plan_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -59,6 +59,8 @@ class Delivery:
         self._folder, self._uri, self._fresh = folder, uri, fresh
         self._client: MlflowClient | None = None  # None: what follows is not known
         self._run_id = self._status = ""
+        self._own_files = ""
+        """The address of the run's files on the pages of its server."""
         self._tags: dict[str, str] = {}
         self._held: set[Hashable] = set()  # names of parameters, (name, digest) of data
         self._values: set[tuple[str, int, float]] = set()  # key, step and value of each point
@@ -100,9 +102,10 @@ class Delivery:
     def _post_tags(self, client: MlflowClient, plan: RunPlan) -> None:
         from mlflow.entities import RunTag
 
-        tags = [RunTag(key, value) for key, value in plan.tags.items() if self._tags.get(key) != value]
+        wanted = {key: value.replace(f"({OWN_FILES}", f"({self._own_files}") for key, value in plan.tags.items()}
+        tags = [RunTag(key, value) for key, value in wanted.items() if self._tags.get(key) != value]
         self._post(tags, _LABELS_PER_CALL, lambda some: client.log_batch(self._run_id, tags=some))
-        self._tags.update(plan.tags)
+        self._tags.update(wanted)
 
     def _post_data(self, client: MlflowClient, plan: RunPlan) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -160,6 +163,7 @@ class Delivery:
         if run is None:
             run = self._create(client, plan)
         self._run_id, self._status, self._tags = run.info.run_id, run.info.status, dict(run.data.tags)
+        self._own_files = files_address(run)
 
         self._values = set()
         for key in run.data.metrics:
@@ -268,6 +272,11 @@ class MlflowRecord:
             self._monitor.finish()
             self._monitor = None
         self._measures = False
+
+
+def files_address(run: Run) -> str:
+    """The address of a run's files on the pages of its server."""
+    return f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/"
 
 
 def _digest(path: Path) -> str:

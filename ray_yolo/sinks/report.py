@@ -56,6 +56,7 @@ _RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that ar
 _LAYERS_SHOWN = 3  # of those that initial weights do not cover
 _CLASSES_SHOWN = 20  # on the console; the event log has all
 _ROWS_PER_HEADER = 30
+_LARGE_BATCH = 4  # times the nominal batch: from here on, a batch that follows the workers is reported
 _IDLE_SHARE = 0.1  # of the workers' time in the first epoch; a start reports more
 _SMOOTHING = 0.9  # of images per second, over step events
 
@@ -322,6 +323,10 @@ def placement_line(asked: Recipe, decided: Recipe) -> str:
     usual = default_microbatch(batch, 1, asked.optimizer.nominal_batch, QUAD if asked.quad else 1)
     if asked.batch_size in (None, AUTO_BATCH):
         what = "batch_size follows the workers"
+        nominal = decided.optimizer.nominal_batch
+        if batch > _LARGE_BATCH * nominal:
+            what += (f" and is {batch}, {batch / nominal:.0f} times the nominal batch of {nominal} that the learning "
+                     "rate is for (--batch-size sets it)")
     elif asked.microbatch is None and not asked.sync_bn and micro != usual:
         what = f"microbatch is {micro} instead of {usual}, because each worker needs one"
     else:

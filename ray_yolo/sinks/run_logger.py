@@ -117,10 +117,10 @@ class RunLogger:
         """Write a warning into the log."""
         self.emit(WarningEvent(message=message))
 
-    def emit_end(self, reason: str) -> None:
-        """Log the end of a training that was ordered to stop, and can be continued."""
+    def emit_end(self, status: Literal["done", "stopped"], reason: str) -> None:
+        """Log the end of a training that was ordered to stop."""
         self.recorder.flush()  # the end repeats the step and epoch of the log
-        self.emit(_end_event(self._run_dir / EVENTS_FILE, "stopped", reason))
+        self.emit(_end_event(self._run_dir / EVENTS_FILE, status, reason))
 
     def __enter__(self) -> RunLogger:
         return self
@@ -237,7 +237,7 @@ def _start_notes(run: Run, spec: TrainSpec, placement: Placement) -> tuple[str, 
     return tuple(note for note in notes if note)
 
 
-def _end_event(log: Path, status: Literal["stopped", "failed"], reason: str) -> EndEvent:
+def _end_event(log: Path, status: Literal["done", "stopped", "failed"], reason: str) -> EndEvent:
     """The end of a training that did not log it: with the last step and epoch of its log."""
     types = (RowEvent, StartEvent, CheckpointEvent, EndEvent)
     steps = ((event.step, event.epoch) for event in read_events(log) if isinstance(event, types))

@@ -1,20 +1,22 @@
-"""A table of the runs, sweeps and comparisons in a project's folder or bucket. It imports neither torch nor Ray."""
+"""A table of the runs, sweeps and comparisons in a project's folder or bucket, and of the results of validations and
+predictions in a folder. It imports neither torch nor Ray."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from ray_yolo.core.documents import RunSummary
+from ray_yolo.core.documents import RESULTS_FILE, RunSummary
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import reason_of
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.location import local_folder, run_names
-from ray_yolo.runs.run_record import LEDGER_FILE
+from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.run_state import read_state, status_of
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.study_state import SweepState, read_study_state
@@ -30,15 +32,24 @@ def list_project(project: str) -> list[RunSummary]:
     Raises:
         InputError: if there is none, or storage refuses.
     """
-    names = run_names(project)
+    names = _names(project)
     if not names and not is_address(project):
         projects = sorted(folder.name for folder in Path(project).glob("*") if folder.is_dir())
-        names = [f"{each}/{name}" for each in projects for name in run_names(f"{project}/{each}")]
+        names = [f"{each}/{name}" for each in projects for name in _names(f"{project}/{each}")]
     if not names:
         raise InputError(f"{project}: has no runs; give the folder or address of a project, such as runs/train")
     with ThreadPoolExecutor(_READERS) as readers:
         rows = list(readers.map(lambda name: _read(f"{project.rstrip('/')}/{name}", name), names))
     return sorted(rows, key=lambda row: (-(row.changed or 0), row.name))
+
+
+def _names(project: str) -> list[str]:
+    """The names of a project's runs; in a folder, also of those that hold the results of a validation or prediction."""
+    names = run_names(project)
+    if is_address(project):
+        return names
+    results = {path.parent.name for path in Path(project).glob(f"*/{RESULTS_FILE}")}
+    return sorted({*names, *results})
 
 
 def format_table(rows: Sequence[RunSummary], now: float) -> list[str]:
@@ -54,7 +65,7 @@ def format_table(rows: Sequence[RunSummary], now: float) -> list[str]:
 def _count(row: RunSummary) -> str:
     if row.done is None:
         return ""
-    nouns = {"sweep": "trial", "comparison": "pair"}
+    nouns = {"sweep": "trial", "comparison": "pair", "prediction": "picture"}
     return format_count(row.done, nouns[row.kind]) if row.kind in nouns else f"{row.done} of {row.epochs}"
 
 
@@ -80,7 +91,20 @@ def summarise(folder: Path, name: str) -> RunSummary:
     Raises:
         InputError: if it cannot be read.
     """
-    return _study(folder, name) if (folder / LEDGER_FILE).is_file() else _run(folder, name)
+    if (folder / LEDGER_FILE).is_file():
+        return _study(folder, name)
+    if (folder / RESULTS_FILE).is_file() and not (folder / RECORD_FILE).is_file():
+        return _results(folder / RESULTS_FILE, name)
+    return _run(folder, name)
+
+
+def _results(path: Path, name: str) -> RunSummary:
+    """The row of a validation, or of a prediction, which has no metrics."""
+    found, changed = json.loads(path.read_bytes()), path.stat().st_mtime
+    if "metrics" in found:
+        return RunSummary(name=name, kind="validation", state="finished", best=found["metrics"]["mAP50-95"],
+                          changed=changed)
+    return RunSummary(name=name, kind="prediction", state="finished", done=found["pictures"], changed=changed)
 
 
 def _run(folder: Path, name: str) -> RunSummary:

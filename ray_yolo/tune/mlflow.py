@@ -22,8 +22,17 @@ from ray_yolo.runs.working_copy import FINISHED, address_of
 from ray_yolo.sinks.base import Tell, ignore
 from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
 from ray_yolo.sinks.mlflow_errors import explained
-from ray_yolo.sinks.mlflow_plan import Point, RunPlan, flat_params, requested_tracking, source_tags
-from ray_yolo.sinks.mlflow_run import Delivery
+from ray_yolo.sinks.mlflow_plan import (
+    NOTE_TAG,
+    OWN_FILES,
+    PAGE_LINK,
+    Point,
+    RunPlan,
+    flat_params,
+    requested_tracking,
+    source_tags,
+)
+from ray_yolo.sinks.mlflow_run import Delivery, files_address
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.claim import Claim, PairsClaim
@@ -39,11 +48,10 @@ if TYPE_CHECKING:
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
-NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
 LISTED = 20  # best trials in the description: MLflow cuts off tags after 8,000 characters
 CURVE = f"metrics/{METRICS[-1]}"
 BEST_TAG, BEST_TRIAL_TAG, CLAIM_TAG = "ray_yolo.best", "ray_yolo.best_trial", "ray_yolo.claim"
-ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
+ARTIFACTS = ("*.csv", "*.yaml", "report.html", "*.png", "*.jsonl", "weights/best.pt")
 _ARTIFACTS_OF_PAIRS = ("*.png", "*.jsonl", "report.html")
 LISTED_CLASSES = 40  # of a comparison in the description, those that differ most
 
@@ -140,7 +148,9 @@ class ComparisonRun:
             if claim.margin is not None:
                 points.append(Point("claim/margin", claim.margin, now, claim.pairs))
             tags |= {CLAIM_TAG: str(claim)}
-        note = [*([str(claim)] if self.state.is_claimed else []), sides_table(results, claim), *recipes.differences]
+        page = [PAGE_LINK] if self.status == "FINISHED" else []
+        note = [*([str(claim)] if self.state.is_claimed else []), *page, sides_table(results, claim),
+                *recipes.differences]
         place, tracking = folder.resolve(), requested_tracking()
         return RunPlan(
             place.name, tracking.get("experiment") or place.parent.name, now,
@@ -225,7 +235,8 @@ def _mark_trials(client: MlflowClient, folder: Path, run_id: str, sweep: SweepRu
     """Describe the sweep by its best trials, and mark the best one's run only."""
     run, claim = client.get_run(run_id), str(sweep.claim or "")
     links = comparison(str(run.info.experiment_id), _children(folder, sweep.listed))
-    client.set_tag(run_id, NOTE_TAG, "\n\n".join(filter(None, (claim, links, table(sweep.listed)))))
+    page = PAGE_LINK.replace(OWN_FILES, files_address(run)) if sweep.best else ""
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(filter(None, (claim, page, links, table(sweep.listed)))))
     client.set_tag(run_id, CLAIM_TAG, claim)
     if not sweep.best:
         return

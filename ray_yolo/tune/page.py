@@ -23,8 +23,8 @@ def write_page(folder: Path) -> None:
 
 def _sweep(folder: Path, sweep: SweepState) -> list[Section]:
     return [
-        Section("Sweep", [summary_line(sweep.trials)]),
-        Section("Claim", [str(sweep.claim)] if sweep.claim else []),
+        Section("Sweep", text=[summary_line(sweep.trials)]),
+        Section("Claim", text=[str(sweep.claim)] if sweep.claim else []),
         Section("Best trials", table=table_rows(sweep.trials) if sweep.best else []),
         Section("Pictures", pictures=[folder / name for name in _PICTURES]),
         Section("Failed trials", [result_line(trial) for trial in sweep.failed]),
@@ -33,8 +33,8 @@ def _sweep(folder: Path, sweep: SweepState) -> list[Section]:
 
 def _comparison(folder: Path, comparison: ComparisonState) -> list[Section]:
     return [
-        Section("Claim", [str(comparison.claim)]),
-        Section("Differences of the sides", comparison.recipes.differences),
+        Section("Claim", text=[str(comparison.claim)]),
+        Section("Differences of the sides", text=comparison.recipes.differences),
         Section("Means", comparison_table(comparison.results, comparison.claim)),
         Section("Curves", pictures=[folder / _CURVES]),
         Section("Pairs", pictures=[folder / _PAIRS]),

@@ -76,9 +76,10 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
     """
     heights = np.asarray(fitness, dtype=float)
     done = np.isfinite(heights)
-    rows = max(math.ceil(len(genes) / COLUMNS), 1)
-    figure = new_figure(2.6 * COLUMNS, 2.4 * rows)
-    panels = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True).flatten()
+    columns = min(COLUMNS, max(len(genes), 1))
+    rows = max(math.ceil(len(genes) / columns), 1)
+    figure = new_figure(2.6 * columns, 2.4 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axes in panels[len(genes):]:
         axes.set_axis_off()
     for axes, (name, values) in zip(panels, genes.items(), strict=False):
@@ -90,7 +91,7 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
             best = max(np.flatnonzero(done).tolist(), key=lambda trial: (rungs[trial], heights[trial]))
             axes.scatter(at[best], heights[best], marker="x", s=50, linewidth=1.8, color=COLOURS[1])
             axes.set_title(f"{at[best]:.4g}", fontsize=8, color=COLOURS[1], loc="right")
-    for axes in panels[::COLUMNS]:
+    for axes in panels[::columns]:
         axes.set_ylabel("Fitness", fontsize=9, color=INK)
     return save(figure, path)
 

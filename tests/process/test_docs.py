@@ -68,7 +68,8 @@ def test_no_page_loads_anything_from_another_machine(site: Path) -> None:
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((DOCS / "first_training.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    seen = "assert len(results) == 8 and (result.run_dir / 'weights' / 'best.pt').exists() and first.boxes.shape[0]"
+    seen = ("assert len(results) == 64 and (result.run_dir / 'weights' / 'best.pt').exists() and len(first) >= 3 and "
+            "validation.metrics['mAP50'] > 0.85")
     done = subprocess.run([sys.executable, "-c", f"{code}\n\n{seen}\n"], cwd=tmp_path, env={**os.environ, **SPINS},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

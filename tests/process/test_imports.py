@@ -56,3 +56,44 @@ def imported(folder: Path, command: str, *words: str) -> set[str]:
 ])
 def test_a_command_imports_what_it_needs(folder: Path, command: str, words: str, libraries: set[str]) -> None:
     assert imported(folder, command, *words.split()) == libraries
+
+
+REFUSED = """
+import sys
+from ray_yolo import cli
+from ray_yolo.core.errors import InputError
+for command in sys.argv[1:]:
+    name, *words = command.split()
+    try:
+        getattr(cli, name)(words)
+    except InputError as error:
+        print(error, *(m for m in {heavy} if m in sys.modules), sep=" | ")
+"""
+
+
+def test_paths_that_do_not_exist_are_refused_before_what_reads_them_is_imported(tmp_path: Path) -> None:
+    data, weights = "no.yaml: no such file", f"{tmp_path}/no.pt: no such weights file"
+    refusals = {
+        "train --data no.yaml": data, "tune --data no.yaml": data, "compare base lr0=0.1 --data no.yaml": data,
+        "checks --data no.yaml": data, "train --weights no.pt --data shapes8": weights, "val --weights no.pt": weights,
+        "predict --weights no.pt --source 0": weights, "export --weights no.pt": weights,
+        "train --model no.yaml --data shapes8": "no.yaml: cannot be read", "train --resume no": "resume: no is neither",
+        f"predict --weights {__file__} --source no": "source: no: no such file or folder"}
+    done = subprocess.run([sys.executable, "-c", REFUSED.format(heavy=HEAVY), *refusals], cwd=tmp_path, check=True,
+                          capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(refusals)
+    for line, text in zip(lines, refusals.values(), strict=True):
+        assert line.startswith(text)
+        assert " | " not in line
+
+
+def test_an_unfinished_run_needs_its_initial_weights_no_more(tmp_path: Path) -> None:
+    """What it has saved contains them."""
+    run = tmp_path / "runs" / "train" / "exp"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    command = "train --weights no.pt --data shapes8"
+    done = subprocess.run([sys.executable, "-c", REFUSED.format(heavy=HEAVY), command], cwd=tmp_path, check=False,
+                          capture_output=True, text=True)
+    assert "torch" in done.stdout or done.returncode  # it goes on to look at the run

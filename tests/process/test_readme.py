@@ -13,7 +13,7 @@ import tempfile
 import time
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,16 +45,16 @@ class NewUser:
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def await_jobs(self, address: str) -> None:
+    def await_jobs(self, address: str, environment: Mapping[str, str]) -> None:
         """Wait until a head accepts jobs: its agent starts some seconds later."""
         deadline = time.monotonic() + 300
         command = [self.programs / "ray", "job", "submit", "--address", address, "--", "true"]
-        while (reply := subprocess.run(command, env=self.environment, capture_output=True, text=True)).returncode:
+        while (reply := subprocess.run(command, env=environment, capture_output=True, text=True)).returncode:
             assert time.monotonic() < deadline, reply.stderr
             time.sleep(1)
 
     @contextmanager
-    def head(self) -> Iterator[str]:
+    def head(self, **variables: str) -> Iterator[str]:
         """`ray start --head` with its own ports and temporary folder; gives the address of its dashboard.
 
         The agent also gets a port of its own. A head whose agent finds the default one in use never accepts a job.
@@ -62,19 +62,20 @@ class NewUser:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             ports = [server.getsockname()[1] for server in (one, other)]
         log = self.home / "head.log"
+        environment = {**self.environment, **variables}
         with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as short, log.open("w") as stream:
             process = subprocess.Popen(
                 [self.programs / "ray", "start", "--head", "--block", "--num-cpus=4", "--port=0", f"--temp-dir={short}",
                  f"--dashboard-port={ports[0]}", f"--ray-client-server-port={ports[1]}",
                  "--dashboard-agent-listen-port=0"],
-                cwd=self.folder, env={**self.environment, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}, stdout=stream,
+                cwd=self.folder, env={**environment, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}, stdout=stream,
                 stderr=stream)
             try:
                 while "Ray runtime started" not in log.read_text():
                     assert process.poll() is None, log.read_text()
                     time.sleep(0.1)
                 address = f"http://127.0.0.1:{ports[0]}"
-                self.await_jobs(address)
+                self.await_jobs(address, environment)
                 yield address
             finally:
                 process.terminate()
@@ -148,6 +149,24 @@ def test_blocks_run_one_after_the_other(new_user: NewUser) -> None:
     left = [path.name for path in new_user.folder.iterdir()]
     assert [name for name in left if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)] == []
     assert not (new_user.home / ".ray").exists()  # a token there would affect every cluster that starts later
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_job_block_sends_the_token_of_its_user(new_user: NewUser) -> None:
+    """Where the file exists, `ray start --head` asks for it."""
+    token = new_user.home / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0123456789abcdef" * 4)
+    token.chmod(0o600)
+    (block,) = [block for block in BLOCKS if block.needs == HEAD]
+    with new_user.head(RAY_AUTH_MODE="token") as address:
+        code = block.code.replace(HEAD_ADDRESS, address)
+        assert "best epoch" in new_user.run(code)
+        refused = subprocess.run(["bash", "-c", code.partition("\n")[2]], cwd=new_user.folder, env=new_user.environment,
+                                 capture_output=True, text=True)
+        assert refused.returncode  # its first line sends the token
 
 
 @pytest.mark.ray

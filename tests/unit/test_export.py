@@ -24,6 +24,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[ExportConfig]:
     def check(config: ExportConfig) -> tuple[ExportConfig]:
         return (config.model_copy(update={"imgsz": 320}),)
 
+    monkeypatch.setattr("ray_yolo.cli._refuse_missing", lambda **paths: None)  # there are no such files
     monkeypatch.setitem(sys.modules, "ray_yolo.inference.export", SimpleNamespace(export=export, check=check))
     return seen
 

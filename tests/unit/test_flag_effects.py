@@ -36,7 +36,7 @@ ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
 """Words of a flag and how it shows in what Ray is asked for."""
 
 ANSWERS = {
-    "--device 0,1": ("--num-workers", "--gpus-per-worker"),
+    "--device 0,1": ("--num-workers 2",),
     "--bucket gs://mine": ("--storage-path",),
     "--evolve 300": ("ray_yolo.tune",),
     "--resume_evolve old": ("ray_yolo.tune",),

@@ -22,6 +22,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[PredictConfig]:
     """What the predictor was called with; a stand-in for the runtime, which needs torch."""
     seen: list[PredictConfig] = []
     module = SimpleNamespace(predict=seen.append, check=decided)
+    monkeypatch.setattr("ray_yolo.cli._refuse_missing", lambda **paths: None)  # there are no such files
     monkeypatch.setitem(sys.modules, "ray_yolo.runtime.predictor", module)
     monkeypatch.setattr(ray_yolo.runtime, "predictor", module, raising=False)
     return seen

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import ray
+
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Summary, WorkerEvent
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import own_process
+from ray_yolo.engine.callbacks import IN_TRAINING, Hooks
 from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runtime import cluster
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
 
 
 def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, share: PoolShare | None,
-                 run: Run, end: float) -> Summary:
+                 run: Run, end: float, is_asked: Callable[[], bool] | None,
+                 callbacks: tuple[str, dict[str, bytes]]) -> Summary:
     """Train on Ray workers. Returns how training ended.
 
     | workers | trained by | a lost worker |
@@ -40,6 +45,8 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
 
     Args:
         end: when training is ordered to stop, by `time.monotonic`.
+        is_asked: says when it is ordered to stop before.
+        callbacks: of the first worker, as of `worker_callbacks`.
 
     Raises:
         RayYoloError: by the failure policy.
@@ -51,7 +58,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     if run.remote:
         run.remote.on_loss = coordinator.stop
     payload = {"spec": worker.to_payload(spec), "placement": placement, "driver": own_process(),
-               "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
+               "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool, "callbacks": callbacks,
                "stored": run.remote.payload if run.remote else None}
     policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)
 
@@ -59,7 +66,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
         with pool_of(coordinator.queue, placement, gpus, policy, emit=policy.emit):
             return train_on_queue(coordinator, payload, placement, spec, policy)
 
-    with watchdog(coordinator, spec.run_dir, run_logger.warn), stops_at(end, coordinator.stop):
+    with watchdog(coordinator, spec.run_dir, run_logger.warn), stops_at(end, coordinator.stop, is_asked):
         if share:
             return train_on_queue(coordinator, payload, placement, spec, policy, share.priority)
         threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),
@@ -70,6 +77,27 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
             from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools do not need it
 
         return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
+
+
+def worker_callbacks(path: str, of_file: Hooks, given: Hooks) -> tuple[str, dict[str, bytes]]:
+    """The user's functions that the first worker calls: the path from which each worker loads them, if it has any, and
+    those that a caller gave, as Ray sends functions.
+
+    Raises:
+        InputError: if a function cannot be sent.
+    """
+    file, colon, name = path.partition(":")
+    if file.endswith(".py"):
+        path = f"{Path(file).absolute()}{colon}{name}"
+    sent = {}
+    for hook in IN_TRAINING:
+        if hook in given:
+            try:
+                sent[hook] = ray.cloudpickle.dumps(given[hook])
+            except Exception as error:  # of any object that the function refers to
+                raise InputError(f"callbacks: {hook}: cannot be sent to the first worker ({type(error).__name__}: "
+                                 f"{error}); give the Python path of a function, or train with num_workers=0") from None
+    return path if of_file.keys() & set(IN_TRAINING) else "", sent
 
 
 def _warn_of_wait(placement: Placement, gpus: float, run_dir: Path, notify: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ import socket
 import time
 import traceback
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summ
 from ray_yolo.core.redact import without_secrets
 from ray_yolo.core.system import Process, own_process, undo_niceness
 from ray_yolo.data.remote import localize
+from ray_yolo.engine.callbacks import Hooks, TrainingCallbacks
 from ray_yolo.engine.collectives import ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
@@ -38,6 +40,7 @@ from ray_yolo.runs.worker_lock import hold_folder
 from ray_yolo.runtime.workers.client import JobClient, answer
 from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
+from ray_yolo.sinks.callbacks import load_callbacks
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
 MARKET_TYPE = "ray.io/market-type"
@@ -161,7 +164,8 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> S
             context = replace(
                 context, loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, cuda_graphs=placement.cuda_graphs, activity=activity,
-                colour_kernel=placement.colour_kernel, stored=stored)
+                colour_kernel=placement.colour_kernel, stored=stored,
+                callbacks=TrainingCallbacks(_received_callbacks(*payload["callbacks"]), notify))
             torch.set_num_threads(context.threads)
             summary = run_session(spec, context, placement, emit, members)
             recorder.flush()  # before this worker leaves: the driver then kills those that have left
@@ -173,6 +177,11 @@ def train_job(payload: dict[str, Any], worker: int, coordinator: JobClient) -> S
         if members:
             members.close()
         recorder.flush()  # events are sent without waiting, and the process may end now
+
+
+def _received_callbacks(path: str, sent: Mapping[str, bytes]) -> Hooks:
+    """The user's functions, as of `run.worker_callbacks`."""
+    return load_callbacks(path) | {name: ray.cloudpickle.loads(function) for name, function in sent.items()}
 
 
 def _is_orphan(driver: Process, recorder: RecorderClient) -> bool:

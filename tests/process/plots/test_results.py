@@ -59,13 +59,13 @@ def test_a_spike_does_not_flatten_the_rest_of_a_curve(tmp_path: Path) -> None:
 
 
 def test_the_last_best_epoch_is_marked(tmp_path: Path) -> None:
-    """With the digits that the console gives it."""
-    second = row(1, best=True)
-    second = second.model_copy(update={"metrics": {**(second.metrics or {}), "mAP50-95": 0.000788219}})
-    figure = plot_results([row(0, best=True), second, row(2)], tmp_path / "results.png")
-    assert figure.axes[4].get_title(loc="right") == "best: 0.0007882 in epoch 2"
+    figure = plot_results([row(0, best=True), row(1, best=True), row(2)], tmp_path / "results.png")
+    assert [text.get_text() for text in figure.axes[4].get_legend().get_texts()] == [
+        "mAP50", "mAP50-95", "best fitness: epoch 2"]
     assert [x for x, _ in points(figure.axes[4].lines[-1])] == [2, 2]
     assert {axes.get_xlabel() for axes in figure.axes} == {"Epoch (counted from 1)"}
+    shown = [tick for axes in figure.axes for tick in axes.get_xticks() if tick >= axes.get_xlim()[0]]
+    assert min(shown) == 1
 
 
 def test_a_training_never_validated_or_never_begun_has_a_picture(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, Inp
 from ray_yolo.core.events import (
     FORMAT,
     EndEvent,
+    EpochEvent,
     FailureEvent,
     ResourcesEvent,
     RunEvent,
@@ -41,6 +44,7 @@ from ray_yolo.core.events import (
 from ray_yolo.core.system import cores
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
+from ray_yolo.engine.callbacks import IN_TRAINING
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.spec import TrainSpec
@@ -239,6 +243,86 @@ def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
                                       "    file.write('.')\ndef on_run_end(result):\n    pass\n")
     fit(make_config(tmp_path, 0, {"callbacks": str(tmp_path / "mine.py")}, epochs=1), quiet=True)
     assert (tmp_path / "executed").read_text() == "."
+
+
+def test_functions_of_the_first_worker_see_each_microbatch_step_and_validation(
+        uninterrupted: TrainResult, tmp_path: Path) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    functions = {name: partial(lambda name, event: calls.append((name, event)), name) for name in IN_TRAINING}
+    result = fit(make_config(tmp_path, 0, **EXACT), quiet=True, functions=functions)
+    assert_same(uninterrupted, result)  # they change no bit
+    seen = {name: [event for called, event in calls if called == name] for name in IN_TRAINING}
+    steps = [event["step"] for event in seen["on_step_end"]]
+    assert steps == list(range(1, steps[-1] + 1))
+    assert {event["step"] for event in seen["on_batch_end"]} == set(steps)
+    for step in steps:
+        parts = [event for event in seen["on_batch_end"] if event["step"] == step]
+        images = sum(part["images"] for part in parts)
+        whole = seen["on_step_end"][step - 1]
+        assert images == whole["images"]
+        assert [part["epoch"] for part in parts] == [whole["epoch"]] * len(parts)
+        for term, loss in whole["loss"].items():
+            assert loss == pytest.approx(sum(part["loss"][term] * part["images"] for part in parts) / images, rel=1e-5)
+    rows = run_log.events_of(result.run_dir, EpochEvent)
+    assert [event["metrics"] for event in seen["on_val_end"]] == [row.metrics for row in rows]
+    assert {event["detections"].shape[1] for event in seen["on_val_end"]} == {8}
+    assert [event["epoch"] for event in seen["on_val_end"]] == [0, 1, 2]
+
+
+def stop_in_the_second_step(event: dict[str, Any]) -> str | None:
+    return "stop" if event["step"] >= 2 else None
+
+
+STOPS: dict[str, Callable[..., object]] = {
+    "on_batch_end": stop_in_the_second_step, "on_step_end": stop_in_the_second_step, "on_val_end": lambda event: "stop",
+    "on_epoch_end": lambda event: "stop"}
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("nosave", [False, True])
+def test_stop_ends_a_training_as_its_last_epoch_would(name: str, nosave: bool, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"nosave": nosave}, **{**EXACT, "epochs": 50})
+    result = fit(config, quiet=True, functions={name: STOPS[name]})
+    end = run_log.events_of(result.run_dir, EndEvent)[-1]
+    assert end.reason == f"{name} returned 'stop'"
+    ends = not (nosave and name == "on_epoch_end")  # a function of the driver ends no worker that does not save
+    assert (end.status, result.paused, (result.run_dir / "finished").exists()) == (
+        ("done", False, True) if ends else ("stopped", True, False))
+    assert end.step < 100
+    if ends:
+        assert state_file.read_state(result.last).keys() == {"meta", "ema"}
+        assert len(run_log.events_of(result.run_dir, EndEvent)) == 1
+    if name in ("on_batch_end", "on_step_end"):
+        assert end.step in (2, 3)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("name", ["on_step_end", "on_epoch_end"])
+@pytest.mark.parametrize("workers", [2, (1, 2)])
+def test_stop_ends_a_training_on_workers(workers: int | tuple[int, int], name: str, tmp_path: Path) -> None:
+    config = make_config(tmp_path, workers, **{**EXACT, "epochs": 50})
+    result = fit(config, quiet=True, functions={name: STOPS[name]})
+    [end] = run_log.events_of(result.run_dir, EndEvent)
+    assert (end.status, end.reason, end.step < 100) == ("done", f"{name} returned 'stop'", True)
+    assert (result.run_dir / "finished").exists()
+    assert state_file.read_state(result.last).keys() == {"meta", "ema"}
+    if name == "on_step_end":
+        assert end.step in (2, 3)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_the_first_worker_loads_the_functions_of_a_file_and_warns_of_their_errors(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\nfrom pathlib import Path\ndef on_val_end(event):\n"
+                                      "    Path(__file__).with_name(str(os.getpid())).touch()\n    raise KeyError(3)\n")
+    placement = {"callbacks": str(tmp_path / "mine.py")}
+    result = fit(make_config(tmp_path, 2, placement, **{**EXACT, "epochs": 1}), quiet=True)
+    [pid] = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    first = next(event for event in run_log.events_of(result.run_dir, WorkerEvent) if event.worker == 0)
+    assert pid == first.pid
+    assert run_log.messages(result.run_dir) == [
+        "callbacks: on_val_end: KeyError: 3 (mine.py, line 5: raise KeyError(3))"]
 
 
 @pytest.mark.smoke

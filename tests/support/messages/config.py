@@ -72,7 +72,7 @@ FLAGS = {
                    "letter or digit; folders go into --project",
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
     "--device 1": "--device 1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
-    "--device 0,1": "--device 0,1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
+    "--device 0,1": "--device 0,1: Ray assigns the devices; use --num-workers 2",
     "--bucket b": "--bucket: use --storage-path s3://BUCKET (or gs://, az://)",
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",

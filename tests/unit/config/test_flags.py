@@ -73,9 +73,9 @@ PREDICT_FLAGS = frozenset([
 ])
 
 EXPORT_FLAGS = frozenset([
-    "--weights", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch", "--dynamic",
-    "--nms", "--opset", "--confidence", "--conf", "--conf-thres", "--iou", "--iou-thres", "--max-detections",
-    "--max-det",
+    "--weights", "--project", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch",
+    "--dynamic", "--nms", "--opset", "--confidence", "--conf", "--conf-thres", "--iou", "--iou-thres",
+    "--max-detections", "--max-det",
     "--agnostic-nms", "--data", "--half", "--int8", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
     "--version", "--help",
 ])

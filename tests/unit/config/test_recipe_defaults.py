@@ -48,6 +48,9 @@ def test_the_microbatch_is_a_law_of_the_batch() -> None:
 @pytest.mark.parametrize(("asked", "workers", "said"), [
     ({}, 2, "batch_size follows the workers; the same weights on another number of workers: "
             "add --batch-size 32 --microbatch 16"),
+    ({}, 1000, "batch_size follows the workers and is 16000, 250 times the nominal batch of 64 that the learning rate "
+               "is for (--batch-size sets it); the same weights on another number of workers: add --batch-size 16000 "
+               "--microbatch 16"),
     ({"batch_size": 64}, 2, ""),
     ({"batch_size": 64}, 8, "microbatch is 8 instead of 16, because each worker needs one; the same weights on another "
                             "number of workers: add --batch-size 64 --microbatch 8"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from ray_yolo.core import system
+from ray_yolo.core.system import OtherPrograms
 
 
 @pytest.fixture
@@ -79,3 +81,24 @@ def test_cgroups_of_version_1_count_too(files: Path) -> None:
     assert (system.cores(), system.available_memory()) == (1, 350)
     write(files / "cgroups" / "cpu", cpu__cfs_quota_us="-1")
     assert system.cores() == 8
+
+
+def test_other_programs_are_what_is_busy_beyond_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, own = [10.0], [1.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: own[0])
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def write(busy: float) -> Path:
+        path = tmp_path / "stat"
+        path.write_text(f"cpu  {round(busy * ticks)} 0 0 999999 7 0 0 0 0 0\ncpu0 1 1 1 1\n")
+        return path
+
+    others = OtherPrograms(write(100.0))
+    assert others.cores() == 0.0  # it is too early
+    now[0], own[0] = 14.0, 3.0
+    write(108.0)  # in four seconds 8, of which 2 are of this process
+    assert others.cores() == 1.5
+    own[0] = 20.0
+    assert others.cores() == 0.0
+    assert OtherPrograms(tmp_path / "none").cores() == 0.0

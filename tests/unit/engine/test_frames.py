@@ -91,7 +91,7 @@ def test_no_more_lie_between_the_function_of_a_worker_and_backward(tmp_path: Pat
     coordinator: Any = None
     recorder: Any = SimpleNamespace(emit=events.append, wait=lambda seconds: None, flush=lambda: None)
     payload = {"spec": make_spec(tmp_path, epochs=1), "placement": Placement(num_workers=1),
-               "recorder": recorder, "coordinator": coordinator, "on_pool": True, "stored": None,
+               "recorder": recorder, "coordinator": coordinator, "on_pool": True, "stored": None, "callbacks": ("", {}),
                "driver": own_process()}
     with pytest.raises(ReachedError):
         train_job(payload, 1, coordinator)

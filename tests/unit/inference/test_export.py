@@ -6,6 +6,7 @@ Suppression in ONNX and TorchScript gives what `select` gives.
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable
 from itertools import product
@@ -95,8 +96,25 @@ def test_a_missing_package_is_named_with_its_extra(missing: str, monkeypatch: py
 
 def test_a_folder_that_cannot_be_written_is_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match=r"^weights: .* cannot be written to; give another folder by --project"):
         run(weights, format="torchscript")
+    with pytest.raises(InputError, match=r"^project: "):
+        run(weights, format="torchscript", project="/proc/out")
+    with pytest.raises(InputError, match=r"^project: s3://bucket is in a store"):
+        run(weights, project="s3://bucket")
+    with pytest.raises(InputError, match=r"^weights: the export would be written beside them, in a store"):
+        export(ExportConfig(weights="s3://bucket/best.pt"))
+
+
+def test_a_file_is_written_into_the_project_folder(
+        weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights on a share that cannot be written to."""
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != weights.parent and access(path, mode))
+    folder = tmp_path / "elsewhere" / "models"
+    before = sorted(weights.parent.iterdir())
+    assert run(weights, format="torchscript", project=str(folder)).path == folder / f"{weights.stem}.torchscript"
+    assert sorted(weights.parent.iterdir()) == before
 
 
 def in_onnx(settings: NmsConfig, opset: int = 20, *, suppress: bool = True) -> Suppress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import sys
 from pathlib import Path
@@ -146,6 +148,16 @@ def test_a_summary_has_a_dict_for_each_box_and_json_is_its_text(results: Results
     assert json.loads(results[:0].to_json()) == []
 
 
+def test_a_small_image_is_enlarged_before_labels_are_drawn(results: Results) -> None:
+    assert results.plot(least_side=480).shape == (600, 300, 3)
+    assert np.array_equal(results.plot(least_side=200), results.plot())
+    plain = results[:0].plot(least_side=480)
+    assert np.array_equal(plain[::3, ::3], results.orig_img)
+    changed = (results[:1].plot(labels=False, conf=False, line_width=1, least_side=480) != plain).any(2)
+    rows, columns = np.nonzero(changed)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (60, 180, 30, 90)
+
+
 def test_a_plot_for_pillow_has_the_same_pixels(results: Results) -> None:
     picture = results.plot(conf=False, pil=True)
     assert picture.mode == "RGB"
@@ -154,19 +166,32 @@ def test_a_plot_for_pillow_has_the_same_pixels(results: Results) -> None:
 
 def test_show_opens_a_viewer_or_the_output_of_a_notebook(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     viewer: list[Image.Image] = []
-    output: list[Image.Image] = []
+    output: list[tuple[dict[str, str], bool]] = []
     monkeypatch.setattr(Image.Image, "show", lambda self: viewer.append(self))
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     results.show(labels=False)
     monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=output.append))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(
+        display=lambda data, raw: output.append((data, raw))))
     results.show()
-    assert [len(viewer), len(output)] == [1, 1]
+    [(data, raw)] = output
+    assert [len(viewer), list(data), raw] == [1, ["image/jpeg"], True]  # a picture of Pillow would be stored twice
+    shown = Image.open(io.BytesIO(base64.b64decode(data["image/jpeg"])))
+    assert np.abs(np.asarray(shown).astype(int) - np.asarray(results.plot(pil=True))).mean() < 8
     assert np.array_equal(np.asarray(viewer[0]), np.asarray(results.plot(labels=False, pil=True)))
 
 
-def test_a_result_in_a_notebook_is_one_line(results: Results) -> None:
+def test_a_result_in_a_notebook_is_a_table_and_one_jpeg(results: Results) -> None:
+    page = results._repr_html_()
+    assert "<strong>in/a.jpg: 1 cat, 1 ../dog</strong>" in page
+    assert page.count("<tr>") == 3
+    assert [page.count("data:image/jpeg;base64,"), page.count("<img")] == [1, 1]
+    unread = Results(np.zeros((0, 0, 3), np.uint8), "<b>.jpg", {}, Boxes(torch.zeros(0, 6), (0, 0)), error="is empty")
+    assert unread._repr_html_() == "<strong>&lt;b&gt;.jpg: is empty</strong>"
+
+
+def test_a_result_in_words_is_one_line(results: Results) -> None:
     assert repr(results) == "Results('in/a.jpg', 100 x 200 pixels: 1 cat, 1 ../dog)"
     assert repr(results.boxes) == "Boxes(2 detections in 100 x 200 pixels)"
     assert results[:0].verbose() == "no boxes"

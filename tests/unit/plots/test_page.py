@@ -81,3 +81,8 @@ def test_facts_without_a_text_are_left_out() -> None:
     assert '<p class="summary">a &amp; b</p>' in page
     assert "commit" not in page
     assert "Time" not in page
+
+
+def test_sentences_wrap_and_lines_keep_their_columns() -> None:
+    page = render_page("exp", [Section("Claim", text=["A <is> better"], lines=["a   1"])])
+    assert "<p>A &lt;is&gt; better</p>\n<pre>a   1</pre>" in page

@@ -16,7 +16,7 @@ from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.errors import CheckpointError, InputError, RayYoloError
 from ray_yolo.inference.output import Prediction
 from ray_yolo.runtime import predictor
-from ray_yolo.runtime.predictor import PredictResult, predict
+from ray_yolo.runtime.predictor import PredictResult, predict, total
 from ray_yolo.storage.store import FolderStore
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
@@ -59,7 +59,7 @@ def local(weights: Path, source: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_every_file_leaves_its_picture_and_its_rows(local: PredictResult) -> None:
     pictures = {f"{number}.jpg" for number in range(6)} | {"clip.mp4"}
     labels = {f"labels/{number}.txt" for number in range(6)} | {f"labels/clip_{frame}.txt" for frame in (1, 2, 3)}
-    assert contents(local.folder).keys() == pictures | labels | {"predictions.json"}
+    assert contents(local.folder).keys() == pictures | labels | {"predictions.json", "results.json"}
 
 
 def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
@@ -81,7 +81,7 @@ def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
 def test_files_are_written_only_on_request(weights: Path, source: Path, tmp_path: Path) -> None:
     off: dict[str, Any] = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
     result = run(weights, source, tmp_path, "x", **off)
-    assert contents(result.folder) == {}
+    assert contents(result.folder).keys() == {"results.json"}
     assert len(result.predictions) == 10
 
 
@@ -99,9 +99,19 @@ def test_the_console_tells_of_each_file(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1/8 0.png: nothing found"
     assert lines[6:] == ["7/8 broken.jpg: left out, it is not an image that can be read (UnidentifiedImageError)",
-                         "8/8 clip.avi: 3 frames, nothing found", f"results in {tmp_path / 'x'}"]
+                         "8/8 clip.avi: 3 frames, nothing found", lines[-2], f"results in {tmp_path / 'x'}"]
+    assert re.fullmatch(r"9 pictures: 0 objects, \d+\.\d ms each \(preprocess [\d.]+, inference .*\)", lines[-2])
     run(weights, source / "0.png", tmp_path, "y", quiet=False)
     assert re.match(r"1/1 0\.png: \d+ dark, \d+ bright\n", capsys.readouterr().out)
+
+
+def test_the_last_line_counts_objects_and_the_mean_time_of_a_picture() -> None:
+    rows = np.array([[0, 0, 9, 9, 0.9, 1], [0, 0, 9, 9, 0.8, 1], [0, 0, 9, 9, 0.7, 0]], np.float32)
+    read = [Prediction("a.png", None, (9, 9), rows, speed={"preprocess": 1.0, "inference": 20.0}),
+            Prediction("b.png", None, (9, 9), rows[:1], speed={"preprocess": 2.0, "inference": 30.0}),
+            Prediction("c.png", None, (0, 0), rows[:0], error="is empty")]
+    assert total(read, ("dark", "bright")) == (
+        "2 pictures: 4 objects (1 dark, 3 bright), 26.5 ms each (preprocess 1.5, inference 25.0)")
 
 
 def test_a_file_may_be_called_anything_and_has_one_line(
@@ -112,7 +122,7 @@ def test_a_file_may_be_called_anything_and_has_one_line(
         picture.rename(tmp_path / "in" / os.fsdecode(name))
     result = run(weights, tmp_path / "in", tmp_path, "x", quiet=False)
     messages = capsys.readouterr().out
-    assert len(messages.splitlines()) == 6
+    assert len(messages.splitlines()) == 7
     assert "\x1b" not in messages.encode().decode()
     assert len(list((result.folder / "labels").iterdir())) == len(list(result.folder.glob("*.jpg"))) == 5
 
@@ -132,7 +142,7 @@ def test_results_are_stored_also_those_of_an_interrupted_prediction(
     assert stored_in(project / "exp") == contents(local.folder)
     assert capsys.readouterr().out.splitlines()[-1] == f"results in file://{project}/exp"
     YOLO(str(weights)).predict(str(source), save_json=True, storage_path=f"file://{tmp_path}/bucket", project="p")
-    assert stored_in(project / "exp2").keys() == {"predictions.json"}
+    assert stored_in(project / "exp2").keys() == {"predictions.json", "results.json"}
 
     def interrupt(found: list[Prediction], names: object) -> str:
         if found[0].frame:
@@ -143,7 +153,7 @@ def test_results_are_stored_also_those_of_an_interrupted_prediction(
     with pytest.raises(KeyboardInterrupt):
         run(weights, source, Path("p"), "", quiet=False, **stored)
     assert stored_in(project / "exp3") == {
-        name: data for name, data in contents(local.folder).items() if name != "predictions.json"}
+        name: data for name, data in contents(local.folder).items() if name not in ("predictions.json", "results.json")}
 
 
 def test_results_that_cannot_be_stored_stay_where_they_are(weights: Path, source: Path, tmp_path: Path,

@@ -9,6 +9,7 @@ from ray_yolo.runtime.resources import (
     Images,
     LoaderRoom,
     NodeResources,
+    busy_line,
     count_places,
     most_cpus,
     share_out,
@@ -164,3 +165,12 @@ def test_workers_of_a_node_share_its_memory_for_batches() -> None:
         assert any("/dev/shm" in reason for reason in resources.reasons) is (loaders < 4)
     asked = Placement(num_workers=1, cpus_per_worker=2, workers=4)
     assert share_out(asked, 0, nodes, images=Images(200 * MB, 10**9), room=room)[0].workers == 1  # beside images
+
+
+@pytest.mark.parametrize(("threads", "others", "machine", "is_reported"), [
+    (2, 0.1, 2, False), (2, 0.9, 2, True), (1, 1.9, 2, False), (2, 5.0, 8, False), (4, 5.0, 8, True)])
+def test_threads_on_cores_of_others_are_reported(
+        threads: int, others: float, machine: int, is_reported: bool) -> None:
+    line = busy_line(threads, others, machine)
+    assert bool(line) == is_reported
+    assert not line or (line.startswith(f"other programs use {others} of {machine} cores") and "--threads 1" in line)

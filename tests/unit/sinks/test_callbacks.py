@@ -112,8 +112,36 @@ def test_an_exception_is_a_warning_and_the_others_are_called(
     callbacks = Called(module, run_dir, warnings.append)
     notify(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
     callbacks.finish()
-    assert warnings == [f"callbacks: on_epoch_end: {text}"] * 2
+    line = len(module.read_text().splitlines())
+    assert warnings == [f"callbacks: on_epoch_end: {text} (module.py, line {line}: raise {raised})"] * 2
     assert [call[0] for call in calls()] == ["start", "end"]
+
+
+def test_the_line_of_an_exception_is_the_last_one_of_the_users_file(run_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import json\ndef read():\n    return json.loads('')\ndef on_epoch_end(event):\n    read()\n")
+    warnings: list[str] = []
+    callbacks = Callbacks(load_callbacks(str(file)), run_dir, RECIPE, warnings.append)
+    callbacks.event(run_log.epoch(0))
+    callbacks.update()
+    assert warnings[0].endswith(" (mine.py, line 3: return json.loads(''))")
+
+
+def test_a_function_that_takes_nothing_is_named(run_dir: Path) -> None:
+    warnings: list[str] = []
+    Callbacks({"on_run_start": lambda: None}, run_dir, RECIPE, warnings.append).update()
+    assert warnings[0].startswith("callbacks: on_run_start: TypeError: ")
+    assert warnings[0].endswith("takes 0 positional arguments but 2 were given")
+
+
+def test_stop_names_the_first_function_that_returned_it(run_dir: Path) -> None:
+    callbacks = Callbacks({"on_run_start": lambda *_: "go on", "on_epoch_end": lambda event: "stop"}, run_dir, RECIPE,
+                          print)
+    callbacks.update()
+    assert callbacks.stopped_by == ""
+    callbacks.event(run_log.epoch(0))
+    callbacks.update()
+    assert callbacks.stopped_by == "on_epoch_end"
 
 
 def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir: Path) -> None:
@@ -163,7 +191,8 @@ def test_a_path_names_a_module_an_object_or_a_class(module: Path, name: str, hoo
     ("users_own.nothing", "cannot be imported (ModuleNotFoundError: No module named 'users_own.nothing'); give "
      "package.module:object or file.py:object"),
     ("users_own.module:no", "cannot be imported (AttributeError: "), ("nowhere.py", "cannot be imported (FileNotFound"),
-    ("users_own.module:number", "has no function named on_run_start, on_epoch_end or on_run_end"),
+    ("users_own.module:number", "has no function named on_run_start, on_batch_end, on_step_end, on_val_end, "
+     "on_epoch_end or on_run_end"),
     ("users_own.broken", "cannot be imported (SyntaxError: "), (":x", "cannot be imported (ValueError: "),
 ])
 def test_a_path_without_functions_is_refused_at_once(module: Path, path: str, reason: str) -> None:
@@ -188,7 +217,7 @@ def test_functions_are_taken_by_name() -> None:
 
 
 @pytest.mark.parametrize(("functions", "reason"), [
-    ({"on_train_epoch_end": print}, "'on_train_epoch_end' is never called; the names are on_run_start, on_epoch_end, "),
+    ({"on_train_epoch_end": print}, "'on_train_epoch_end' is never called; the names are on_run_start, on_batch_end, "),
     ({"on_epoch_end": "print"}, "on_epoch_end: 'print' is not a function")])
 def test_functions_that_would_never_be_called_are_refused(functions: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError) as caught:

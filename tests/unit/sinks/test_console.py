@@ -44,21 +44,41 @@ def test_a_file_gets_whole_lines_without_carriage_returns(tmp_path):
     assert stream.getvalue().splitlines()[5].startswith("interrupted after 0 epochs")
 
 
-def test_a_notebook_gets_the_lines_of_a_file(tmp_path, monkeypatch):
+class CellOutput(io.StringIO):
+    """The stream of a notebook's cell."""
+
+
+CellOutput.__module__ = "ipykernel.iostream"
+
+
+class Displayed:
+    """What IPython has displayed: the texts of each output, the newest last."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def display(self, data, *, raw, display_id):
+        self.outputs.append([data["text/plain"]])
+        return SimpleNamespace(update=lambda data, raw: self.outputs[-1].append(data["text/plain"]))
+
+
+def test_a_notebook_has_rows_of_epochs_and_one_line_that_is_replaced(tmp_path, monkeypatch):
     """rich would add an output to the cell twice a second, most of them empty."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    outputs = []
+    displayed = Displayed()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=outputs.append))
-    monkeypatch.setattr("rich.jupyter.display", lambda *arguments: outputs.append(arguments))
-    stream = io.StringIO()
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=displayed.display))
+    stream = CellOutput()
     console = Console(tmp_path, stream)
     show(console, *BEGIN)
     for number in range(1, 11):
         show(console, run_log.step(number))
     show(console, run_log.epoch(0))
     assert len(stream.getvalue().splitlines()) == 5  # three about the start, the header, the epoch
-    assert outputs == []
+    console.finish()
+    [texts] = displayed.outputs
+    assert re.findall(r"\d+ %", "".join(texts))[:3] == ["10 %", "20 %", "30 %"]
+    assert texts[-1] == ""
 
 
 def test_a_long_epoch_is_reported_every_half_minute(tmp_path):

@@ -45,6 +45,17 @@ def test_tags_say_where_the_run_comes_from():
     } == tags
 
 
+def test_the_description_is_the_best_epoch_and_at_the_end_the_page():
+    story = [run_log.start(), *run_log.trained_epoch(0), run_log.epoch(1, best=False), run_log.checkpoint(20)]
+    note = plan(*story).tags["mlflow.note.content"]
+    assert note == "Best epoch 1 of 2: mAP50-95 0.0625, mAP50 0.125, recall 0.25, precision 0.5."
+    ended = plan(*story, run_log.end(20))
+    page = "[report.html](artifacts:report.html): all of it on one page."
+    assert ended.tags["mlflow.note.content"] == f"{note}\n\n{page}"
+    assert "report.html" in ended.artifacts
+    assert "mlflow.note.content" not in plan(run_log.start()).tags
+
+
 def test_without_git_no_tag_names_a_commit():
     run = run_log.run(provenance={"git_commit": "", "python": "3.12"})
     tags = plan_run(run_log.numbered([run])).tags

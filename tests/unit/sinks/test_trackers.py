@@ -6,6 +6,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_example_of_the_page_holds_each_number_once(
         records = RunRecords(run_dir, build_records(run_dir, settings, pytest.fail), pytest.fail)
         records.update(ended=False)
         records.update(ended=True)
-        with sqlite3.connect(tmp_path / "team.db") as table:
+        with closing(sqlite3.connect(tmp_path / "team.db")) as table:
             counts.append(table.execute("select epoch, count(*) from metrics group by epoch").fetchall())
     assert counts == [[(1, 4)], [(1, 4), (2, 4)]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -41,6 +42,20 @@ def test_a_table_has_each_run_with_its_state_epochs_and_best_result(project: Pat
         "sweep": ("sweep", "interrupted", 2, None, 0.25)}
     events = [event.time for event in run_log.events_of(project / "exp", object)]
     assert (rows["exp"].started, rows["exp"].changed) == (events[0], events[-1])
+
+
+def test_validations_and_predictions_have_rows(tmp_path: Path) -> None:
+    for name, found in {"val/exp": {"metrics": {"mAP50-95": 0.25}}, "detect/exp": {"pictures": 3}}.items():
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "results.json").write_text(json.dumps(found))
+    (tmp_path / "detect" / "other").mkdir()
+    rows = list_project(str(tmp_path))
+    assert {row.name: (row.kind, row.state, row.done, row.best) for row in rows} == {
+        "detect/exp": ("prediction", "finished", 3, None), "val/exp": ("validation", "finished", None, 0.25)}
+    table = "\n".join(format_table(rows, time.time()))
+    assert "prediction, finished  3 pictures" in table
+    assert "validation, finished              0.2500" in table
+    assert [row.name for row in list_project(str(tmp_path / "val"))] == ["exp"]
 
 
 @pytest.mark.parametrize(("file", "content", "reason"), [

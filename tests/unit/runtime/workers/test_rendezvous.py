@@ -300,7 +300,7 @@ def test_a_worker_reports_where_it_runs(tmp_path: Path, monkeypatch: pytest.Monk
                           ("RendezvousClient", lambda *_, **__: SimpleNamespace(close=lambda: None))):
         monkeypatch.setattr(worker, name, instead)
     coordinator: Any = None
-    payload = {"recorder": recorder, "coordinator": coordinator, "on_pool": True, "stored": None,
+    payload = {"recorder": recorder, "coordinator": coordinator, "on_pool": True, "stored": None, "callbacks": ("", {}),
                "spec": SimpleNamespace(run_dir=tmp_path), "driver": own_process(),
                "placement": Placement(num_workers=2, workers=0)}
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
