@@ -43,7 +43,7 @@ from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.loading import PREFETCH, LoadedDataset, Loader
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler
-from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.models.batch_norm import BatchNorm, Normalise, Statistics, plain_norm, spread_norm
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector, backbone_of
@@ -189,10 +189,17 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
     check_workers(spec.recipe, context.collectives.num_workers)
     replica = context.prepare_model(model)
     statistics = Statistics(
-        cast(Detector, bare(replica)), context.collectives.global_sum if spec.recipe.sync_bn else None
+        cast(Detector, bare(replica)), normalisation(spec.recipe, context.collectives, context.device)
     )
     return {"context": context, "replica": replica, "statistics": statistics,
             "gradients": GradientTree(replica, context.collectives, statistics.size)}
+
+
+def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device) -> Normalise:
+    """What normalises microbatches in training."""
+    if recipe.sync_bn:
+        return spread_norm(collectives, by_kernels=recipe.norm_kernels and device.type == "cuda")
+    return plain_norm
 
 
 def graphed_forward(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:

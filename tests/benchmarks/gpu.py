@@ -7,8 +7,9 @@ sizes, with which `--device cpu` tests this file where there is no GPU. `--only`
 of the words. Prints a table in Markdown; exit status 1 if a check fails. Each row is printed and written as soon as
 it is known, so a run that is cut short leaves the rows before.
 
-Two defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
-`config/placement.py` may become true; if "colours" passes, `colour_kernel` there may.
+Three defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
+`config/placement.py` may become true; if "colours" passes, `colour_kernel` there may; if "norm kernels" pass,
+`norm_kernels` in `config/recipe.py` may.
 
 | check | law |
 |---|---|
@@ -19,6 +20,7 @@ Two defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS
 | DDP and NCCL | in a group of one: the hook gives the plain gradient, and graphs the same bits; aborts are seen |
 | two workers | where there are two devices: the bits of a training on one |
 | colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
+| norm kernels | BatchNorm by kernels made for it is that of torch's usual operations, up to rounding; milliseconds |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
 | speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without; MB and TB/s |
@@ -82,12 +84,13 @@ from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TrainState, capture
-from ray_yolo.models.batch_norm import MOMENTUM
+from ray_yolo.models.batch_norm import MOMENTUM, BatchNorm, Normalise, Statistics, spread_norm
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
 from ray_yolo.ops.network_input import unit_range
 from tests.benchmarks.launch_counter import Counter
 from tests.support.jobs import make_spec
+from tests.support.norm_kernels import kernels_on_cpu
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
 EXACT = ("yolov5n", "yolov8n", "yolo11n", "yolo26n")
@@ -104,6 +107,12 @@ ENLARGED = 3
 CANDIDATES = 2000  # of an image, for suppression
 Wrap = Callable[[torch.nn.Module], torch.nn.Module]  # of a network on its device
 HALVINGS = 12  # of fp16's first scale: a first step may overflow
+
+
+NORM_KERNELS: dict[str, Callable[[], tuple[Normalise, Normalise]]] = {
+    "sync-bn": lambda: (spread_norm(Collectives()), spread_norm(Collectives(), by_kernels=True)),
+}
+"""Of each way to compute BatchNorm by kernels, the usual operations and the kernels."""
 
 
 class TrialRow(NamedTuple):
@@ -170,6 +179,9 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
+    shape = (4, 24, 6, 10) if quick else (64, 64, 160, 160)
+    for way in NORM_KERNELS:
+        yield f"norm kernels, {way}", partial(compare_norms, way, shape, device)
     for model, precision, batch in SPEEDS[:2] if quick else SPEEDS:
         images = 2 if quick else batch
         yield f"speed, {model} {precision} {size} px batch {images}", partial(
@@ -484,6 +496,55 @@ def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
         wait_for(ended)
         results.append(f"{name} {1e3 * seconds_between(began, ended) / REPEATS / images:.4f} ms an image")
     return f"{images} images are equal; {', '.join(results)}"
+
+
+def compare_norms(way: str, shape: tuple[int, ...], device: torch.device) -> str:
+    """A layer by kernels against the usual operations, in each precision, and the time of its two passes."""
+    found = []
+    with nullcontext() if device.type == "cuda" else kernels_on_cpu():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            usual, kernels = (run_norm(normalise, shape, dtype, device) for normalise in NORM_KERNELS[way]())
+            apart = {name: float((kernels.values[name] - value).abs().max() / value.abs().max())
+                     for name, value in usual.values.items()}
+            limit = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-4
+            far = {name: f"{value:.1e}" for name, value in apart.items() if not value <= limit}
+            assert not far, f"{dtype}: {far} apart, more than {limit:.1e}"
+            found.append(f"{str(dtype).removeprefix('torch.')} to {max(apart.values()):.1e}, "
+                         f"{kernels.milliseconds:.3f} ms for {usual.milliseconds:.3f}")
+    return f"{' x '.join(map(str, shape))}: {'; '.join(found)}"
+
+
+class NormRun(NamedTuple):
+    """What a layer's two passes give, and their time."""
+
+    values: dict[str, Tensor]
+    milliseconds: float
+
+
+def run_norm(normalise: Normalise, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> NormRun:
+    draw = torch.Generator().manual_seed(0)
+    layer = BatchNorm(shape[1]).to(device).train()
+    with torch.no_grad():
+        layer.weight.copy_(torch.rand(shape[1], generator=draw) + 0.5)
+        layer.bias.copy_(torch.rand(shape[1], generator=draw) - 0.5)
+    statistics = Statistics(layer, normalise)
+    x, gradient = (torch.randn(shape, generator=draw).to(device, dtype).to(memory_format=torch.channels_last)
+                   for _ in range(2))
+    x = (3 * x + 1).requires_grad_()
+
+    def passes() -> tuple[Tensor, ...]:
+        output = layer(x)
+        return (output.detach(), *torch.autograd.grad(output, (x, layer.weight, layer.bias), gradient))
+
+    results = (*passes(), statistics.recorded(0))
+    began = mark(device)
+    for _ in range(REPEATS):
+        passes()
+    ended = mark(device)
+    wait_for(ended)
+    names = ("output", "gradient", "weight's", "bias's", "statistics")
+    values = {name: value.float().cpu() for name, value in zip(names, results, strict=True)}
+    return NormRun(values, 1e3 * seconds_between(began, ended) / REPEATS)
 
 
 def export_weights(folder: Path, model: str, device: torch.device) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ray_yolo.core.errors import CheckpointError
@@ -18,6 +19,7 @@ from ray_yolo.engine.build import (
     WorkerContext,
     build,
     build_network,
+    normalisation,
     rebuild,
     recolours_on_device,
     regroup,
@@ -25,7 +27,9 @@ from ray_yolo.engine.build import (
     val_loader,
 )
 from ray_yolo.engine.collectives import Collectives
+from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from tests.support.jobs import make_index, make_spec
+from tests.support.norm_kernels import kernels_on_cpu
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -48,6 +52,33 @@ def test_frozen_layers_are_not_trained(tmp_path: Path) -> None:
     frozen = [name for name, p in components.model.named_parameters() if id(p) not in trained]
     assert frozen
     assert {name.split(".")[1] for name in frozen} == {"0", "1"}
+
+
+@pytest.mark.parametrize(("device", "recipe", "exchanges"), [
+    ("cuda", {"sync_bn": True, "norm_kernels": True}, ["stack"]),
+    ("cuda", {"sync_bn": True}, ["sum", "sum"]),
+    ("cpu", {"sync_bn": True, "norm_kernels": True}, ["sum", "sum"]),
+    ("cuda", {}, []),
+])
+def test_norm_kernels_are_those_of_gpus(tmp_path: Path, device: str, recipe: dict[str, bool], exchanges: list[str]
+                                        ) -> None:
+    """Seen by what a forward pass exchanges."""
+    found: list[str] = []
+
+    class Noted(Collectives):
+        def global_sum(self, x: Tensor) -> Tensor:
+            found.append("sum")
+            return x
+
+        def stack(self, x: Tensor) -> Tensor:
+            found.append("stack")
+            return x[None]
+
+    layer = BatchNorm(2)
+    Statistics(layer, normalisation(make_spec(tmp_path, **recipe).recipe, Noted(), torch.device(device)))
+    with kernels_on_cpu():
+        layer(torch.randn(2, 2, 4, 4))
+    assert found == exchanges
 
 
 @pytest.mark.parametrize(("device", "recipe", "expected"), [
