@@ -40,7 +40,14 @@ from ray_yolo.engine.balance import LoadBalancer
 from ray_yolo.engine.collectives import Collectives, bare
 from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.loading import PREFETCH, LoadedDataset, Loader
+from ray_yolo.engine.loading import (
+    PREFETCH,
+    LoadedDataset,
+    Loader,
+    MicrobatchLoader,
+    part_images,
+    prefetched_parts,
+)
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.models.batch_norm import BatchNorm, Normalise, Statistics, plain_norm, spread_norm
@@ -366,12 +373,15 @@ def _train_loader(spec: TrainSpec, context: WorkerContext, store: ImageStore, gr
     plan, (order, shapes) = Plan(spec.recipe, len(spec.train)), _rect(spec, grid)
     worker, num_workers = context.collectives.rank, context.collectives.num_workers
     balancer = LoadBalancer(plan, num_workers, context.activity)
-    sampler = ShardSampler(plan, worker, num_workers, order, balancer.seconds)
+    images = plan.worker_images(num_workers, worker)
+    part = part_images(spec.recipe, images, context.loader_processes)
+    sampler = ShardSampler(plan, worker, num_workers, order, balancer.seconds, part)
     leaves_colours = recolours_on_device(spec.recipe, context.device)
     samples = train_dataset(spec, store, shapes, leaves_colours=leaves_colours)
-    loader = Loader(context.prepare_loader(DataLoader(
-        LoadedDataset(samples), batch_size=plan.loader_batch(num_workers, worker), sampler=sampler,
-        collate_fn=identity, **_processes(context))))
+    parts = Loader(context.prepare_loader(DataLoader(
+        LoadedDataset(samples.load), batch_size=None, sampler=sampler, collate_fn=identity,
+        **_processes(context, prefetched_parts(images, part, max(context.loader_processes, 1))))))
+    loader = MicrobatchLoader(parts, context.device)
     colours = colours_on(context.device, in_one_kernel=context.colour_kernel) if leaves_colours else None
     return {"spec": spec, "plan": plan, "balancer": balancer, "sampler": sampler, "loader": loader, "colours": colours}
 
@@ -385,15 +395,15 @@ def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int,
     batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
     shard = sharding.balanced_shard(pixels, context.collectives.rank, context.collectives.num_workers)
-    data = LoadedDataset(ValDataset(index, store, batches))
+    data = LoadedDataset(ValDataset(index, store, batches).__getitem__)
     return Loader(DataLoader(data, batch_size=None, sampler=shard, **_processes(context)))
 
 
-def _processes(context: WorkerContext) -> dict[str, Any]:
+def _processes(context: WorkerContext, prefetch: int = PREFETCH) -> dict[str, Any]:
     """Loader arguments. They use forkserver: forking a process that runs Ray or CUDA threads can deadlock."""
     pinned = {"pin_memory": context.device.type == "cuda"}  # otherwise a copy to the device blocks
     if not context.loader_processes:
         return pinned
     start_forkserver()
     return {**pinned, "num_workers": context.loader_processes, "persistent_workers": True,
-            "prefetch_factor": PREFETCH, "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}
+            "prefetch_factor": prefetch, "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}

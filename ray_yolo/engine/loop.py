@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DivergedError, PeerLostError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
@@ -93,7 +92,7 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
     batches: Iterator[Mapping[str, Tensor]] | None = None
     for epoch in range(state.progress.epoch, recipe.epochs):
         if batches is None:
-            batches = start_loading(components, epoch, state)
+            batches = start_loading(components, epoch, state, until)
         for launched in launch_steps(components, state.progress, batches, poll_orders):
             step, result = launched.summed.step, finish_step(components, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
@@ -106,26 +105,25 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
             if result.orders.stop or result.orders.regroup:
                 components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
-        # Loader processes fill their queues while this process validates.
-        batches = start_loading(components, epoch + 1, state) if loads_ahead(recipe, epoch + 1, until) else None
+        if recipe.image_weights:  # the draws of the next epoch follow its validation
+            batches = None
         if after_epoch(epoch):
             return
 
 
-def start_loading(components: TrainComponents, epoch: int, state: TrainState) -> Iterator[Mapping[str, Tensor]]:
-    """This worker's batches of the rest of an epoch. Loader processes begin at once."""
-    images_done = state.progress.images_in_epoch if epoch == state.progress.epoch else 0
-    components.sampler.start(epoch, images_done, draw_weights(components.spec, state.class_maps))
-    return iter(components.loader)
+def start_loading(components: TrainComponents, epoch: int, state: TrainState, until: int | None
+                  ) -> Iterator[Mapping[str, Tensor]]:
+    """This worker's batches of the rest of an epoch, and of those after it unless `image_weights` draws each anew.
 
-
-def loads_ahead(recipe: Recipe, epoch: int, until: int | None) -> bool:
-    """Whether an epoch's batches are known before the validation of the epoch before it.
-
-    If settings change with this epoch, `after_epoch` ends the loop, and the batches are not used.
+    Loader processes begin at once. They go on while this process ends an epoch and validates. If settings change with
+    an epoch, `after_epoch` ends the loop, and what they have loaded of it is not used.
     """
+    recipe, progress = components.plan.recipe, state.progress
+    images_done = progress.images_in_epoch if epoch == progress.epoch else 0
     end = recipe.epochs if until is None else until
-    return epoch < end and not recipe.image_weights  # which follow the validation's results
+    last = epoch if recipe.image_weights else end - 1
+    components.sampler.start(epoch, images_done, draw_weights(components.spec, state.class_maps), last)
+    return iter(components.loader)
 
 
 def launch_steps(components: TrainComponents, progress: Progress, batches: Iterator[Mapping[str, Tensor]],
@@ -370,7 +368,7 @@ def rebalance(components: TrainComponents, summed: Summed, reports: Sequence[flo
     pairs = zip(reports[::2], reports[1::2], strict=True)
     balance = components.balancer.rebalance(summed.step, [SpeedReport(*pair) for pair in pairs])
     if balance:
-        components.sampler.restart(balance.batch)
+        components.sampler.check_not_begun(balance.batch)
     return balance
 
 

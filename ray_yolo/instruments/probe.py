@@ -295,9 +295,9 @@ class ReplaySession(Session):
     def _observed_images(self, step: Step) -> list[ObservedImage]:
         """The pictures of the observed step, in the order of its images."""
         components, images = self.components, []
-        keys = {key.position: key.image for key in components.sampler}
+        order = components.sampler.order(self.state.progress.epoch)
         for microbatch, seen in zip(components.plan.shard(step, 0, 1), self.probe.microbatches, strict=True):
-            samples = [keys[position] for position in microbatch.images]
+            samples = [int(order[position]) for position in microbatch.images]
             per_picture = QUAD if components.plan.recipe.quad else 1
             share = microbatch.num_images / len(step.images)
             for number, pixels in enumerate(seen.images):

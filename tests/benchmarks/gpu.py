@@ -20,6 +20,7 @@ Three defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAP
 | DDP and NCCL | in a group of one: the hook gives the plain gradient, and graphs the same bits; aborts are seen |
 | two workers | where there are two devices: the bits of a training on one |
 | colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
+| parts of batches | images that are copied to the device in parts are those of the whole batch; GB/s |
 | norm kernels | BatchNorm by kernels made for it is that of torch's usual operations, up to rounding; milliseconds |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
@@ -82,6 +83,7 @@ from ray_yolo.engine.collectives import (
 from ray_yolo.engine.devices import mark, seconds_between, wait_for
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.loading import microbatches, part_images
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TrainState, capture
 from ray_yolo.models.batch_norm import MOMENTUM, BatchNorm, Normalise, Statistics, spread_norm
@@ -179,6 +181,7 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
+    yield f"parts of batches, {size} px", partial(compare_parts, size, 8 if quick else 64, device)
     shape = (4, 24, 6, 10) if quick else (64, 64, 160, 160)
     for way in NORM_KERNELS:
         yield f"norm kernels, {way}", partial(compare_norms, way, shape, device)
@@ -496,6 +499,39 @@ def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
         wait_for(ended)
         results.append(f"{name} {1e3 * seconds_between(began, ended) / REPEATS / images:.4f} ms an image")
     return f"{images} images are equal; {', '.join(results)}"
+
+
+def compare_parts(imgsz: int, images: int, device: torch.device) -> str:
+    """Batches whose parts are copied while the device computes, and whose memory is used again at once."""
+    gpu = device.type == "cuda"
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (images, 3, imgsz, imgsz), dtype=torch.uint8, generator=draw)
+    pixels = pixels.to(memory_format=torch.channels_last)
+    rows = torch.arange(images, dtype=torch.float32)[:, None].expand(-1, 6)
+    size = part_images(Recipe(), images, 15)
+
+    def parts() -> Iterator[dict[str, Tensor]]:
+        for _ in range(REPEATS):
+            for first in range(0, images, size):
+                part = {"images": pixels[first : first + size], "targets": rows[first : first + size].contiguous(),
+                        "place": torch.tensor([first, images])}
+                yield {name: value.pin_memory() if gpu else value for name, value in part.items()}
+
+    busy = torch.rand(4096 if gpu else 64, 4096 if gpu else 64, device=device)
+    sums = []
+    began = mark(device)
+    for batch in microbatches(parts(), device):
+        busy @ busy  # the copies run beside it
+        found, targets = loop.to_network_input(batch, device)
+        sums.append((found.mul(255).round().to(torch.uint8), targets))
+    ended = mark(device)
+    wait_for(ended)
+    for found, targets in sums:
+        wrong = int((found.cpu() != pixels).sum())
+        assert not wrong, f"{wrong} of {pixels.numel()} pixels differ"
+        assert torch.equal(targets.cpu(), rows), "the targets differ"
+    rate = 1e-9 * REPEATS * pixels.nbytes / seconds_between(began, ended)
+    return f"{REPEATS} batches of {images} images in parts of {size} are equal; {rate:.1f} GB/s with what computes"
 
 
 def compare_norms(way: str, shape: tuple[int, ...], device: torch.device) -> str:

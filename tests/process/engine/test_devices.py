@@ -146,7 +146,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
 
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "sum_microbatches", recording(actions, loop.sum_microbatches))
-    images = components.plan.loader_batch(1, 0)
+    images = components.plan.worker_images(1, 0)
     side = components.plan.recipe.imgsz
     batch = {"images": torch.zeros(images, 3, side, side, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}

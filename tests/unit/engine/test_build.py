@@ -102,10 +102,10 @@ def test_loaders_and_device_agree_on_who_changes_colours_also_if_settings_change
     assert components.colours is None
     components = rebuild(components, changed.recipe)
     assert components.colours is not None
-    assert components.loader.loader.dataset.data.leaves_colours
+    assert components.loader.parts.loader.dataset.load.__self__.leaves_colours
     components = rebuild(components, plain.recipe)
     assert components.colours is None
-    assert not components.loader.loader.dataset.data.leaves_colours
+    assert not components.loader.parts.loader.dataset.load.__self__.leaves_colours
     build_module.colour_tables_on.cache_clear()
 
 
@@ -151,9 +151,9 @@ def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(t
     spec = make_spec(tmp_path, rect=True)
     components = build(spec, WorkerContext())
     components.sampler.start(0)
-    first = [key.image for key in components.sampler]
+    first = [key.image for part in components.sampler for key in part.keys]
     components.sampler.start(1)
-    assert first == [key.image for key in components.sampler]
+    assert first == [key.image for part in components.sampler for key in part.keys]
     components.sampler.start(0)
     shapes = [tuple(batch["images"].shape[2:]) for batch in components.loader]
     assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32
@@ -171,7 +171,7 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
     other = regroup(components, Collectives(0, 1))
     assert len(prepared) == 2
     for made, (loader, result) in zip((components, other), prepared, strict=True):
-        assert made.loader.loader is result
+        assert made.loader.parts.loader is result
         assert loader.sampler is made.sampler
         assert isinstance(loader.sampler, DistributedSampler)
 

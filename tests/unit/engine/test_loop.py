@@ -69,12 +69,12 @@ class Loader:
     """Batches of the greys at the sampler's positions, one for each microbatch."""
 
     def __init__(self, components: TrainComponents) -> None:
-        self.sampler, self.size = components.sampler, components.plan.recipe.microbatch
+        self.sampler = components.sampler
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        greys = [GREYS[key.position % len(GREYS)] for key in self.sampler]
-        for first in range(0, len(greys), self.size):
-            part = torch.tensor(greys[first : first + self.size], dtype=torch.uint8)
+        for microbatch in self.sampler:
+            greys = [GREYS[key.position % len(GREYS)] for key in microbatch.keys]
+            part = torch.tensor(greys, dtype=torch.uint8)
             yield {"images": part[:, None, None, None].expand(-1, 3, 1, 1).clone(), "targets": torch.zeros(0, 6)}
 
 
@@ -316,20 +316,20 @@ def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("image_weights", "until", "expected"), [
-    (False, None, ["load 0", "load 1", "close 0", "load 2", "close 1", "close 2"]),
-    (True, None, ["load 0", "close 0", "load 1", "close 1", "load 2", "close 2"]),  # its draws follow the validation
-    (False, 2, ["load 0", "load 1", "close 0", "close 1"]),  # then it pauses
+    (False, None, ["load 0 to 2", "close 0", "close 1", "close 2"]),
+    (True, None, ["load 0 to 0", "close 0", "load 1 to 1", "close 1", "load 2 to 2", "close 2"]),  # draws follow it
+    (False, 2, ["load 0 to 1", "close 0", "close 1"]),  # then it pauses
 ])
-def test_loaders_start_the_next_epoch_before_the_validation(
+def test_loaders_go_on_into_the_next_epoch_before_the_validation(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_weights: bool, until: int | None, expected: list[str]
 ) -> None:
     components, state = make_line(tmp_path, epochs=3, image_weights=image_weights), TrainState()
     order: list[str] = []
     start = components.sampler.start
 
-    def note_start(epoch: int, *arguments: Any) -> None:
-        order.append(f"load {epoch}")
-        start(epoch, *arguments)
+    def note_start(epoch: int, images_done: int, weights: Any, last: int) -> None:
+        order.append(f"load {epoch} to {last}")
+        start(epoch, images_done, weights, last)
 
     def close(epoch: int) -> bool:
         order.append(f"close {epoch}")
