@@ -135,8 +135,6 @@ def _by_schedule(recipe: Recipe) -> Reasons:
 def _by_devices(recipe: Recipe, around: Surroundings) -> Reasons:
     if around.gpus == 0:
         yield ("no_tf32", "norm_kernels"), "there is no GPU"
-    if not recipe.sync_bn:
-        yield ("norm_kernels",), "BatchNorm is computed by torch's usual kernels without sync_bn"
     if recipe.precision in ("bf16", "fp16"):
         yield ("no_tf32",), f"the precision is {recipe.precision}"
 

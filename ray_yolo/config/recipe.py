@@ -138,8 +138,9 @@ class Recipe(ConfigModel):
     sync_bn: bool = False
     """Spread each batch over all workers with shared BatchNorm statistics and loss means."""
     norm_kernels: bool = False
-    """On GPUs, compute the BatchNorm of sync_bn by torch's kernels for it: half the exchanges, a third of the memory
-    traffic, other rounding. Off, because they have not yet run here on a GPU."""
+    """On GPUs, compute BatchNorm by other kernels, with other rounding: BatchNorm and SiLU by kernels of Triton, with
+    16 bytes of memory traffic for 26; under sync_bn BatchNorm by torch's kernels for it, with half the exchanges and a
+    third of the traffic. Off, because they have not yet run on a GPU."""
     exact: bool = False
     """Bit-reproducible training: fixed arithmetic threads (see `threads`) and deterministic kernels only."""
     threads: int = Field(0, ge=0, le=1024)

@@ -23,6 +23,7 @@ from ray_yolo.checkpoints.weights_file import local_file
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import CudaGraphs, repeats_passes
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.augment import colour_tables
 from ray_yolo.data.dataset import (
@@ -48,6 +49,7 @@ from ray_yolo.engine.loading import (
     part_images,
     prefetched_parts,
 )
+from ray_yolo.engine.loss_graph import GraphedLoss
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.models.batch_norm import BatchNorm, Normalise, Statistics, plain_norm, spread_norm
@@ -152,11 +154,12 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     stores = (ImageStore(spec.train, recipe.imgsz, context.cache),
               ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)  # a copy: made before graphs are
+    graphs = graphed_forward(spec, context, model)
     return TrainComponents(
-        family=family, model=model, ema=ema, graphs=graphed_forward(spec, context, model),
+        family=family, model=model, ema=ema, graphs=graphs,
         optimizer=build_optimizer(model, recipe), stores=stores,
         scaler=torch.amp.GradScaler(context.device.type, enabled=recipe.precision == "fp16"),
-        loss=family.build_loss(model.head, recipe.loss, len(spec.names), recipe.imgsz),
+        loss=build_loss(spec, context, family, model, graphs),
         **shared, **_loaders(spec, context, stores, model.grid))
 
 
@@ -176,7 +179,8 @@ def regroup(components: TrainComponents, collectives: Collectives) -> TrainCompo
     shared = _shared_components(components.spec, context, components.model)
     vars(components.model).pop("forward", None)  # the recordings of the last group, whose scratch memory is gone
     graphs = graphed_forward(components.spec, context, components.model)
-    return replace(components, graphs=graphs, **shared,
+    loss = build_loss(components.spec, context, components.family, components.model, graphs)
+    return replace(components, graphs=graphs, loss=loss, **shared,
                    **_loaders(components.spec, context, components.stores, components.model.grid))
 
 
@@ -186,7 +190,7 @@ def rebuild(components: TrainComponents, recipe: Recipe) -> TrainComponents:
     optimizer = build_optimizer(components.model, recipe)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": components.optimizer.state_dict()["state"]})
     components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp
-    loss = components.family.build_loss(components.model.head, recipe.loss, len(spec.names), recipe.imgsz)
+    loss = build_loss(spec, components.context, components.family, components.model, components.graphs)
     return replace(components, optimizer=optimizer, loss=loss,
                    **_loaders(spec, components.context, components.stores, components.model.grid))
 
@@ -203,10 +207,29 @@ def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector)
 
 
 def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device) -> Normalise:
-    """What normalises microbatches in training."""
+    """What normalises microbatches in training.
+
+    Raises:
+        ConfigError: if the recipe's kernels need Triton, and it is not installed: others would give other weights.
+    """
+    by_kernels = recipe.norm_kernels and device.type == "cuda"
     if recipe.sync_bn:
-        return spread_norm(collectives, by_kernels=recipe.norm_kernels and device.type == "cuda")
-    return plain_norm
+        return spread_norm(collectives, by_kernels=by_kernels)
+    if not by_kernels:
+        return plain_norm
+    if not find_spec("triton"):
+        raise ConfigError("norm_kernels: Triton is not installed where this worker runs; install it, or leave "
+                          "norm_kernels out")
+    from ray_yolo.ops.norm_kernel import fused_norm  # imports Triton, which takes a second
+
+    return fused_norm
+
+
+def build_loss(spec: TrainSpec, context: WorkerContext, family: Family, model: Detector, graphs: GraphedForward | None
+               ) -> Criterion:
+    """The criterion of a training; its passes are repeated if those of the network are, and if that is wanted."""
+    loss = family.build_loss(model.head, spec.recipe.loss, len(spec.names), spec.recipe.imgsz)
+    return GraphedLoss(loss, graphs) if graphs is not None and context.cuda_graphs == "loss" else loss
 
 
 def graphed_forward(spec: TrainSpec, context: WorkerContext, model: Detector) -> GraphedForward | None:

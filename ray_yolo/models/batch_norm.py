@@ -26,8 +26,9 @@ MOMENTUM = 0.03
 class Normalise(Protocol):
     """What normalises a microbatch by its own statistics."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-        """Weight times (x - mean) / sqrt(variance + eps), plus bias; like x.
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *, silu: bool
+                 ) -> Tensor:
+        """Weight times (x - mean) / sqrt(variance + eps), plus bias, and SiLU of that if `silu`; like x.
 
         Args:
             x: (B, C, H, W).
@@ -45,16 +46,25 @@ class BatchNorm(nn.BatchNorm2d):
         self.scratch: tuple[Tensor, Tensor] | None = None
         self.normalise: Normalise = plain_norm
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, silu: bool = False) -> Tensor:
+        """Normalised values, and SiLU of them if `silu`."""
         if not (self.training and self.scratch is not None):
-            return super().forward(x)
-        return self.normalise(x, self.weight, self.bias, *self.scratch, self.eps)
+            x = super().forward(x)
+            return silu_of(x) if silu else x
+        return self.normalise(x, self.weight, self.bias, *self.scratch, self.eps, silu=silu)
 
 
-def plain_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def silu_of(x: Tensor) -> Tensor:
+    """x sigmoid(x), which may take the place of x."""
+    # Under autograd an in-place SiLU would first copy its input, which the gradient needs.
+    return F.silu(x, inplace=not x.requires_grad)
+
+
+def plain_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *, silu: bool) -> Tensor:
     """A `Normalise` by torch's BatchNorm."""
     # with momentum 1.0 the "running" average is the microbatch's own mean and unbiased variance
-    return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    x = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    return silu_of(x) if silu else x
 
 
 def spread_norm(exchange: Exchange, *, by_kernels: bool = False) -> Normalise:
@@ -66,8 +76,9 @@ def spread_norm(exchange: Exchange, *, by_kernels: bool = False) -> Normalise:
     normalise = synchronised_norm if by_kernels else _by_operations
 
     # The copies of a model share a function; it is not copied, as an object with process groups would be
-    def spread(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-        return normalise(x, weight, bias, mean, var, eps, exchange)
+    def spread(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *, silu: bool) -> Tensor:
+        x = normalise(x, weight, bias, mean, var, eps, exchange)
+        return silu_of(x) if silu else x
 
     return spread
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ray_yolo.core.errors import CheckpointError
+from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine import build as build_module
 from ray_yolo.engine.build import (
@@ -27,7 +27,7 @@ from ray_yolo.engine.build import (
     val_loader,
 )
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.models.batch_norm import BatchNorm, Statistics, plain_norm
 from tests.support.jobs import make_index, make_spec
 from tests.support.norm_kernels import kernels_on_cpu
 
@@ -79,6 +79,15 @@ def test_norm_kernels_are_those_of_gpus(tmp_path: Path, device: str, recipe: dic
     with kernels_on_cpu():
         layer(torch.randn(2, 2, 4, 4))
     assert found == exchanges
+
+
+def test_norm_kernels_are_refused_without_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's kernels would give other weights than those of the recipe."""
+    recipe = make_spec(tmp_path, norm_kernels=True).recipe
+    monkeypatch.setattr(build_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="Triton is not installed"):
+        normalisation(recipe, Collectives(), torch.device("cuda"))
+    assert normalisation(recipe, Collectives(), torch.device("cpu")) is plain_norm
 
 
 @pytest.mark.parametrize(("device", "recipe", "expected"), [
