@@ -192,7 +192,7 @@ class SampleKey(NamedTuple):
     block: tuple[int, ...] = ()  # images that its mosaics take others from; (): all
 
 
-class Part(NamedTuple):
+class MicrobatchPart(NamedTuple):
     """Consecutive samples of one worker's microbatch, which a loader process loads at once."""
 
     keys: tuple[SampleKey, ...]

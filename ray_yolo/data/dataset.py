@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from ray_yolo.config.recipe import QUAD
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.core.structures import AnnotationIndex, Part, SampleKey
+from ray_yolo.core.structures import AnnotationIndex, MicrobatchPart, SampleKey
 from ray_yolo.core.system import end_with_parent, keep_freed_memory
 from ray_yolo.data import augment as effects
 from ray_yolo.data.geometry import join, mirror, move, stretch
@@ -81,7 +81,7 @@ class TrainDataset(Dataset[Sample]):
         self._decoded = None
         return quad_collate(samples) if self.quad else collate(samples, images)
 
-    def load(self, part: Part) -> Batch:
+    def load(self, part: MicrobatchPart) -> Batch:
         """The batch of a part's samples. `place` (2,): its first image in the microbatch, by which the targets count
         their images, and the images of the microbatch.
         """

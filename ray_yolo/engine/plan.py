@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import Dataset, DistributedSampler
 
 from ray_yolo.config.recipe import Recipe, batches_per_epoch, resolved_batch, warmup_batches
-from ray_yolo.core.structures import Part, SampleKey
+from ray_yolo.core.structures import MicrobatchPart, SampleKey
 from ray_yolo.ops import schedule, sharding
 from ray_yolo.ops.seeding import epoch_order
 
@@ -133,7 +133,7 @@ class Plan:
 
 
 @dataclass
-class _Stream:
+class _Iteration:
     """One iteration over a worker's parts: what it has still to yield, and what it has yielded last."""
 
     epoch: int  # the next one whose steps will be added
@@ -147,7 +147,7 @@ class _Stream:
     """The parts of the newest of them that are still to be yielded."""
 
 
-class ShardSampler(DistributedSampler[Part]):
+class ShardSampler(DistributedSampler[MicrobatchPart]):
     """The parts of one worker's microbatches, in their order, for the rest of an epoch and for those after it.
 
     It subclasses DistributedSampler so that Ray's `prepare_data_loader` keeps it. Call `start` before iterating.
@@ -173,7 +173,7 @@ class ShardSampler(DistributedSampler[Part]):
             last: the epoch after which the iteration ends, if it is later than `epoch`.
         """
         self._started, self._weights = (epoch, images_done, max(epoch, last)), weights
-        self._stream = _Stream(*self._started)
+        self._stream = _Iteration(*self._started)
 
     def order(self, epoch: int) -> np.ndarray:
         """The image at each position of an epoch, int32."""
@@ -210,7 +210,7 @@ class ShardSampler(DistributedSampler[Part]):
         begun = self._stream.begun
         assert not begun or begun[-1][0] < batch, "a loader has begun to load these steps"
 
-    def _extend(self, stream: _Stream) -> bool:
+    def _extend(self, stream: _Iteration) -> bool:
         """Add the steps of one more epoch; False after the last one."""
         if stream.epoch > stream.last:
             return False
@@ -228,11 +228,11 @@ class ShardSampler(DistributedSampler[Part]):
                 parts.append((positions[first : first + self._part_images], first, len(positions)))
         return parts
 
-    def __iter__(self) -> Iterator[Part]:
-        self._stream = _Stream(*self._started)
+    def __iter__(self) -> Iterator[MicrobatchPart]:
+        self._stream = _Iteration(*self._started)
         return self._iterate(self._stream)
 
-    def _iterate(self, stream: _Stream) -> Iterator[Part]:
+    def _iterate(self, stream: _Iteration) -> Iterator[MicrobatchPart]:
         ordered, order = -1, np.zeros(0, np.int32)  # the order of the images in an epoch
         while stream.ahead or self._extend(stream):
             epoch, step = stream.ahead.popleft()
@@ -245,7 +245,7 @@ class ShardSampler(DistributedSampler[Part]):
                 keys = tuple(SampleKey(epoch, position, int(order[position]), self._block(order, position))
                              for position in positions)
                 stream.left -= 1
-                yield Part(keys, first, size)
+                yield MicrobatchPart(keys, first, size)
 
     def _block(self, order: np.ndarray, position: int) -> tuple[int, ...]:
         """The images of the block that a position is in, in the epoch's order. The last block is a whole one, too."""

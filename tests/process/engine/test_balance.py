@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import BalanceEvent, Event, parse_event
-from ray_yolo.core.structures import Part
+from ray_yolo.core.structures import MicrobatchPart
 from ray_yolo.data.dataset import identity
 from ray_yolo.engine import balance, loop
 from ray_yolo.engine.build import TrainSpec, WorkerContext
@@ -32,7 +32,7 @@ from tests.unit.engine.test_balance import make_plan, np_order
 class Positions(Dataset[Any]):
     """The positions of a part's keys."""
 
-    def __getitem__(self, part: Part) -> list[int]:
+    def __getitem__(self, part: MicrobatchPart) -> list[int]:
         return [key.position for key in part.keys]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.core.structures import Part
+from ray_yolo.core.structures import MicrobatchPart
 from ray_yolo.engine import devices
 from ray_yolo.engine.balance import LoadBalancer, SpeedReport, StepWork
 from ray_yolo.engine.membership import Activity
@@ -117,7 +117,7 @@ class Loader:
         self._parts = iter(sampler)
         self._requested = deque(next(self._parts, None) for _ in range(depth))
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[MicrobatchPart]:
         while True:
             self._requested.append(next(self._parts, None))
             part = self._requested.popleft()
@@ -132,7 +132,7 @@ class Simulated:
         self.plan, self.worker, self.num_workers, self.depth = plan, worker, num_workers, depth
         self.balancer = LoadBalancer(plan, num_workers, Activity())
         self.sampler = ShardSampler(plan, worker, num_workers, np_order(plan), self.balancer.seconds, PART)
-        self._parts: Iterator[Part] = iter(())
+        self._parts: Iterator[MicrobatchPart] = iter(())
 
     def start(self, epoch: int, last: int) -> None:
         self.sampler.start(epoch, 0, None, last)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.core.structures import Part, SampleKey
+from ray_yolo.core.structures import MicrobatchPart, SampleKey
 from ray_yolo.data.dataset import TrainDataset
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.loading import PREFETCH, loader_memory, microbatches, part_images, prefetched_parts
@@ -21,10 +21,10 @@ from tests.support.jobs import make_index
 CPU = torch.device("cpu")
 
 
-def parts_of(keys: list[SampleKey], images: int) -> Iterator[Part]:
+def parts_of(keys: list[SampleKey], images: int) -> Iterator[MicrobatchPart]:
     """The parts of one microbatch."""
     for first in range(0, len(keys), images):
-        yield Part(tuple(keys[first : first + images]), first, len(keys))
+        yield MicrobatchPart(tuple(keys[first : first + images]), first, len(keys))
 
 
 @pytest.mark.parametrize(("fields", "images"), [({}, 3), ({}, 4), ({"quad": True}, 4), ({"leaves_colours": True}, 5)])
