@@ -211,13 +211,14 @@ class ShardSampler(DistributedSampler[MicrobatchPart]):
         assert not begun or begun[-1][0] < batch, "a loader has begun to load these steps"
 
     def _extend(self, stream: _Iteration) -> bool:
-        """Add the steps of one more epoch; False after the last one."""
-        if stream.epoch > stream.last:
-            return False
-        steps = self._plan.steps(stream.epoch)
-        stream.ahead.extend((stream.epoch, step) for step in steps if step.images.start >= stream.images_done)
-        stream.epoch, stream.images_done = stream.epoch + 1, 0
-        return True
+        """Add the steps of one more epoch, of which there are some; False after the last one."""
+        while stream.epoch <= stream.last:
+            steps = [step for step in self._plan.steps(stream.epoch) if step.images.start >= stream.images_done]
+            stream.ahead.extend((stream.epoch, step) for step in steps)
+            stream.epoch, stream.images_done = stream.epoch + 1, 0
+            if steps:  # none if the training was stopped between an epoch's last step and its end
+                return True
+        return False
 
     def _parts(self, step: Step) -> list[tuple[range, int, int]]:
         """The parts of this worker's microbatches in a step: positions, place in the microbatch, size of that."""

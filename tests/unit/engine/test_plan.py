@@ -112,7 +112,11 @@ def test_resuming_inside_an_epoch_continues_the_same_order() -> None:
     sampler.start(3, 16, None, 4)
     both = keys_of(sampler)
     sampler.start(4)
-    assert both == whole[16:] + keys_of(sampler)
+    following = keys_of(sampler)
+    assert both == whole[16:] + following
+    for last, expected in ((3, []), (4, following)):  # all steps were done, but the epoch was not closed
+        sampler.start(3, 37, None, last)
+        assert keys_of(sampler) == expected
     assert sorted(key.image for key in whole) == list(range(37))
 
 
