@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.models.batch_norm import BatchNorm, silu_of
+from ray_yolo.models.batch_norm import BatchNorm, plain_norm, silu_of
 
 # The bounds only protect from typing errors that would exhaust memory.
 Channels = Annotated[int, Field(ge=1, le=2**15)]
@@ -37,8 +37,8 @@ class Conv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x)
-        if isinstance(self.bn, BatchNorm):  # a kernel may do both
-            return self.bn(x, silu=self.active)
+        if self.active and isinstance(self.bn, BatchNorm) and self.bn.normalise is not plain_norm:
+            return self.bn(x, silu=True)  # a kernel may do both
         x = self.bn(x)
         return silu_of(x) if self.active else x
 
