@@ -136,7 +136,7 @@ def _by_schedule(recipe: Recipe) -> Reasons:
 
 def _by_devices(recipe: Recipe, around: Surroundings) -> Reasons:
     if around.gpus == 0:
-        yield ("no_tf32",), "there is no GPU"
+        yield ("no_tf32", "norm_kernels"), "there is no GPU"
     if recipe.precision in ("bf16", "fp16"):
         yield ("no_tf32",), f"the precision is {recipe.precision}"
 

@@ -137,6 +137,10 @@ class Recipe(ConfigModel):
     which is faster; bf16 and fp16 are not affected."""
     sync_bn: bool = False
     """Spread each batch over all workers with shared BatchNorm statistics and loss means."""
+    norm_kernels: bool = False
+    """On GPUs, compute BatchNorm by other kernels, with other rounding: BatchNorm and SiLU by kernels of Triton, with
+    16 bytes of memory traffic for 26; under sync_bn BatchNorm by torch's kernels for it, with half the exchanges and a
+    third of the traffic. Off, because they have not yet run on a GPU."""
     exact: bool = False
     """Bit-reproducible training: fixed arithmetic threads (see `threads`) and deterministic kernels only."""
     threads: int = Field(0, ge=0, le=1024)

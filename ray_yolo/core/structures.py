@@ -192,6 +192,14 @@ class SampleKey(NamedTuple):
     block: tuple[int, ...] = ()  # images that its mosaics take others from; (): all
 
 
+class MicrobatchPart(NamedTuple):
+    """Consecutive samples of one worker's microbatch, which a loader process loads at once."""
+
+    keys: tuple[SampleKey, ...]
+    first: int  # the place of the first sample in the microbatch
+    size: int  # the samples of the microbatch
+
+
 class Progress(NamedTuple):
     """Progress of training. `step` counts optimiser steps over all epochs."""
 

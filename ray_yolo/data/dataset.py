@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ray_yolo.config.recipe import QUAD
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.core.structures import AnnotationIndex, SampleKey
+from ray_yolo.core.structures import AnnotationIndex, MicrobatchPart, SampleKey
 from ray_yolo.core.system import end_with_parent, keep_freed_memory
 from ray_yolo.data import augment as effects
 from ray_yolo.data.geometry import join, mirror, move, stretch
@@ -79,6 +80,16 @@ class TrainDataset(Dataset[Sample]):
         samples = [self._sample(key, out) for key, out in zip(keys, images.numpy(), strict=True)]
         self._decoded = None
         return quad_collate(samples) if self.quad else collate(samples, images)
+
+    def load(self, part: MicrobatchPart) -> Batch:
+        """The batch of a part's samples. `place` (2,): its first image in the microbatch, by which the targets count
+        their images, and the images of the microbatch.
+        """
+        batch = self.__getitems__(part.keys)
+        merged = QUAD if self.quad else 1
+        first, size = part.first // merged, -(-part.size // merged)
+        batch["targets"][:, 0] += first
+        return {**batch, "place": torch.tensor([first, size])}
 
     def _size(self, image: int) -> list[int]:
         return [self.imgsz] * 2 if self.shapes is None else self.shapes[image].tolist()

@@ -16,7 +16,9 @@ import torch
 
 from ray_yolo.config.recipe import BATCH_PER_WORKER, Recipe
 from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import autocast
+from ray_yolo.engine.team import normalisation
 from ray_yolo.models.batch_norm import Statistics
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
@@ -63,8 +65,7 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
     gc.collect()  # the memory that a former training of this process has left would hide that of the steps
     torch.cuda.empty_cache()
     network = build_model(model, num_classes).to(device).to(memory_format=torch.channels_last).train()
-    if recipe.sync_bn:
-        Statistics(network, lambda sums: sums)  # its BatchNorm needs more memory than the fused one
+    Statistics(network, normalisation(recipe, Collectives(), device))  # sync_bn needs more memory
     loss = find_family(model).build_loss(network.head, recipe.loss, num_classes, recipe.imgsz)
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
     free, _ = torch.cuda.mem_get_info(device)

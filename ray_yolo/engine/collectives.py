@@ -95,6 +95,14 @@ class Collectives:
         """Sum of `x` over the workers, differentiable. Collective."""
         return x if self.num_workers == 1 else _GlobalSum.apply(x)
 
+    def stack(self, x: Tensor) -> Tensor:
+        """Each worker's `x`, in the order of their ranks, (workers, *shape), on their device. Collective."""
+        if self.num_workers == 1:
+            return x[None]
+        stacked = x.new_empty(self.num_workers, *x.shape)
+        dist.all_gather_into_tensor(stacked, x[None])
+        return stacked
+
     def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """All workers' rows in the order of their ranks, (sum of counts, d), on their device. Collective.
 
@@ -106,9 +114,7 @@ class Collectives:
         most = max(counts)
         padded = rows.new_zeros(most, rows.shape[1])
         padded[: len(rows)] = rows
-        gathered = rows.new_empty(len(counts) * most, rows.shape[1])
-        dist.all_gather_into_tensor(gathered, padded)
-        return torch.cat([part[:count] for part, count in zip(gathered.split(most), counts, strict=True)])
+        return torch.cat([part[:count] for part, count in zip(self.stack(padded), counts, strict=True)])
 
     def gather_step(self, row: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """One row of each worker for a step, (workers, d), and whether all belong to this step, () bool. Collective.

@@ -2,8 +2,8 @@
 
 A small network on a fast GPU is bound by the host: each of its several hundred kernels takes longer to launch than to
 run. A CUDA graph is a recorded sequence of launches, which one call repeats: the same kernels on the same memory, so
-with the same bits. Only the network is recorded. The loss, whose shapes depend on the number of labels, runs as
-written.
+with the same bits. This module records the network. The loss, whose shapes depend on the number of labels, runs as
+written, or `loss_graph` records it.
 
 A recording belongs to one shape of images. Its inputs and outputs have fixed memory. So have the weights, which
 optimisers change in place, and the scratch memory of BatchNorm.
@@ -96,6 +96,12 @@ class GraphedForward:
         """Give the model its own forward again. The recordings and their memory end with this object."""
         del vars(self._model)["forward"]
 
+    def complain(self, part: str, error: RuntimeError) -> None:
+        """Note why a recording has failed."""
+        reason = " ".join(str(error).split())[:200]
+        self._complaint = (f"no further shape of the {part} is recorded as a CUDA graph: {reason}; --cuda-graphs off "
+                           "does not try it")
+
     def pop_complaint(self) -> str:
         """Why a recording has failed, in one line and once; '' otherwise."""
         complaint, self._complaint = self._complaint, ""
@@ -130,9 +136,7 @@ class GraphedForward:
             recording = _Recording(self._model, images, self._layouts[key], self._recorder)
         except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
             self._failed = True
-            reason = " ".join(str(error).split())[:200]
-            self._complaint = (f"no further shape is recorded as a CUDA graph: {reason}; --cuda-graphs off does not "
-                               "try it")
+            self.complain("network", error)
             return None
         self._recordings[key] = recording
         return recording

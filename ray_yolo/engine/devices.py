@@ -68,6 +68,10 @@ class SecondStream:
             copy.record_stream(current)  # its memory is free when this stream has used it
         return copies
 
+    def alone(self) -> contextlib.AbstractContextManager[object]:
+        """Context whose kernels and copies run on this stream, without waiting for the current one."""
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
     @contextlib.contextmanager
     def after_current(self) -> Iterator[None]:
         """Context whose kernels run on this stream, after those that are on the current one so far."""
@@ -89,6 +93,19 @@ def exchange_stream(device: torch.device) -> SecondStream:
 def copy_stream(device: torch.device) -> SecondStream:
     """The stream of this process's copies to a device."""
     return SecondStream(device)
+
+
+def empty_images(device: torch.device, count: int, like: Tensor) -> Tensor:
+    """Memory for images of a batch, channels last, into which `copy_images` copies; `to_device` makes them usable."""
+    with copy_stream(device).alone():
+        return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device,
+                           memory_format=torch.channels_last)
+
+
+def copy_images(images: Tensor, place: Tensor) -> None:
+    """Copy images to a part of such memory, beside the kernels that a GPU has still to run."""
+    with copy_stream(place.device).alone():
+        place.copy_(images, non_blocking=True)
 
 
 def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:

@@ -1,5 +1,8 @@
 """Loader processes: how their batches reach the training, and what their failures say.
 
+A loader process of the training loads a part of a microbatch at once, a few images. So all processes work on the first
+microbatch, and few images wait in memory. The parts become one batch on the device (`microbatches`).
+
 A loader process passes each batch through shared memory. By default torch moves a batch there in a thread of its queue,
 which prints an error and drops the batch: the training would wait for it for ever. Here the loader moves the batch
 itself, and passes on a failure in the place of the batch.
@@ -7,22 +10,27 @@ itself, and passes on a failure in the place of the batch.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ray_yolo.config.model_facts import GRID
-from ray_yolo.config.recipe import Recipe, resolved_batch
+from ray_yolo.config.recipe import QUAD, Recipe, resolved_batch
 from ray_yolo.core.errors import LoaderError, RayYoloError
 from ray_yolo.core.formatting import format_size
 from ray_yolo.data.image_cache import SHARED_MEMORY, room_in_shared_memory
+from ray_yolo.engine.devices import copy_images, empty_images
 from ray_yolo.ops.torch_internals import exit_codes
 
-PREFETCH = 2  # batches that a loader process has ready
+PREFETCH = 2  # batches, or parts of microbatches, that a loader process has ready at least
+AHEAD = 2  # microbatches that all loader processes have ready at least
+FEWEST, MOST = 4, 8  # images of a part
 _END_SECONDS = 1.0  # after a failed connection to a loader process, in which its end is known
 ENLARGE = "increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)"
 
@@ -30,21 +38,26 @@ ENLARGE = "increase it (`--shm-size` of a container, in Kubernetes an emptyDir o
 class LoaderMemory(NamedTuple):
     """Shared memory that a worker needs, bytes."""
 
-    per_loader: int  # the batches that a loader process has ready
-    in_use: int  # the batches that the worker computes with
+    per_loader: int  # what a loader process has ready
+    in_use: int  # what all have ready besides, and the batches that the worker computes with
 
 
 def loader_memory(recipe: Recipe, num_train: int, num_val: int, grid: int = GRID) -> LoaderMemory:
     """The shared memory of a training's loaders. While a worker validates, its training loaders fill their queues."""
     _, microbatch = resolved_batch(recipe)
     # The product is the same with `quad`, whose images are fewer and larger.
-    pixels = min(microbatch, num_train) * recipe.imgsz ** 2
-    return _memory_of(3 * pixels + val_batch_bytes(recipe.imgsz, recipe.evaluate.batch_size, num_val, grid))
+    images = min(microbatch, num_train)
+    part = min(images, _largest_part(recipe))
+    val_batch = val_batch_bytes(recipe.imgsz, recipe.evaluate.batch_size, num_val, grid)
+    in_use = (AHEAD + 2) * images
+    return LoaderMemory(PREFETCH * (3 * part * recipe.imgsz ** 2 + val_batch),
+                        3 * in_use * recipe.imgsz ** 2 + 2 * val_batch)
 
 
 def val_memory(imgsz: int, batch_size: int, num_images: int, grid: int) -> LoaderMemory:
     """The shared memory of a validation's loaders."""
-    return _memory_of(val_batch_bytes(imgsz, batch_size, num_images, grid))
+    batch = val_batch_bytes(imgsz, batch_size, num_images, grid)
+    return LoaderMemory(PREFETCH * batch, 2 * batch)
 
 
 def val_batch_bytes(imgsz: int, batch_size: int, num_images: int, grid: int) -> int:
@@ -52,8 +65,25 @@ def val_batch_bytes(imgsz: int, batch_size: int, num_images: int, grid: int) -> 
     return min(batch_size, num_images) * (imgsz + grid) ** 2 * 3
 
 
-def _memory_of(batch: int) -> LoaderMemory:
-    return LoaderMemory(PREFETCH * batch, 2 * batch)
+def part_images(recipe: Recipe, images: int, processes: int) -> int:
+    """The images that a loader process loads at once, of a worker's `images` of a microbatch.
+
+    Without processes all of them. Samples that share the images of a block stay together, and those that `quad` merges.
+    """
+    if not processes:
+        return images
+    wanted = min(max(math.ceil(images / processes), FEWEST), _largest_part(recipe))
+    wanted = max(wanted, recipe.augment.partners)
+    return math.ceil(wanted / QUAD) * QUAD if recipe.quad else wanted
+
+
+def _largest_part(recipe: Recipe) -> int:
+    return max(MOST, recipe.augment.partners)
+
+
+def prefetched_parts(images: int, part: int, processes: int) -> int:
+    """The parts that each loader process has ready."""
+    return max(PREFETCH, math.ceil(AHEAD * images / (part * processes)))
 
 
 class _Failure(NamedTuple):
@@ -63,19 +93,13 @@ class _Failure(NamedTuple):
 
 
 class LoadedDataset(Dataset[Any]):
-    """A data set whose batches and failures reach the training process."""
+    """What loads batches by their keys, as a data set whose batches and failures reach the training process."""
 
-    def __init__(self, data: Dataset[Any]) -> None:
-        self.data: Any = data
+    def __init__(self, load: Callable[[Any], Mapping[str, Tensor]]) -> None:
+        self.load = load
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, number: Any) -> Any:
-        return _pass_on(self.data.__getitem__, number)
-
-    def __getitems__(self, keys: Sequence[Any]) -> Any:
-        return _pass_on(self.data.__getitems__, keys)
+    def __getitem__(self, key: Any) -> Any:
+        return _pass_on(self.load, key)
 
 
 def _pass_on(load: Callable[[Any], Mapping[str, Tensor]], key: Any) -> Mapping[str, Tensor] | _Failure:
@@ -135,6 +159,49 @@ def _checked(batches: Iterator[Any]) -> Iterator[Mapping[str, Tensor]]:
         if isinstance(batch, _Failure):
             raise batch.error
         yield batch
+
+
+class MicrobatchLoader:
+    """The microbatches whose parts a loader yields."""
+
+    def __init__(self, parts: Loader, device: torch.device) -> None:
+        self.parts, self._device = parts, device
+
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+        """The microbatches. Loader processes begin at once. Raises as a loader does."""
+        return microbatches(iter(self.parts), self._device)
+
+
+def microbatches(parts: Iterator[Mapping[str, Tensor]], device: torch.device) -> Iterator[Mapping[str, Tensor]]:
+    """The microbatches of parts in order. The images of several parts are on the device: each part is copied to its
+    place in the microbatch as soon as it is there. The other tensors are on the host.
+    """
+    for part in parts:
+        own = dict(part)
+        _, size = own.pop("place").tolist()
+        if len(own["images"]) == size:
+            yield own
+            continue
+        images = empty_images(device, size, own["images"])
+        taken: dict[str, list[Tensor]] = {name: [] for name in own}
+        while True:
+            first, _ = part["place"].tolist()
+            end = first + len(part["images"])
+            copy_images(part["images"], images[first:end])
+            for name, tensors in taken.items():
+                tensors.append(part[name])
+            if end == size:
+                break
+            part = next(parts)
+        others = {name: _joined(tensors) for name, tensors in taken.items() if name != "images"}
+        yield {"images": images, **others}
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The rows of all tensors; in pinned memory as they are, so that a copy to a GPU does not block."""
+    rows = sum(len(tensor) for tensor in tensors)
+    joined = torch.empty((rows, *tensors[0].shape[1:]), dtype=tensors[0].dtype, pin_memory=tensors[0].is_pinned())
+    return torch.cat(list(tensors), out=joined)
 
 
 def _reason_of_end(code: int) -> str:

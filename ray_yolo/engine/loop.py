@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import DivergedError, PeerLostError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
@@ -95,7 +94,7 @@ def train(learner: Learner, team: Team, after_step: StepHook, after_epoch: Epoch
     batches: Iterator[Mapping[str, Tensor]] | None = None
     for epoch in range(state.progress.epoch, recipe.epochs):
         if batches is None:
-            batches = start_loading(learner, team, epoch)
+            batches = start_loading(learner, team, epoch, until)
         for launched in launch_steps(learner, team, batches, poll_orders):
             step, result = launched.summed.step, finish_step(learner, team, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
@@ -108,27 +107,25 @@ def train(learner: Learner, team: Team, after_step: StepHook, after_epoch: Epoch
             if result.orders.stop or result.orders.regroup:
                 learner.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
-        # Loader processes fill their queues while this process validates.
-        batches = start_loading(learner, team, epoch + 1) if loads_ahead(recipe, epoch + 1, until) else None
+        if recipe.image_weights:  # the draws of the next epoch follow its validation
+            batches = None
         if after_epoch(epoch):
             return
 
 
-def start_loading(learner: Learner, team: Team, epoch: int) -> Iterator[Mapping[str, Tensor]]:
-    """This worker's batches of the rest of an epoch. Loader processes begin at once."""
-    progress = learner.state.progress
-    images_done = progress.images_in_epoch if epoch == progress.epoch else 0
-    team.loaders.sampler.start(epoch, images_done, draw_weights(learner.spec, learner.state.class_maps))
-    return iter(team.loaders.train)
+def start_loading(learner: Learner, team: Team, epoch: int, until: int | None) -> Iterator[Mapping[str, Tensor]]:
+    """This worker's batches of the rest of an epoch, and of those after it unless `image_weights` draws each anew.
 
-
-def loads_ahead(recipe: Recipe, epoch: int, until: int | None) -> bool:
-    """Whether an epoch's batches are known before the validation of the epoch before it.
-
-    If settings change with this epoch, `after_epoch` ends the loop, and the batches are not used.
+    Loader processes begin at once. They go on while this process ends an epoch and validates. If settings change with
+    an epoch, `after_epoch` ends the loop, and what they have loaded of it is not used.
     """
+    recipe, state = learner.spec.recipe, learner.state
+    progress = state.progress
+    images_done = progress.images_in_epoch if epoch == progress.epoch else 0
     end = recipe.epochs if until is None else until
-    return epoch < end and not recipe.image_weights  # which follow the validation's results
+    last = epoch if recipe.image_weights else end - 1
+    team.loaders.sampler.start(epoch, images_done, draw_weights(learner.spec, state.class_maps), last)
+    return iter(team.loaders.train)
 
 
 def launch_steps(learner: Learner, team: Team, batches: Iterator[Mapping[str, Tensor]], poll_orders: PollOrders
@@ -234,7 +231,7 @@ def forward(learner: Learner, team: Team, step: Step, microbatch: Microbatch, ba
     Assignment processes each image separately, so no count depends on the distribution of images. Counts carry no
     gradient.
     """
-    plan, device, criterion = learner.plan, team.context.device, learner.criterion
+    plan, device, criterion = learner.plan, team.context.device, team.criterion
     images, targets = to_network_input(batch, device, size, learner.model.grid, team.loaders.colours)
     team.statistics.clear()
     with autocast(device, plan.recipe.precision):
@@ -385,7 +382,7 @@ def rebalance(loaders: Loaders, summed: Summed, reports: Sequence[float]) -> Bal
     pairs = zip(reports[::2], reports[1::2], strict=True)
     balance = loaders.balancer.rebalance(summed.step, [SpeedReport(*pair) for pair in pairs])
     if balance:
-        loaders.sampler.restart(balance.batch)
+        loaders.sampler.check_not_begun(balance.batch)
     return balance
 
 

@@ -6,17 +6,17 @@ number of workers trains the same microbatches.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import numpy as np
 from torch.utils.data import Dataset, DistributedSampler
 
 from ray_yolo.config.recipe import Recipe, batches_per_epoch, resolved_batch, warmup_batches
-from ray_yolo.core.structures import SampleKey
+from ray_yolo.core.structures import MicrobatchPart, SampleKey
 from ray_yolo.ops import schedule, sharding
 from ray_yolo.ops.seeding import epoch_order
 
@@ -119,8 +119,8 @@ class Plan:
         counts = [self.microbatches(step) for step in self.steps(epoch)]
         return 1 - sum(counts) / sum(num_workers * math.ceil(count / num_workers) for count in counts)
 
-    def loader_batch(self, num_workers: int, worker: int) -> int:
-        """Images of a worker's full microbatch, the batch size of its loader."""
+    def worker_images(self, num_workers: int, worker: int) -> int:
+        """Images of a worker's full microbatch."""
         _, size = resolved_batch(self.recipe)
         return len(range(worker, size, num_workers)) if self.recipe.sync_bn else size
 
@@ -133,92 +133,120 @@ class Plan:
 
 
 @dataclass
-class _EpochKeys:
-    """The keys of one worker for the rest of an epoch. Arrays, because a list of keys takes 144 bytes for each."""
+class _Iteration:
+    """One iteration over a worker's parts: what it has still to yield, and what it has yielded last."""
 
-    epoch: int
-    order: np.ndarray  # the image at each position
-    batches: np.ndarray  # the last batch of each step
-    positions: np.ndarray  # of each key
-    ends: np.ndarray  # number of keys up to the end of each step
-    yielded: int = 0  # keys
+    epoch: int  # the next one whose steps will be added
+    images_done: int  # of that epoch
+    last: int  # the epoch after which it ends
+    ahead: deque[tuple[int, Step]] = field(default_factory=deque)
+    """Steps that have not begun, and their epochs."""
+    begun: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=4096))
+    """The last batches of the steps that have begun, and their numbers of parts: more than loaders request ahead."""
+    left: int = 0
+    """The parts of the newest of them that are still to be yielded."""
 
-    def step_number(self, batch: int) -> int:
-        """The number, within these steps, of the first one whose last batch is `batch` or a later one."""
-        return int(np.searchsorted(self.batches, batch))
 
-
-class ShardSampler(DistributedSampler[SampleKey]):
-    """Sample keys of one worker for the rest of one epoch, in the order of its microbatches.
+class ShardSampler(DistributedSampler[MicrobatchPart]):
+    """The parts of one worker's microbatches, in their order, for the rest of an epoch and for those after it.
 
     It subclasses DistributedSampler so that Ray's `prepare_data_loader` keeps it. Call `start` before iterating.
 
     Args:
-        speeds: the last argument of `Plan.shard` for a step.
+        speeds: the last argument of `Plan.shard` for a step. It is asked when the step begins to load.
+        part_images: of a part; the last one of a microbatch may be smaller.
     """
 
     def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None,
-                 speeds: Callable[[Step], tuple[float, ...]] = lambda step: ()) -> None:
+                 speeds: Callable[[Step], tuple[float, ...]] = lambda step: (), part_images: int = 2**31) -> None:
         positions = cast("Dataset[int]", range(plan.num_images))  # DistributedSampler needs its length only
         super().__init__(positions, num_replicas=num_workers, rank=worker, shuffle=False)
         self._plan, self._worker, self._num_workers = plan, worker, num_workers
-        self._fixed_order, self._speeds = fixed_order, speeds
-        none = np.zeros(0, np.int32)
-        self._keys = _EpochKeys(0, none, none, none, none)
+        self._fixed_order, self._speeds, self._part_images = fixed_order, speeds, part_images
+        self.start(0)
 
-    def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None) -> None:
-        """Prepare an epoch's keys after its first `images_done` images (whole steps); `weights` biases the draw."""
-        order = self._fixed_order
-        if order is None:
-            order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)
-        steps = [step for step in self._plan.steps(epoch) if step.images.start >= images_done]
-        batches = np.array([step.batch for step in steps], np.int32)
-        self._keys = _EpochKeys(epoch, order.astype(np.int32), batches, *self._shards(steps))
+    def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None, last: int = 0) -> None:
+        """Prepare an iteration from an epoch's first `images_done` images on (whole steps).
 
-    def restart(self, batch: int) -> None:
-        """Distribute the steps anew whose last batch is `batch` or a later one. No key of them was yielded."""
-        keys = self._keys
-        kept = keys.step_number(batch)
-        num_kept = int(keys.ends[kept - 1]) if kept else 0
-        assert keys.yielded <= num_kept, "a loader has begun to load these steps"
-        steps = [step for step in self._plan.steps(keys.epoch) if step.batch >= batch]
-        positions, ends = self._shards(steps)
-        keys.positions = np.concatenate([keys.positions[:num_kept], positions])
-        keys.ends = np.concatenate([keys.ends[:kept], num_kept + ends])
+        Args:
+            weights: bias the draw of images.
+            last: the epoch after which the iteration ends, if it is later than `epoch`.
+        """
+        self._started, self._weights = (epoch, images_done, max(epoch, last)), weights
+        self._stream = _Iteration(*self._started)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The image at each position of an epoch, int32."""
+        if self._fixed_order is not None:
+            return self._fixed_order.astype(np.int32)
+        return epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, self._weights).astype(np.int32)
 
     def newest_loading(self, step: Step) -> int:
         """The last batch of the newest step that may be loading when the step after `step` has been computed.
 
-        For each batch that a loader returns, it requests one more.
+        For each part that a loader returns, it requests one more.
         """
-        keys = self._keys
-        number = keys.step_number(step.batch)
-        following = min(number + 1, len(keys.batches) - 1)
-        requested = keys.yielded + keys.ends[following] - keys.ends[number]
-        if requested >= len(keys.positions):  # the loader may have met the end, and asks for nothing more in this epoch
-            return int(keys.batches[-1])
-        newest = int(np.searchsorted(keys.ends, requested))  # the step of the last of them
-        return int(keys.batches[max(newest, following)])
+        stream = self._stream
+        while stream.begun and stream.begun[0][0] < step.batch:
+            stream.begun.popleft()
+        newest = stream.begun[-1][0] if stream.begun else step.batch
+        later = [parts for batch, parts in stream.begun if batch > step.batch]
+        requested = later[0] if later else None
+        number = 0
+        while requested is None or requested > stream.left:
+            if number == len(stream.ahead) and not self._extend(stream):
+                break  # the loader asks for nothing after the end
+            _, following = stream.ahead[number]
+            number += 1
+            if following.batch <= step.batch:  # without a part of this worker
+                continue
+            parts = len(self._parts(following))
+            requested = (parts if requested is None else requested) - parts
+            newest = following.batch
+        return newest
 
-    def _shards(self, steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
-        """The positions of this worker's images in some steps, and their number up to the end of each step."""
-        parts, sizes = [np.zeros(0, np.int32)], []
-        for step in steps:
-            microbatches = self._plan.shard(step, self._worker, self._num_workers, self._speeds(step))
-            for microbatch in microbatches:
-                images = microbatch.images
-                parts.append(np.arange(images.start, images.stop, images.step, dtype=np.int32))
-            sizes.append(sum(len(microbatch.images) for microbatch in microbatches))
-        return np.concatenate(parts), np.cumsum(sizes, dtype=np.int32)
+    def check_not_begun(self, batch: int) -> None:
+        """Check that no loader has begun to load a step whose last batch is `batch` or a later one."""
+        begun = self._stream.begun
+        assert not begun or begun[-1][0] < batch, "a loader has begun to load these steps"
 
-    def __iter__(self) -> Iterator[SampleKey]:
-        keys = self._keys  # a running iteration keeps its epoch
-        for number in itertools.count():
-            if number >= len(keys.positions):  # `restart` changes the length
-                return
-            position = int(keys.positions[number])
-            keys.yielded = max(keys.yielded, number + 1)
-            yield SampleKey(keys.epoch, position, int(keys.order[position]), self._block(keys.order, position))
+    def _extend(self, stream: _Iteration) -> bool:
+        """Add the steps of one more epoch, of which there are some; False after the last one."""
+        while stream.epoch <= stream.last:
+            steps = [step for step in self._plan.steps(stream.epoch) if step.images.start >= stream.images_done]
+            stream.ahead.extend((stream.epoch, step) for step in steps)
+            stream.epoch, stream.images_done = stream.epoch + 1, 0
+            if steps:  # none if the training was stopped between an epoch's last step and its end
+                return True
+        return False
+
+    def _parts(self, step: Step) -> list[tuple[range, int, int]]:
+        """The parts of this worker's microbatches in a step: positions, place in the microbatch, size of that."""
+        parts = []
+        for microbatch in self._plan.shard(step, self._worker, self._num_workers, self._speeds(step)):
+            positions = microbatch.images
+            for first in range(0, len(positions), self._part_images):
+                parts.append((positions[first : first + self._part_images], first, len(positions)))
+        return parts
+
+    def __iter__(self) -> Iterator[MicrobatchPart]:
+        self._stream = _Iteration(*self._started)
+        return self._iterate(self._stream)
+
+    def _iterate(self, stream: _Iteration) -> Iterator[MicrobatchPart]:
+        ordered, order = -1, np.zeros(0, np.int32)  # the order of the images in an epoch
+        while stream.ahead or self._extend(stream):
+            epoch, step = stream.ahead.popleft()
+            if epoch != ordered:
+                ordered, order = epoch, self.order(epoch)
+            parts = self._parts(step)
+            stream.begun.append((step.batch, len(parts)))
+            stream.left = len(parts)
+            for positions, first, size in parts:
+                keys = tuple(SampleKey(epoch, position, int(order[position]), self._block(order, position))
+                             for position in positions)
+                stream.left -= 1
+                yield MicrobatchPart(keys, first, size)
 
     def _block(self, order: np.ndarray, position: int) -> tuple[int, ...]:
         """The images of the block that a position is in, in the epoch's order. The last block is a whole one, too."""
@@ -228,6 +256,3 @@ class ShardSampler(DistributedSampler[SampleKey]):
         last_start = max(len(order) - size, 0)
         start = min(position // size * size, last_start)
         return tuple(order[start:start + size].tolist())
-
-    def __len__(self) -> int:
-        return len(self._keys.positions)

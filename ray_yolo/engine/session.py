@@ -31,7 +31,7 @@ from ray_yolo.engine.plan import Step
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import resume, sync_from_peer
 from ray_yolo.engine.step_timer import StepTimer
-from ray_yolo.engine.team import Batches, Team, form_team, image_stores, make_loaders
+from ray_yolo.engine.team import Batches, Team, form_team, image_stores, make_loaders, repeated_loss
 from ray_yolo.engine.weight_check import STEPS_PER_COMPARISON, WeightCheck
 from ray_yolo.ops.schedule import Rates
 
@@ -188,6 +188,7 @@ class Session:
         recipe = self.spec.recipe.at(self.learner.state.progress.epoch)
         if recipe != self.learner.spec.recipe:
             self.learner.change_settings(recipe)
+            team.criterion = repeated_loss(self.learner, self.context, team.graphs)
             team.loaders = make_loaders(self.learner.spec, self.learner.model.grid, self.context, team.collectives,
                                         self.stores)
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import repeats_passes
 from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
-from ray_yolo.core.errors import release_frames
+from ray_yolo.core.errors import ConfigError, release_frames
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.augment import colour_tables
 from ray_yolo.data.dataset import (
@@ -38,10 +38,19 @@ from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.learner import Learner, build_network
-from ray_yolo.engine.loading import PREFETCH, LoadedDataset, Loader
+from ray_yolo.engine.loading import (
+    PREFETCH,
+    LoadedDataset,
+    Loader,
+    MicrobatchLoader,
+    part_images,
+    prefetched_parts,
+)
+from ray_yolo.engine.loss_graph import GraphedLoss
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
-from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.batch_norm import Normalise, Statistics, plain_norm, spread_norm
+from ray_yolo.models.criterion import Criterion
 from ray_yolo.ops import sharding
 from ray_yolo.ops.recolour import ColourTables, RecolouredInput, recoloured_input
 
@@ -72,6 +81,7 @@ class Team:
     collectives: Collectives
     network: nn.Module  # the learner's model, wrapped by DDP if there are several workers
     graphs: GraphedForward | None  # the model's forward pass in training, if CUDA graphs repeat it
+    criterion: Criterion  # the learner's, whose passes CUDA graphs repeat if that is wanted
     statistics: Statistics
     gradients: GradientTree
     loaders: Loaders
@@ -84,7 +94,7 @@ class Team:
         if self.graphs:
             self.graphs.remove()
         self.gradients.close()
-        del self.network, self.graphs, self.gradients, self.loaders
+        del self.network, self.graphs, self.criterion, self.gradients, self.loaders
         if self.collectives.num_workers == 1:
             return
         # What still held DDP would keep its hooks on parameters, which would wait for the abandoned step.
@@ -99,15 +109,42 @@ def form_team(learner: Learner, context: WorkerContext, collectives: Collectives
     DDP gives all workers the weights of worker 0.
 
     Raises:
-        ConfigError: if the recipe has too few microbatches for the workers.
+        ConfigError: if the recipe has too few microbatches for the workers, or needs kernels that are missing here.
     """
     recipe, model = learner.spec.recipe, learner.model
     check_workers(recipe, collectives.num_workers)
     loaders = make_loaders(learner.spec, model.grid, context, collectives, stores)
-    statistics = Statistics(model, collectives.global_sum if recipe.sync_bn else None)
+    statistics = Statistics(model, normalisation(recipe, collectives, context.device))
     network = context.prepare_model(model)  # the only part that communicates; hooks exist only after it has succeeded
-    return Team(context, collectives, network, graphed_forward(learner, context, collectives), statistics,
+    graphs = graphed_forward(learner, context, collectives)
+    return Team(context, collectives, network, graphs, repeated_loss(learner, context, graphs), statistics,
                 GradientTree(network, collectives, statistics.size), loaders)
+
+
+def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device) -> Normalise:
+    """What normalises microbatches in training.
+
+    Raises:
+        ConfigError: if the recipe's kernels need Triton, and it is not installed: others would give other weights.
+    """
+    by_kernels = recipe.norm_kernels and device.type == "cuda"
+    if recipe.sync_bn:
+        return spread_norm(collectives, by_kernels=by_kernels)
+    if not by_kernels:
+        return plain_norm
+    if not find_spec("triton"):
+        raise ConfigError("norm_kernels: Triton is not installed where this worker runs; install it, or leave "
+                          "norm_kernels out")
+    from ray_yolo.ops.norm_kernel import fused_norm  # imports Triton, which takes a second
+
+    return fused_norm
+
+
+def repeated_loss(learner: Learner, context: WorkerContext, graphs: GraphedForward | None) -> Criterion:
+    """The learner's criterion; its passes are repeated if those of the network are, and if that is wanted."""
+    if graphs is None or context.cuda_graphs != "loss":
+        return learner.criterion
+    return GraphedLoss(learner.criterion, graphs)
 
 
 def graphed_forward(learner: Learner, context: WorkerContext, collectives: Collectives) -> GraphedForward | None:
@@ -135,12 +172,16 @@ def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives
     plan, (order, shapes) = Plan(recipe, len(spec.train)), _rect(spec, grid)
     rank, num_workers = collectives.rank, collectives.num_workers
     balancer = LoadBalancer(plan, num_workers, context.activity)
-    sampler = ShardSampler(plan, rank, num_workers, order, balancer.seconds)
+    images = plan.worker_images(num_workers, rank)
+    part = part_images(recipe, images, context.loader_processes)
+    sampler = ShardSampler(plan, rank, num_workers, order, balancer.seconds, part)
     leaves_colours = recolours_on_device(recipe, context.device)
     samples = train_dataset(spec, train_store, shapes, leaves_colours=leaves_colours)
-    train = Loader(context.prepare_loader(DataLoader(
-        LoadedDataset(samples), batch_size=plan.loader_batch(num_workers, rank), sampler=sampler,
-        collate_fn=identity, **_processes(context))))
+    prefetch = prefetched_parts(images, part, max(context.loader_processes, 1))
+    parts = Loader(context.prepare_loader(DataLoader(
+        LoadedDataset(samples.load), batch_size=None, sampler=sampler, collate_fn=identity,
+        **_processes(context, prefetch))))
+    train = MicrobatchLoader(parts, context.device)
     val = val_loader(spec.val, val_store, recipe.imgsz, grid, recipe.evaluate.batch_size, context, collectives)
     colours = colours_on(context.device, in_one_kernel=context.colour_kernel) if leaves_colours else None
     return Loaders(balancer, sampler, train, val, colours)
@@ -218,15 +259,15 @@ def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int,
     batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
     shard = sharding.balanced_shard(pixels, collectives.rank, collectives.num_workers)
-    data = LoadedDataset(ValDataset(index, store, batches))
+    data = LoadedDataset(ValDataset(index, store, batches).__getitem__)
     return Loader(DataLoader(data, batch_size=None, sampler=shard, **_processes(context)))
 
 
-def _processes(context: WorkerContext) -> dict[str, Any]:
+def _processes(context: WorkerContext, prefetch: int = PREFETCH) -> dict[str, Any]:
     """Loader arguments. They use forkserver: forking a process that runs Ray or CUDA threads can deadlock."""
     pinned = {"pin_memory": context.device.type == "cuda"}  # otherwise a copy to the device blocks
     if not context.loader_processes:
         return pinned
     start_forkserver()
     return {**pinned, "num_workers": context.loader_processes, "persistent_workers": True,
-            "prefetch_factor": PREFETCH, "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}
+            "prefetch_factor": prefetch, "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}

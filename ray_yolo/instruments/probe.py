@@ -302,9 +302,9 @@ class ReplaySession(Session):
     def _observed_images(self, team: Team, step: Step) -> list[ObservedImage]:
         """The pictures of the observed step, in the order of its images."""
         plan, images = self.learner.plan, []
-        keys = {key.position: key.image for key in team.loaders.sampler}
+        order = team.loaders.sampler.order(self.learner.state.progress.epoch)
         for microbatch, seen in zip(plan.shard(step, 0, 1), self.probe.microbatches, strict=True):
-            samples = [keys[position] for position in microbatch.images]
+            samples = [int(order[position]) for position in microbatch.images]
             per_picture = QUAD if plan.recipe.quad else 1
             share = microbatch.num_images / len(step.images)
             for number, pixels in enumerate(seen.images):

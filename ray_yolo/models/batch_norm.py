@@ -11,17 +11,30 @@ It is reduced in the same tree as the gradients, so neither statistics nor traff
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ray_yolo.ops import torch_internals
+from ray_yolo.ops.synchronised_norm import Exchange, synchronised_norm
 
 MOMENTUM = 0.03
 
-GlobalSum = Callable[[Tensor], Tensor]  # differentiable sum over workers; the identity for one worker
+
+class Normalise(Protocol):
+    """What normalises a microbatch by its own statistics."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *, silu: bool
+                 ) -> Tensor:
+        """Weight times (x - mean) / sqrt(variance + eps), plus bias, and SiLU of that if `silu`; like x.
+
+        Args:
+            x: (B, C, H, W).
+            mean: (C,) scratch memory, which gets the means of the channels.
+            var: (C,) scratch memory, which gets their unbiased variances.
+        """
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -31,33 +44,63 @@ class BatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=1e-3, momentum=MOMENTUM)
         # Plain attributes: a registered buffer would enter the state dict and DDP's buffer broadcast.
         self.scratch: tuple[Tensor, Tensor] | None = None
-        self.global_sum: GlobalSum | None = None
+        self.normalise: Normalise = plain_norm
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, silu: bool = False) -> Tensor:
+        """Normalised values, and SiLU of them if `silu`."""
         if not (self.training and self.scratch is not None):
-            return super().forward(x)
-        if self.global_sum is not None:
-            return self._synchronised(x, self.global_sum, *self.scratch)
-        # with momentum 1.0 the "running" average is the microbatch's own mean and unbiased variance
-        return F.batch_norm(x, *self.scratch, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+            x = super().forward(x)
+            return silu_of(x) if silu else x
+        return self.normalise(x, self.weight, self.bias, *self.scratch, self.eps, silu=silu)
 
-    def _synchronised(self, x: Tensor, global_sum: GlobalSum, scratch_mean: Tensor, scratch_var: Tensor) -> Tensor:
-        """Normalise with the mean and variance over all workers' images (this worker may have none).
 
-        Two passes, because E[x^2] - E[x]^2 cancels in fp32.
-        """
-        wide = x.float()
-        count_here = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
-        total = global_sum(torch.cat([wide.sum((0, 2, 3)), count_here]))
-        sums, count = total[:-1], total[-1].detach()
-        mean = sums / count
-        centred = wide - mean[:, None, None]
-        var = global_sum(centred.square().sum((0, 2, 3))) / count
-        with torch.no_grad():
-            scratch_mean.copy_(mean)
-            scratch_var.copy_(var * (count / (count - 1).clamp(min=1)))
-        scale = self.weight * torch.rsqrt(var + self.eps)
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+def silu_of(x: Tensor) -> Tensor:
+    """x sigmoid(x), which may take the place of x."""
+    # Under autograd an in-place SiLU would first copy its input, which the gradient needs.
+    return F.silu(x, inplace=not x.requires_grad)
+
+
+def plain_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *, silu: bool) -> Tensor:
+    """A `Normalise` by torch's BatchNorm."""
+    # with momentum 1.0 the "running" average is the microbatch's own mean and unbiased variance
+    x = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    return silu_of(x) if silu else x
+
+
+def spread_norm(exchange: Exchange, *, by_kernels: bool = False) -> Normalise:
+    """A `Normalise` of microbatches that are spread over workers.
+
+    Args:
+        by_kernels: use torch's kernels for it, which only GPUs have.
+    """
+    normalise = synchronised_norm if by_kernels else _by_operations
+
+    # The copies of a model share a function; it is not copied, as an object with process groups would be
+    def spread(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *, silu: bool) -> Tensor:
+        x = normalise(x, weight, bias, mean, var, eps, exchange)
+        return silu_of(x) if silu else x
+
+    return spread
+
+
+def _by_operations(x: Tensor, weight: Tensor, bias: Tensor, scratch_mean: Tensor, scratch_var: Tensor, eps: float,
+                   exchange: Exchange) -> Tensor:
+    """Normalise with the mean and variance over all workers' images (this worker may have none).
+
+    Two passes, because E[x^2] - E[x]^2 cancels in fp32.
+    """
+    wide = x.float()
+    count_here = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
+    total = exchange.global_sum(torch.cat([wide.sum((0, 2, 3)), count_here]))
+    sums, count = total[:-1], total[-1].detach()
+    mean = sums / count
+    centred = wide - mean[:, None, None]
+    var = exchange.global_sum(centred.square().sum((0, 2, 3))) / count
+    with torch.no_grad():
+        scratch_mean.copy_(mean)
+        scratch_var.copy_(var * (count / (count - 1).clamp(min=1)))
+    scale = weight * torch.rsqrt(var + eps)
+    return (centred * scale[:, None, None] + bias[:, None, None]).to(x.dtype)
 
 
 class Statistics:
@@ -66,7 +109,7 @@ class Statistics:
     The vector is [means of all layers, unbiased variances of all layers] of length `size`.
     """
 
-    def __init__(self, model: nn.Module, global_sum: GlobalSum | None = None) -> None:
+    def __init__(self, model: nn.Module, normalise: Normalise = plain_norm) -> None:
         self.layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
         self.channels = [layer.num_features for layer in self.layers]
         self.size = 2 * sum(self.channels)
@@ -76,7 +119,7 @@ class Statistics:
         parts = zip(self.layers, means.split(self.channels), variances.split(self.channels), strict=True)
         for layer, mean, variance in parts:
             layer.scratch = (mean, variance)
-            layer.global_sum = global_sum
+            layer.normalise = normalise
 
     def clear(self) -> None:
         """Zero the scratch before a forward: torch adds old x (1 - momentum), and 0 x NaN is NaN."""

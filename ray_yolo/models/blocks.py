@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.models.batch_norm import BatchNorm
+from ray_yolo.models.batch_norm import BatchNorm, plain_norm, silu_of
 
 # The bounds only protect from typing errors that would exhaust memory.
 Channels = Annotated[int, Field(ge=1, le=2**15)]
@@ -36,11 +36,11 @@ class Conv(nn.Module):
         self.bn: nn.Module = BatchNorm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.bn(self.conv(x))
-        if not self.active:
-            return x
-        # Under autograd an in-place SiLU would first copy its input, which the gradient needs.
-        return F.silu(x, inplace=not x.requires_grad)
+        x = self.conv(x)
+        if self.active and isinstance(self.bn, BatchNorm) and self.bn.normalise is not plain_norm:
+            return self.bn(x, silu=True)  # a kernel may do both
+        x = self.bn(x)
+        return silu_of(x) if self.active else x
 
 
 class DWConv(Conv):

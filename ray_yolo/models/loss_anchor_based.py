@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.models.heads import Detect
-from ray_yolo.ops.assign import Assignment, assign
+from ray_yolo.ops.assign import Assignment, assign, selects_pairs
 from ray_yolo.ops.boxes import complete_iou, corners
 
 FOCAL_ALPHA = 0.25  # weight of positive targets with focal loss; that of negative ones is 1 - 0.25
@@ -62,7 +62,7 @@ class AnchorLoss:
         """All levels are computed together, and summed one by one."""
         grids = self._grids_of(levels)
         assignment = assign(targets, self.head.anchors.float(), grids, image_size, self.config.anchor_t)
-        if targets.device.type == "cpu":  # on a GPU selection would synchronise; `valid` masks the others there
+        if selects_pairs(targets.device):  # on a GPU selection would synchronise; `valid` masks the others there
             assignment = assignment.kept()
         # With channels last the predictions and their gradient are views: no copy in either direction.
         flat = [level.permute(0, 2, 3, 1, 4).reshape(-1, level.shape[4]) for level in levels]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.models.heads import AnchorFree
-from ray_yolo.ops.assign import AlignRule, align
+from ray_yolo.ops.assign import AlignRule, align, selects_pairs
 from ray_yolo.ops.boxes import complete_iou, expected_boxes, flatten_levels, grid_points
 
 
@@ -76,7 +76,7 @@ class AnchorFreeLoss:
 
         def pick(values: Tensor) -> Tensor:
             """Values of the assigned points; on a GPU, where selection would synchronise, of all (weight 0)."""
-            return values[assigned] if values.device.type == "cpu" else values.flatten(0, 1)
+            return values[assigned] if selects_pairs(values.device) else values.flatten(0, 1)
 
         weights = pick(weight)
         cell_sizes = pick(strides.expand_as(weight[..., None]))  # (n, 1), in pixels

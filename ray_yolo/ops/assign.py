@@ -20,6 +20,20 @@ EPSILON = 1e-9
 PAIRS = 2**23  # A GPU measures so many pairs of a label and a point at once.
 
 
+OUTSIDE = -1e4  # px: no point and no cell is there
+
+
+def padded_targets(targets: Tensor, rows: int) -> Tensor:
+    """Targets with rows that nothing is assigned to, up to a multiple of `rows`, of which there is at least one.
+
+    Each is an empty box far outside of the first image, of class 0.
+    """
+    added = -(-max(len(targets), 1) // rows) * rows - len(targets)
+    padding = targets.new_full((added, 6), OUTSIDE)
+    padding[:, :2] = 0.0
+    return torch.cat((targets, padding))
+
+
 class AlignRule(NamedTuple):
     """Limits on the points of a label."""
 
@@ -110,7 +124,9 @@ def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: 
 
 
 def selects_pairs(device: torch.device) -> bool:
-    """Whether only pairs of a label and a point inside it are measured. On a GPU, the host would wait for them."""
+    """Whether only what counts is measured, as pairs of a label and a point inside it. On a GPU, the host would wait
+    for their number.
+    """
     return device.type == "cpu"
 
 

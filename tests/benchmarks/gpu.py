@@ -7,8 +7,10 @@ sizes, with which `--device cpu` tests this file where there is no GPU. `--only`
 of the words. Prints a table in Markdown; exit status 1 if a check fails. Each row is printed and written as soon as
 it is known, so a run that is cut short leaves the rows before.
 
-Two defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
-`config/placement.py` may become true; if "colours" passes, `colour_kernel` there may.
+Three defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
+`config/placement.py` may become true; if "loss graphs" pass, `auto` may mean `loss`; if "colours" passes,
+`colour_kernel` there may; if "norm kernels" pass,
+`norm_kernels` in `config/recipe.py` may.
 
 | check | law |
 |---|---|
@@ -17,8 +19,11 @@ Two defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS
 | kill and continue | killed by SIGKILL in the middle, then continued: the bits of an uninterrupted run |
 | launch-ahead loop | the bits of the loop that waits for the device after each step |
 | DDP and NCCL | in a group of one: the hook gives the plain gradient, and graphs the same bits; aborts are seen |
+| loss graphs | a training whose loss is recorded, too: the same weights as without graphs; images/s |
 | two workers | where there are two devices: the bits of a training on one |
 | colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
+| parts of batches | images that are copied to the device in parts are those of the whole batch; GB/s |
+| norm kernels | BatchNorm by kernels made for it is that of torch's usual operations, up to rounding; milliseconds |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
 | speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without; MB and TB/s |
@@ -42,10 +47,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +65,7 @@ from torch.nn.functional import cosine_similarity
 
 from ray_yolo.checkpoints.writer import Saver
 from ray_yolo.config.commands import ExportConfig
-from ray_yolo.config.placement import Placement
+from ray_yolo.config.placement import CudaGraphs, Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.events import Event, ShardEvent, StepEvent
@@ -79,17 +85,20 @@ from ray_yolo.engine.collectives import (
 from ray_yolo.engine.devices import mark, seconds_between, wait_for
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.loading import microbatches, part_images
 from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import capture
 from ray_yolo.engine.team import colours_on
-from ray_yolo.models.batch_norm import MOMENTUM
+from ray_yolo.models.batch_norm import MOMENTUM, BatchNorm, Normalise, Statistics, plain_norm, spread_norm
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
 from ray_yolo.ops.network_input import unit_range
 from tests.benchmarks.launch_counter import Counter
+from tests.support.interpreted import interpreted
 from tests.support.jobs import Training, build_training, make_spec
+from tests.support.norm_kernels import kernels_on_cpu
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
 EXACT = ("yolov5n", "yolov8n", "yolo11n", "yolo26n")
@@ -106,6 +115,19 @@ ENLARGED = 3
 CANDIDATES = 2000  # of an image, for suppression
 Wrap = Callable[[torch.nn.Module], torch.nn.Module]  # of a network on its device
 HALVINGS = 12  # of fp16's first scale: a first step may overflow
+
+
+def fused_norm() -> Normalise:
+    """The kernels of Triton."""
+    normalise: Normalise = import_module("ray_yolo.ops.norm_kernel").fused_norm
+    return normalise
+
+
+NORM_KERNELS: dict[str, Callable[[], tuple[Normalise, Normalise]]] = {
+    "SiLU": lambda: (plain_norm, fused_norm()),
+    "sync-bn": lambda: (spread_norm(Collectives()), spread_norm(Collectives(), by_kernels=True)),
+}
+"""Of each way to compute BatchNorm by kernels, the usual operations and the kernels."""
 
 
 class TrialRow(NamedTuple):
@@ -169,9 +191,18 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     yield "launch-ahead loop", partial(compare_loops, folder / "loops", device)
     yield "DDP and NCCL in a group of one", partial(compare_exchange, folder / "ddp", size, 2 if quick else 16, steps,
                                                     device)
+    for model in (*MODELS, "yolo26n"):
+        yield f"loss graphs, {model}", partial(compare_loss_graphs, folder / "loss" / model, model, size,
+                                               2 if quick else 16, steps, device)
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
+    yield f"parts of batches, {size} px", partial(compare_parts, size, 8 if quick else 64, device)
+    shape = (4, 24, 6, 10) if quick else (64, 64, 160, 160)
+    for way in NORM_KERNELS:
+        if way == "SiLU" and device.type == "cpu" and not find_spec("triton"):  # torch for CPUs comes without Triton
+            continue
+        yield f"norm kernels, {way}", partial(compare_norms, way, shape, device)
     for model, precision, batch in SPEEDS[:2] if quick else SPEEDS:
         images = 2 if quick else batch
         yield f"speed, {model} {precision} {size} px batch {images}", partial(
@@ -247,7 +278,7 @@ def weights(parts: Training) -> Tensor:
 
 
 def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int, device: torch.device,
-               microbatch: int | None = None, labels: int = 8, graphs: bool = True, tf32: bool = True,
+               microbatch: int | None = None, labels: int = 8, graphs: CudaGraphs = "on", tf32: bool = True,
                wrap: Wrap = lambda net: net) -> Training:
     """What trains noise with some boxes an image, an epoch of some steps; every batch is the same pinned memory.
 
@@ -263,7 +294,7 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
                             tuple(map(str, range(80))))
     job = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
     parts = build_training(job, WorkerContext(device=device, prepare_model=wrap, threads=recipe.threads,
-                                              cuda_graphs="on" if graphs else "off"))
+                                              cuda_graphs=graphs))
     draw = torch.Generator().manual_seed(0)
     places = torch.rand(size * labels, 2, generator=draw) * imgsz * 0.6
     sides = (0.05 + 0.3 * torch.rand(size * labels, 2, generator=draw)) * imgsz
@@ -298,14 +329,14 @@ def exact_job(folder: Path, model: str = "") -> TrainSpec:
     return replace(job, architecture=None, recipe=job.recipe.model_copy(update={"model": model})) if model else job
 
 
-def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: bool = True,
+def train(job: TrainSpec, device: torch.device, *, die_at: int = -1, graphs: CudaGraphs = "on",
           wrap: Wrap = lambda net: net) -> dict[str, Any]:
     """Train to the end, or kill this process right after a step. Returns the last state."""
     def emit(event: Event) -> None:
         if isinstance(event, StepEvent) and event.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    host = WorkerContext(device=device, prepare_model=wrap, cuda_graphs="on" if graphs else "off")
+    host = WorkerContext(device=device, prepare_model=wrap, cuda_graphs=graphs)
     run_session(job, host, Placement(save_steps=1), emit)
     return last_state(job.run_dir)
 
@@ -327,8 +358,8 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 def compare_exact(folder: Path, model: str, device: torch.device) -> str:
     """The same training twice, and without CUDA graphs."""
-    first, again, plain = (train(exact_job(folder / name, model), device, graphs=graphs)
-                           for name, graphs in (("first", True), ("again", True), ("plain", False)))
+    first, again = (train(exact_job(folder / name, model), device) for name in ("first", "again"))
+    plain = train(exact_job(folder / "plain", model), device, graphs="off")
     assert_equal(first, again)
     return assert_equal(first, plain)
 
@@ -382,7 +413,7 @@ def compare_exchange(folder: Path, imgsz: int, batch: int, steps: int, device: t
         return DistributedDataParallel(net, **ddp_options())
 
     model = EXACT[0]
-    plain_state = train(exact_job(folder / "plain", model), device, graphs=False)
+    plain_state = train(exact_job(folder / "plain", model), device, graphs="off")
     plain_speed = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device))
     plain = summed(network)  # after `train`, which sets the number of threads
     network.zero_grad(set_to_none=True)
@@ -408,6 +439,15 @@ def compare_exchange(folder: Path, imgsz: int, batch: int, steps: int, device: t
         dist.destroy_process_group()
     return (f"{len(plain)} sums are equal; with CUDA graphs inside DDP, {same}, {speed:,.0f} images/s (with graphs "
             f"alone {plain_speed:,.0f}); the abort is noticed")
+
+
+def compare_loss_graphs(folder: Path, model: str, imgsz: int, batch: int, steps: int, device: torch.device) -> str:
+    """A training whose network and loss are recorded against one without graphs, and its speed."""
+    same = assert_equal(train(exact_job(folder / "written", model), device, graphs="off"),
+                        train(exact_job(folder / "graphs", model), device, graphs="loss"))
+    of_network = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device))
+    speed = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device, graphs="loss"))
+    return f"{same}; {speed:,.0f} images/s, {of_network:,.0f} with graphs of the network alone"
 
 
 def compare_workers(folder: Path, device: torch.device) -> str:
@@ -488,6 +528,91 @@ def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
     return f"{images} images are equal; {', '.join(results)}"
 
 
+def compare_parts(imgsz: int, images: int, device: torch.device) -> str:
+    """Batches whose parts are copied while the device computes, and whose memory is used again at once."""
+    gpu = device.type == "cuda"
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (images, 3, imgsz, imgsz), dtype=torch.uint8, generator=draw)
+    pixels = pixels.to(memory_format=torch.channels_last)
+    rows = torch.arange(images, dtype=torch.float32)[:, None].expand(-1, 6)
+    size = part_images(Recipe(), images, 15)
+
+    def parts() -> Iterator[dict[str, Tensor]]:
+        for _ in range(REPEATS):
+            for first in range(0, images, size):
+                part = {"images": pixels[first : first + size], "targets": rows[first : first + size].contiguous(),
+                        "place": torch.tensor([first, images])}
+                yield {name: value.pin_memory() if gpu else value for name, value in part.items()}
+
+    busy = torch.rand(4096 if gpu else 64, 4096 if gpu else 64, device=device)
+    sums = []
+    began = mark(device)
+    for batch in microbatches(parts(), device):
+        busy @ busy  # the copies run beside it
+        found, targets = loop.to_network_input(batch, device)
+        sums.append((found.mul(255).round().to(torch.uint8), targets))
+    ended = mark(device)
+    wait_for(ended)
+    for found, targets in sums:
+        wrong = int((found.cpu() != pixels).sum())
+        assert not wrong, f"{wrong} of {pixels.numel()} pixels differ"
+        assert torch.equal(targets.cpu(), rows), "the targets differ"
+    rate = 1e-9 * REPEATS * pixels.nbytes / seconds_between(began, ended)
+    return f"{REPEATS} batches of {images} images in parts of {size} are equal; {rate:.1f} GB/s with what computes"
+
+
+def compare_norms(way: str, shape: tuple[int, ...], device: torch.device) -> str:
+    """A layer by kernels against the usual operations, in each precision, and the time of its two passes."""
+    found = []
+    with ExitStack() as stack:
+        if device.type == "cpu":  # formulas in the place of torch's kernels, and Triton's interpreter
+            stack.enter_context(kernels_on_cpu() if way == "sync-bn" else interpreted("ray_yolo.ops.norm_kernel"))
+        usual_way, kernels_way = NORM_KERNELS[way]()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            usual, kernels = (run_norm(normalise, shape, dtype, device) for normalise in (usual_way, kernels_way))
+            apart = {name: float((kernels.values[name] - value).abs().max() / value.abs().max())
+                     for name, value in usual.values.items()}
+            limit = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-4
+            far = {name: f"{value:.1e}" for name, value in apart.items() if not value <= limit}
+            assert not far, f"{dtype}: {far} apart, more than {limit:.1e}"
+            found.append(f"{str(dtype).removeprefix('torch.')} to {max(apart.values()):.1e}, "
+                         f"{kernels.milliseconds:.3f} ms for {usual.milliseconds:.3f}")
+    return f"{' x '.join(map(str, shape))}: {'; '.join(found)}"
+
+
+class NormRun(NamedTuple):
+    """What a layer's two passes give, and their time."""
+
+    values: dict[str, Tensor]
+    milliseconds: float
+
+
+def run_norm(normalise: Normalise, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> NormRun:
+    draw = torch.Generator().manual_seed(0)
+    layer = BatchNorm(shape[1]).to(device).train()
+    with torch.no_grad():
+        layer.weight.copy_(torch.rand(shape[1], generator=draw) + 0.5)
+        layer.bias.copy_(torch.rand(shape[1], generator=draw) - 0.5)
+    statistics = Statistics(layer, normalise)
+    x, gradient = (torch.randn(shape, generator=draw).to(device, dtype).to(memory_format=torch.channels_last)
+                   for _ in range(2))
+    x = (3 * x + 1).requires_grad_()
+
+    def passes() -> tuple[Tensor, ...]:
+        output = layer(x, silu=True)
+        return (output.detach(), *torch.autograd.grad(output, (x, layer.weight, layer.bias), gradient))
+
+    results = (*passes(), statistics.recorded(0))
+    began = mark(device)
+    for _ in range(REPEATS):
+        passes()
+    ended = mark(device)
+    wait_for(ended)
+    names = ("output", "gradient", "weight's", "bias's", "statistics")
+    values = {name: value.float().cpu() for name, value in zip(names, results, strict=True)}
+    return NormRun(values, 1e3 * seconds_between(began, ended) / REPEATS)
+
+
 def export_weights(folder: Path, model: str, device: torch.device) -> str:
     """Weights that were trained on the device, as TorchScript, which `export` compares with torch."""
     from ray_yolo.inference.export import export  # imports torchvision
@@ -503,7 +628,7 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
                   labels: int = 8) -> str:
     """Images a second of whole steps, and the share of the time in which the device had nothing to do."""
     results, speeds = [], []
-    for graphs in (True, False):
+    for graphs in ("on", "off"):
         if device.type == "cuda":
             gc.collect()  # a model with CUDA graphs is in a cycle
             torch.cuda.empty_cache()
@@ -519,7 +644,7 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
         assert not complaint, complaint
         turns = sorted(take_steps(parts) for _ in range(REPEATS))
         seconds = turns[REPEATS // 2]
-        if not graphs:  # a graph's operations are not seen
+        if graphs == "off":  # a graph's operations are not seen
             with Counter() as counter:
                 take_steps(parts, 1)
         spread = (turns[-1] - turns[0]) / seconds

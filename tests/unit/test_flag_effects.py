@@ -51,6 +51,7 @@ ANSWERS = {
 
 ELSEWHERE = {
     "--no-tf32": "engine/test_learner.py::test_convolutions_of_fp32_round_to_tf32_unless_no_tf32_is_given",
+    "--norm-kernels": "engine/test_team.py::test_norm_kernels_are_those_of_gpus",
     "--colour-kernel": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
     "--cuda-graphs": "test_flag_effects.py::test_settings_of_gpus_reach_the_worker",
     "--priority": "runtime/workers/test_pool.py::"

@@ -20,6 +20,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import identity
 from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.engine.loading import LoadedDataset
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.team import train_dataset
 from ray_yolo.runtime import trainer
@@ -108,8 +109,8 @@ def microbatches(index: AnnotationIndex, num_workers: int, folder: Path) -> dict
         mine = replace(job, train=pickle.loads(pickle.dumps(index)))  # as it is sent to the workers
         sampler = ShardSampler(plan, worker, num_workers)
         sampler.start(0)
-        batches = list(DataLoader(train_dataset(mine, ImageStore(mine.train, 64)), sampler=sampler, collate_fn=identity,
-                                  batch_size=plan.loader_batch(num_workers, worker)))
+        load = train_dataset(mine, ImageStore(mine.train, 64)).load
+        batches = list(DataLoader(LoadedDataset(load), sampler=sampler, collate_fn=identity, batch_size=None))
         assert batches, "every worker has a share"
         found |= {tuple(batch["indices"].tolist()): [batch["images"], batch["targets"]] for batch in batches}
     return found

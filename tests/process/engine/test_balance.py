@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import BalanceEvent, Event, parse_event
-from ray_yolo.core.structures import SampleKey
+from ray_yolo.core.structures import MicrobatchPart
+from ray_yolo.data.dataset import identity
 from ray_yolo.engine import balance, loop
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Activity, Rendezvous
@@ -25,35 +26,36 @@ from ray_yolo.engine.state import capture
 from tests.support import run_log
 from tests.support.jobs import make_spec
 from tests.support.workers import run_workers, wrap_model
-from tests.unit.engine.test_balance import SIZE, make_plan, np_order
+from tests.unit.engine.test_balance import make_plan, np_order
 
 
-class Keys(Dataset[Any]):
-    """The positions of keys."""
+class Positions(Dataset[Any]):
+    """The positions of a part's keys."""
 
-    def __getitem__(self, key: SampleKey) -> int:
-        return key.position
+    def __getitem__(self, part: MicrobatchPart) -> list[int]:
+        return [key.position for key in part.keys]
 
 
-def test_a_loader_with_processes_requests_one_more_batch_for_each_that_it_returns() -> None:
+def test_a_loader_with_processes_requests_one_more_part_for_each_that_it_returns() -> None:
     """On this the last step rests that may be loading; and new shards reach a loader that runs."""
     plan, speeds = make_plan(), {"now": ()}
-    sampler = ShardSampler(plan, 0, 2, np_order(plan), lambda step: speeds["now"])
-    sampler.start(0)
-    loader = DataLoader(Keys(), batch_size=SIZE, sampler=sampler, num_workers=2, prefetch_factor=3,
-                        multiprocessing_context="fork")
-    batches = iter(loader)
-    first = [next(batches).tolist() for _ in range(4)]  # of the first step's 8 microbatches
-    assert sampler._keys.yielded == SIZE * (4 + 2 * 3)  # 10 microbatches: two of the third step, none of the fourth
     steps = plan.steps(0)
+    sampler = ShardSampler(plan, 0, 2, np_order(plan), lambda step: speeds["now"] if step in steps[4:] else ())
+    sampler.start(0)
+    loader = DataLoader(Positions(), batch_size=None, sampler=sampler, num_workers=2, prefetch_factor=3,
+                        collate_fn=identity, multiprocessing_context="fork")
+    batches = iter(loader)
+    first = [next(batches) for _ in range(4)]  # of the first step's 8 microbatches
+    begun = [batch for batch, _ in sampler._stream.begun]  # with 4 + 2 x 3 microbatches: two of the third step's four
+    assert (begun, sampler._stream.left) == ([step.batch for step in steps[:3]], 2)
     assert sampler.newest_loading(steps[0]) == steps[3].batch  # and four more
     speeds["now"] = (1.0, 3.0)
-    sampler.restart(steps[4].batch)
-    positions = [position for batch in [*first, *(batch.tolist() for batch in batches)] for position in batch]
+    sampler.check_not_begun(steps[4].batch)
+    positions = [position for part in [*first, *batches] for position in part]
     wanted = [plan.shard(step, 0, 2, () if number < 4 else (1.0, 3.0)) for number, step in enumerate(steps)]
     assert positions == [image for shard in wanted for microbatch in shard for image in microbatch.images]
     with pytest.raises(AssertionError, match="begun to load"):
-        sampler.restart(steps[5].batch)
+        sampler.check_not_begun(steps[5].batch)
 
 
 # A real group

@@ -218,7 +218,7 @@ def test_a_failed_recording_is_said_once_and_training_goes_on(tmp_path: Path) ->
     assert_equal(plain, train(training))
     complaint = graphed.pop_complaint()
     assert complaint.startswith(
-        "no further shape is recorded as a CUDA graph: CUDA out of memory. Tried to allocate 3 GiB; ")
+        "no further shape of the network is recorded as a CUDA graph: CUDA out of memory. Tried to allocate 3 GiB; ")
     assert graphed.pop_complaint() == ""
 
 
@@ -230,7 +230,7 @@ def test_a_failed_recording_is_a_warning_of_the_run(tmp_path: Path, monkeypatch:
     events: list[Event] = []
     run_session(make_spec(tmp_path, batch_size=8, microbatch=4, epochs=2), WorkerContext(), Placement(), events.append)
     [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
-    assert warning.startswith("no further shape is recorded as a CUDA graph: CUDA out of memory")
+    assert warning.startswith("no further shape of the network is recorded as a CUDA graph: CUDA out of memory")
 
 
 def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
 
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "sum_microbatches", recording(actions, loop.sum_microbatches))
-    images, side = learner.plan.loader_batch(1, 0), spec.recipe.imgsz
+    images, side = learner.plan.worker_images(1, 0), spec.recipe.imgsz
     batch = {"images": torch.zeros(images, 3, side, side, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
     if team.loaders.colours is not None:

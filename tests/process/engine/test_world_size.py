@@ -84,7 +84,11 @@ def recording(sampler: Any, used: list[list[int]]) -> Any:
 
     def start_and_record(*args: Any) -> None:
         start(*args)
-        used.append([key.image for key in sampler])
+        epochs: dict[int, list[int]] = {}
+        for part in sampler:
+            for key in part.keys:
+                epochs.setdefault(key.epoch, []).append(key.image)
+        used.extend(epochs.values())
 
     return start_and_record
 

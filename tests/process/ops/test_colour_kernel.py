@@ -17,6 +17,7 @@ from ray_yolo.data.augment import colour_tables, recolour, scaled_hsv
 from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.recolour import ColourTables, RecolouredInput, recoloured_input
 from tests.benchmarks.launch_counter import Counter
+from tests.support.interpreted import interpreted
 
 triton = pytest.importorskip("triton", reason="torch for CPUs comes without Triton")
 
@@ -30,14 +31,10 @@ def tables() -> ColourTables:
     return colour_tables()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def kernel() -> Iterator[RecolouredInput]:
-    """The function whose kernel the interpreter runs. Triton decides about that where a kernel is defined."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.delitem(sys.modules, KERNEL, raising=False)
-        yield importlib.import_module(KERNEL).recoloured_input
-        sys.modules.pop(KERNEL, None)
+    with interpreted(KERNEL) as module:
+        yield module.recoloured_input
 
 
 def drawn(height: int, width: int) -> tuple[np.ndarray, Tensor]:

@@ -30,7 +30,7 @@ from tests.support.messages.config import FLAGS
 TRAIN_FLAGS = frozenset([
     "--data", "--model", "--cfg", "--weights", "--epochs", "--batch-size", "--batch", "--microbatch", "--imgsz",
     "--img", "--img-size", "--seed", "--precision", "--no-tf32", "--sync-bn", "--exact", "--threads", "--patience",
-    "--freeze", "--changes",
+    "--norm-kernels", "--freeze", "--changes",
     "--single-cls", "--classes", "--fraction", "--multi-scale", "--rect", "--quad", "--image-weights",
     "--noautoanchor", "--noval", "--notest",
     "--strict", "--allow-empty", "--allow-names", "--match-classes", "--from", "--labels-with-confidence",

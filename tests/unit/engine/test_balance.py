@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.core.structures import SampleKey
+from ray_yolo.core.structures import MicrobatchPart
 from ray_yolo.engine import devices
 from ray_yolo.engine.balance import LoadBalancer, SpeedReport, StepWork
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler, Step
 
-SIZE = 2  # of a microbatch
+SIZE, PART = 2, 1  # images of a microbatch and of a part
 STEADY: dict[str, Any] = {"batch_size": 16, "microbatch": SIZE, "optimizer": {"nominal_batch": 16}}
 UNKNOWN = SpeedReport(0.0, 0.0)
 
@@ -111,19 +111,18 @@ def test_one_worker_and_synchronised_batch_norm_keep_equal_parts(workers: int, r
 # A group of workers whose loaders prefetch, without processes
 
 class Loader:
-    """Batches of a sampler's keys, of which `depth` are requested before the first one is returned."""
+    """A sampler's parts, of which `depth` are requested before the first one is returned."""
 
     def __init__(self, sampler: ShardSampler, depth: int) -> None:
-        self._keys = iter(sampler)
-        self._requested = deque(self._request() for _ in range(depth))
+        self._parts = iter(sampler)
+        self._requested = deque(next(self._parts, None) for _ in range(depth))
 
-    def _request(self) -> list[SampleKey]:
-        return list(itertools.islice(self._keys, SIZE))
-
-    def __iter__(self) -> Iterator[list[SampleKey]]:
+    def __iter__(self) -> Iterator[MicrobatchPart]:
         while True:
-            self._requested.append(self._request())
-            yield self._requested.popleft()
+            self._requested.append(next(self._parts, None))
+            part = self._requested.popleft()
+            assert part is not None
+            yield part
 
 
 class Simulated:
@@ -132,17 +131,21 @@ class Simulated:
     def __init__(self, plan: Plan, worker: int, num_workers: int, depth: int) -> None:
         self.plan, self.worker, self.num_workers, self.depth = plan, worker, num_workers, depth
         self.balancer = LoadBalancer(plan, num_workers, Activity())
-        self.sampler = ShardSampler(plan, worker, num_workers, np_order(plan), self.balancer.seconds)
+        self.sampler = ShardSampler(plan, worker, num_workers, np_order(plan), self.balancer.seconds, PART)
+        self._parts: Iterator[MicrobatchPart] = iter(())
 
-    def start(self, epoch: int) -> None:
-        self.sampler.start(epoch)
-        self._batches = iter(Loader(self.sampler, self.depth))
+    def start(self, epoch: int, last: int) -> None:
+        self.sampler.start(epoch, 0, None, last)
+        self._parts = iter(Loader(self.sampler, self.depth))
 
     def compute(self, step: Step, seconds: float) -> list[int]:
         """Positions of the images that it computes; they have to be those that the loader returns."""
         shard = self.plan.shard(step, self.worker, self.num_workers, self.balancer.seconds(step))
         for microbatch in shard:
-            assert [key.position for key in next(self._batches)] == list(microbatch.images)
+            loaded: list[int] = []
+            while len(loaded) < len(microbatch.images):
+                loaded += [key.position for key in next(self._parts).keys]
+            assert loaded == list(microbatch.images)
             self.balancer.measure(StepWork(1, 0.0, seconds, []))
         return [position for microbatch in shard for position in microbatch.images]
 
@@ -153,17 +156,21 @@ def np_order(plan: Plan) -> Any:
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=4), st.sampled_from([16, 64]), st.integers(0, 40),
-       st.lists(st.lists(st.floats(1, 9), min_size=4, max_size=4), min_size=2, max_size=5), st.booleans())
+       st.lists(st.lists(st.floats(1, 9), min_size=4, max_size=4), min_size=2, max_size=5), st.booleans(),
+       st.booleans())
 def test_whatever_the_loaders_have_prefetched_every_image_is_computed_once_and_none_is_loaded_needlessly(
-        depths: list[int], nominal: int, odd: int, speeds: list[list[float]], ahead: bool) -> None:
-    """Also in warm-up, where steps grow and some workers have no microbatch, and with a step that runs ahead."""
+        depths: list[int], nominal: int, odd: int, speeds: list[list[float]], ahead: bool, on: bool) -> None:
+    """Loaders start each epoch, or go on. Also in warm-up, where steps grow and some workers have no microbatch, and
+    with a step that runs ahead.
+    """
     plan = make_plan(480 + odd, epochs=3, optimizer={"nominal_batch": nominal},
                      schedule={"warmup_epochs": 1, "warmup_min_batches": 0})
     workers = [Simulated(plan, number, len(depths), depth) for number, depth in enumerate(depths)]
     speed, num_steps = itertools.cycle(speeds), 0
     for epoch in range(3):
         for each in workers:
-            each.start(epoch)
+            if epoch == 0 or not on:
+                each.start(epoch, 2 if on else epoch)
         computed, unread = [], []
         for step in plan.steps(epoch):
             if num_steps % 30 == 0:
@@ -181,9 +188,9 @@ def test_whatever_the_loaders_have_prefetched_every_image_is_computed_once_and_n
 
 
 def decide(workers: list[Simulated], step: Step, reports: list[SpeedReport]) -> None:
-    """Let all workers decide; they have to agree. `restart` asserts that no loader has begun what changes."""
+    """Let all workers decide; they have to agree. No loader has begun what changes."""
     changes = [each.balancer.rebalance(step, reports) for each in workers]
     assert len(set(changes)) == 1
     for each, change in zip(workers, changes, strict=True):
         if change:
-            each.sampler.restart(change.batch)
+            each.sampler.check_not_begun(change.batch)

@@ -69,13 +69,13 @@ class MeanLoss:
 class Loader:
     """Batches of the greys at the sampler's positions, one for each microbatch."""
 
-    def __init__(self, sampler: ShardSampler, microbatch: int) -> None:
-        self.sampler, self.size = sampler, microbatch
+    def __init__(self, sampler: ShardSampler) -> None:
+        self.sampler = sampler
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        greys = [GREYS[key.position % len(GREYS)] for key in self.sampler]
-        for first in range(0, len(greys), self.size):
-            part = torch.tensor(greys[first : first + self.size], dtype=torch.uint8)
+        for microbatch in self.sampler:
+            greys = [GREYS[key.position % len(GREYS)] for key in microbatch.keys]
+            part = torch.tensor(greys, dtype=torch.uint8)
             yield {"images": part[:, None, None, None].expand(-1, 3, 1, 1).clone(), "targets": torch.zeros(0, 6)}
 
 
@@ -92,7 +92,7 @@ def make_line(folder: Path, num_images: int = 8, *, optimizer: dict[str, Any] | 
         build_learner(spec, context), model=model, criterion=MeanLoss(), optimizer=build_optimizer(model, spec.recipe),
         ema=Ema(model, spec.recipe.schedule.ema_decay, spec.recipe.schedule.ema_ramp))
     team = form_team(learner, context, Collectives(), image_stores(spec, context))
-    team.loaders = team.loaders._replace(train=Loader(team.loaders.sampler, fields["microbatch"]))
+    team.loaders = team.loaders._replace(train=Loader(team.loaders.sampler))
     return Training(learner, team)
 
 
@@ -320,11 +320,11 @@ def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("image_weights", "until", "expected"), [
-    (False, None, ["load 0", "load 1", "close 0", "load 2", "close 1", "close 2"]),
-    (True, None, ["load 0", "close 0", "load 1", "close 1", "load 2", "close 2"]),  # its draws follow the validation
-    (False, 2, ["load 0", "load 1", "close 0", "close 1"]),  # then it pauses
+    (False, None, ["load 0 to 2", "close 0", "close 1", "close 2"]),
+    (True, None, ["load 0 to 0", "close 0", "load 1 to 1", "close 1", "load 2 to 2", "close 2"]),  # draws follow it
+    (False, 2, ["load 0 to 1", "close 0", "close 1"]),  # then it pauses
 ])
-def test_loaders_start_the_next_epoch_before_the_validation(
+def test_loaders_go_on_into_the_next_epoch_before_the_validation(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_weights: bool, until: int | None, expected: list[str]
 ) -> None:
     line = make_line(tmp_path, epochs=3, image_weights=image_weights)
@@ -332,9 +332,9 @@ def test_loaders_start_the_next_epoch_before_the_validation(
     order: list[str] = []
     start = line.team.loaders.sampler.start
 
-    def note_start(epoch: int, *arguments: Any) -> None:
-        order.append(f"load {epoch}")
-        start(epoch, *arguments)
+    def note_start(epoch: int, images_done: int, weights: Any, last: int) -> None:
+        order.append(f"load {epoch} to {last}")
+        start(epoch, images_done, weights, last)
 
     def close(epoch: int) -> bool:
         order.append(f"close {epoch}")

@@ -8,6 +8,7 @@ import pytest
 
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.structures import SampleKey
 from ray_yolo.engine.plan import Plan, ShardSampler, Step
 from ray_yolo.ops.seeding import epoch_order
 from ray_yolo.sinks.report import idle_line
@@ -52,18 +53,29 @@ def test_microbatches_do_not_depend_on_the_number_of_workers() -> None:
             assert shared == whole
 
 
-def test_a_loader_cuts_the_samplers_keys_where_the_plan_cuts_microbatches() -> None:
-    for sync_bn, workers in itertools.product((False, True), (1, 2, 3, 4)):
+def keys_of(sampler: ShardSampler) -> list[SampleKey]:
+    """The keys of all parts of an iteration."""
+    return [key for part in sampler for key in part.keys]
+
+
+def test_parts_are_the_plans_microbatches_in_pieces_one_epoch_after_the_other() -> None:
+    for sync_bn, workers, images in itertools.product((False, True), (1, 2, 3, 4), (1, 3, 2**31)):
         plan = make_plan(sync_bn=sync_bn, **({"microbatch": None} if sync_bn else {}))
         for worker, epoch in itertools.product(range(workers), (0, 60)):
-            sampler = ShardSampler(plan, worker, workers)
-            sampler.start(epoch)
-            keys = list(sampler)
-            size = plan.loader_batch(workers, worker)
-            cut = [[key.position for key in keys[i : i + size]] for i in range(0, len(keys), size)]
-            shares = [plan.shard(step, worker, workers) for step in plan.steps(epoch)]
-            wanted = [list(m.images) for share in shares for m in share if m.images]
-            assert cut == wanted, (sync_bn, workers, worker, epoch)
+            sampler = ShardSampler(plan, worker, workers, part_images=images)
+            sampler.start(epoch, 0, None, epoch + 1)
+            found: list[tuple[int, list[int]]] = []
+            for part in sampler:
+                assert len(part.keys) == min(images, part.size - part.first)
+                if part.first == 0:
+                    found.append((part.keys[0].epoch, []))
+                assert len(found[-1][1]) == part.first
+                found[-1][1].extend(key.position for key in part.keys)
+            wanted = []
+            for each in (epoch, epoch + 1):
+                shares = [plan.shard(step, worker, workers) for step in plan.steps(each)]
+                wanted += [(each, list(m.images)) for share in shares for m in share if m.images]
+            assert found == wanted, (sync_bn, workers, worker, epoch, images)
 
 
 def test_partners_are_images_of_neighbouring_positions_for_any_number_of_workers() -> None:
@@ -75,7 +87,7 @@ def test_partners_are_images_of_neighbouring_positions_for_any_number_of_workers
         for worker in range(workers):
             sampler = ShardSampler(plan, worker, workers)
             sampler.start(3)
-            blocks |= {(workers, key.position): key.block for key in sampler}
+            blocks |= {(workers, key.position): key.block for key in keys_of(sampler)}
     for workers in (1, 2, 3):
         found = [blocks[workers, position] for position in range(37)]
         assert found[:8] == [tuple(order[:8])] * 8
@@ -87,43 +99,51 @@ def test_a_block_larger_than_the_data_set_is_all_of_it_and_without_partners_ther
     for partners, sizes in ((64, {37}), (0, {0})):
         sampler = ShardSampler(make_plan(augment={"partners": partners}), 0, 1)
         sampler.start(0)
-        assert {len(key.block) for key in sampler} == sizes
+        assert {len(key.block) for key in keys_of(sampler)} == sizes
 
 
 def test_resuming_inside_an_epoch_continues_the_same_order() -> None:
     plan = make_plan()
     sampler = ShardSampler(plan, 0, 1)
     sampler.start(3)
-    whole = list(sampler)
+    whole = keys_of(sampler)
     sampler.start(3, images_done=16)
-    assert list(sampler) == whole[16:]
+    assert keys_of(sampler) == whole[16:]
+    sampler.start(3, 16, None, 4)
+    both = keys_of(sampler)
+    sampler.start(4)
+    following = keys_of(sampler)
+    assert both == whole[16:] + following
+    for last, expected in ((3, []), (4, following)):  # all steps were done, but the epoch was not closed
+        sampler.start(3, 37, None, last)
+        assert keys_of(sampler) == expected
     assert sorted(key.image for key in whole) == list(range(37))
 
 
 def test_a_sample_takes_a_few_bytes_and_a_running_iteration_keeps_its_epoch() -> None:
     """A list of keys took 144 bytes for each image, in every worker."""
-    sampler = ShardSampler(make_plan(100_000), 0, 1)
+    sampler = ShardSampler(make_plan(100_000), 0, 1, part_images=1)
     tracemalloc.start()
     try:
         sampler.start(0)
+        iteration = iter(sampler)
+        first = next(iteration)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held / 100_000 < 10
-    iteration = iter(sampler)
-    first = next(iteration)
+    assert held / 100_000 < 30
     order = [first, *itertools.islice(iteration, 9)]
     again = iter(sampler)
     assert [next(again) for _ in range(10)] == order
     sampler.start(1)
-    assert {key.epoch for key in itertools.islice(again, 5)} == {0}
-    assert next(iter(sampler)).epoch == 1
+    assert {part.keys[0].epoch for part in itertools.islice(again, 5)} == {0}
+    assert next(iter(sampler)).keys[0].epoch == 1
 
 
 def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:
     sampler = ShardSampler(make_plan(), 0, 1)
     sampler.start(0, weights=np.eye(37)[5] + 1e-9)
-    keys = list(sampler)
+    keys = keys_of(sampler)
     assert [key.position for key in keys] == list(range(37))
     assert len({key.image for key in keys}) < 5
 

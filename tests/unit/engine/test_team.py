@@ -9,20 +9,68 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine import team as team_module
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.learner import build_learner
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
-from ray_yolo.engine.team import Loaders, form_team, image_stores, make_loaders, recolours_on_device, val_loader
+from ray_yolo.engine.team import (
+    Loaders,
+    form_team,
+    image_stores,
+    make_loaders,
+    normalisation,
+    recolours_on_device,
+    val_loader,
+)
+from ray_yolo.models.batch_norm import BatchNorm, Statistics, plain_norm
 from tests.support.jobs import build_training, make_index, make_spec
+from tests.support.norm_kernels import kernels_on_cpu
 
 
 def loaders_of(spec: TrainSpec) -> Loaders:
     context = WorkerContext()
     return make_loaders(spec, 32, context, Collectives(), image_stores(spec, context))
+
+
+@pytest.mark.parametrize(("device", "recipe", "exchanges"), [
+    ("cuda", {"sync_bn": True, "norm_kernels": True}, ["stack"]),
+    ("cuda", {"sync_bn": True}, ["sum", "sum"]),
+    ("cpu", {"sync_bn": True, "norm_kernels": True}, ["sum", "sum"]),
+    ("cuda", {}, []),
+])
+def test_norm_kernels_are_those_of_gpus(tmp_path: Path, device: str, recipe: dict[str, bool], exchanges: list[str]
+                                        ) -> None:
+    """Seen by what a forward pass exchanges."""
+    found: list[str] = []
+
+    class Noted(Collectives):
+        def global_sum(self, x: Tensor) -> Tensor:
+            found.append("sum")
+            return x
+
+        def stack(self, x: Tensor) -> Tensor:
+            found.append("stack")
+            return x[None]
+
+    layer = BatchNorm(2)
+    Statistics(layer, normalisation(make_spec(tmp_path, **recipe).recipe, Noted(), torch.device(device)))
+    with kernels_on_cpu():
+        layer(torch.randn(2, 2, 4, 4))
+    assert found == exchanges
+
+
+def test_norm_kernels_are_refused_without_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's kernels would give other weights than those of the recipe."""
+    recipe = make_spec(tmp_path, norm_kernels=True).recipe
+    monkeypatch.setattr(team_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="Triton is not installed"):
+        normalisation(recipe, Collectives(), torch.device("cuda"))
+    assert normalisation(recipe, Collectives(), torch.device("cpu")) is plain_norm
 
 
 @pytest.mark.parametrize(("device", "recipe", "expected"), [
@@ -44,10 +92,10 @@ def test_loaders_and_device_agree_on_who_changes_colours(
     changed = make_spec(tmp_path, augment={"hsv_v": 0.1})
     loaders = loaders_of(plain)
     assert loaders.colours is None
-    assert not loaders.train.loader.dataset.data.leaves_colours
+    assert not loaders.train.parts.loader.dataset.load.__self__.leaves_colours
     loaders = loaders_of(changed)
     assert loaders.colours is not None
-    assert loaders.train.loader.dataset.data.leaves_colours
+    assert loaders.train.parts.loader.dataset.load.__self__.leaves_colours
     team_module.colour_tables_on.cache_clear()
 
 
@@ -55,9 +103,9 @@ def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(t
     spec = make_spec(tmp_path, rect=True)
     loaders = loaders_of(spec)
     loaders.sampler.start(0)
-    first = [key.image for key in loaders.sampler]
+    first = [key.image for part in loaders.sampler for key in part.keys]
     loaders.sampler.start(1)
-    assert first == [key.image for key in loaders.sampler]
+    assert first == [key.image for part in loaders.sampler for key in part.keys]
     loaders.sampler.start(0)
     shapes = [tuple(batch["images"].shape[2:]) for batch in loaders.train]
     assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32
@@ -75,7 +123,7 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
     teams = [build_training(spec, context).team for _ in range(2)]
     assert len(prepared) == 2
     for team, (loader, result) in zip(teams, prepared, strict=True):
-        assert team.loaders.train.loader is result
+        assert team.loaders.train.parts.loader is result
         assert loader.sampler is team.loaders.sampler
         assert isinstance(loader.sampler, DistributedSampler)
 
@@ -97,6 +145,6 @@ def test_the_end_of_a_team_leaves_the_learner_alone(tmp_path: Path) -> None:
             assert team.network is learner.model
             if error:
                 raise error
-        for part in ("network", "gradients", "graphs", "loaders"):
+        for part in ("network", "gradients", "graphs", "criterion", "loaders"):
             with pytest.raises(AttributeError):
                 getattr(team, part)
