@@ -255,7 +255,8 @@ def _refuse_missing_for_training(recipe: Recipe, placement: Placement) -> None:
     """`_refuse_missing` for a training that may continue a run: that one needs its initial weights no more."""
     from ray_yolo.runs.working_copy import FINISHED
 
-    runs = Path(placement.storage_path, placement.project).glob("*/run.json")
+    project = os.path.join(placement.storage_path, placement.project)
+    runs = map(Path, glob.glob(f"{glob.escape(project)}/*/run.json"))  # none where the project cannot be read
     may_continue = is_address(placement.storage_path) or any(not (run.parent / FINISHED).exists() for run in runs)
     _refuse_missing(data=recipe.data, weights="" if may_continue else recipe.weights, model=recipe.model)
 
