@@ -258,7 +258,7 @@ def test_another_one_leaves_if_a_third_program_has_taken_what_was_freed(lag: flo
 
 
 def test_what_was_freed_and_taken_between_two_looks_is_not_free() -> None:
-    """Two CPUs of a group that has ended counted as free, though another group had got them: a worker left for nothing."""
+    """Two CPUs of an ended group counted as free, though another group had got them: a worker left for nothing."""
     now = [0.0]
     sharing, nodes = Sharing("a", Bundle(CPU), lambda: now[0]), [Node("n", {"CPU": 0.0})]
     rest = [*elastic("a", 1), group("w", "foreign", placed=False, needs={"CPU": 3.0})]
