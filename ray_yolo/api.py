@@ -268,7 +268,7 @@ class YOLO:
     def _load(self, weights: str) -> None:
         self._trained = open_weights(local_file(weights))
         self._weights = weights
-        if isinstance(self._trained, Trained):
+        if isinstance(self._trained, Trained):  # an exported file has no model: `_refuse_exported` guards its uses
             self.model, self._name = self._trained.model, self._trained.recipe.model
         self.names, self._predictors = dict(enumerate(self._trained.names)), {}
 

@@ -60,10 +60,10 @@ _INSTEAD = {"model": ("weights",), "cfg": ("weights",), "weights": ("model",)}
 
 
 def did_you_mean(word: str, spellings: Mapping[str, str]) -> str:
-    """'; did you mean X?' with the value of the spelling that is near in meaning or letters; '' if none is.
+    """'; did you mean X?', X being the value of the spelling that is near in meaning or letters; '' if none is.
 
-    A word of another program goes before letters. Letters are near if a few typing errors separate them: one in words
-    of up to 4 letters, two in words of up to 8, else three.
+    A known word of another program decides before a similar spelling does. Letters are near if a few typing errors
+    separate them: one in words of up to 4 letters, two in words of up to 8, else three.
     """
     plain_word = _plain(word)
     by_plain: dict[str, str] = {}

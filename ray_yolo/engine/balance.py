@@ -40,7 +40,8 @@ class StepWork(NamedTuple):
     waits: Sequence[tuple[Mark, Mark]]  # the waits for other workers in between
 
     def seconds(self) -> float:
-        """Seconds of a microbatch: loading, forward and backward. The device has reached all marks."""
+        """Mean seconds of a microbatch (loading, forward, backward), without waits. Only after the device has reached
+        all marks."""
         waited = sum(seconds_between(*wait) for wait in self.waits)
         return (seconds_between(self.begin, self.end) - waited) / self.microbatches
 

@@ -176,8 +176,8 @@ def _is_unowned(file: str, stems: _Stems, rules: _Rules) -> bool:
     for candidate in candidates:
         if stem not in stems[candidate]:
             continue
-        texts, xmls = rules[candidate]
-        if (kind == ".txt" and folder == texts) or (kind == ".xml" and folder in xmls):  # not .TXT
+        text_folder, xml_folders = rules[candidate]
+        if (kind == ".txt" and folder == text_folder) or (kind == ".xml" and folder in xml_folders):  # not .TXT
             return False
     return True
 

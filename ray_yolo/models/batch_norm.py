@@ -44,7 +44,9 @@ class BatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=1e-3, momentum=MOMENTUM)
         # Plain attributes: a registered buffer would enter the state dict and DDP's buffer broadcast.
         self.scratch: tuple[Tensor, Tensor] | None = None
+        """Memory for a microbatch's mean and variance, set by `Statistics`; None: the layer is torch's own."""
         self.normalise: Normalise = plain_norm
+        """What normalises a microbatch, set by `Statistics`."""
 
     def forward(self, x: Tensor, silu: bool = False) -> Tensor:
         """Normalised values, and SiLU of them if `silu`."""
@@ -131,11 +133,12 @@ class Statistics:
 
     @torch.no_grad()
     def apply(self, total: Tensor, count: int) -> None:
-        """Update the running statistics with the weighted sum (size,) over a step's `count` microbatches."""
+        """Update the running statistics after a step of `count` microbatches; `total` is the sum of their `recorded`.
+        """
         means = [layer.get_buffer("running_mean") for layer in self.layers]
         variances = [layer.get_buffer("running_var") for layer in self.layers]
         counters = [layer.get_buffer("num_batches_tracked") for layer in self.layers]
         running = means + variances  # in the order of the flat vector
         torch_internals.mul_(running, (1 - MOMENTUM) ** count)
-        torch_internals.add_(running, list(total.split(self.channels * 2)))
+        torch_internals.add_(running, list(total.split([*self.channels, *self.channels])))
         torch_internals.add_(counters, count)

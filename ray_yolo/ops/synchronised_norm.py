@@ -49,33 +49,34 @@ class _SynchronisedNorm(torch.autograd.Function):
                 eps: float, exchange: Exchange) -> Tensor:
         channels = x.shape[1]
         x = x.contiguous(memory_format=torch.channels_last)
+        # [mean of each channel, 1 / standard deviation of each channel, number of values a channel]
         own = weight.new_ones(2 * channels + 1)  # without images, any finite values with a count of 0
         own[-1] = x.numel() // channels
         if x.numel():
             torch.cat(torch.batch_norm_stats(x, eps), out=own[:-1])
-        means, factors, counts = exchange.stack(own).split([channels, channels, 1], 1)
+        means, inverse_stds, counts = exchange.stack(own).split([channels, channels, 1], 1)
         counts = counts.flatten()
         # with momentum 1.0 the "running" statistics are those of these values
-        mean, factor = torch.batch_norm_gather_stats_with_counts(
-            x, means, factors, scratch_mean, scratch_var, 1.0, eps, counts)
-        ctx.save_for_backward(x, weight, mean, factor, counts)
+        mean, inverse_std = torch.batch_norm_gather_stats_with_counts(
+            x, means, inverse_stds, scratch_mean, scratch_var, 1.0, eps, counts)
+        ctx.save_for_backward(x, weight, mean, inverse_std, counts)
         ctx.exchange = exchange
-        return torch.batch_norm_elemt(x, weight, bias, mean, factor, eps) if x.numel() else torch.empty_like(x)
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse_std, eps) if x.numel() else torch.empty_like(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, factor, counts = ctx.saved_tensors
+        x, weight, mean, inverse_std, counts = ctx.saved_tensors
         if not x.numel():
             if ctx.needs_input_grad[0]:
                 ctx.exchange.global_sum(mean.new_zeros(2 * len(mean)))
             return gradient, torch.zeros_like(weight), torch.zeros_like(weight), None, None, None, None
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         sums, products, of_weight, of_bias = torch.batch_norm_backward_reduce(
-            gradient, x, mean, factor, weight, *ctx.needs_input_grad[:3])
+            gradient, x, mean, inverse_std, weight, *ctx.needs_input_grad[:3])
         of_input = None
         if ctx.needs_input_grad[0]:
             total = ctx.exchange.global_sum(torch.cat((sums, products)))
             of_input = torch.batch_norm_backward_elemt(
-                gradient, x, mean, factor, weight, *total.chunk(2), counts.to(torch.int32))  # type: ignore[call-arg]
+                gradient, x, mean, inverse_std, weight, *total.chunk(2), counts.to(torch.int32))  # type: ignore[call-arg]
         return of_input, of_weight, of_bias, None, None, None, None

@@ -209,9 +209,9 @@ def surviving(events: Sequence[Event]) -> list[Event]:
 def durable(events: Sequence[Event]) -> list[Event]:
     """The surviving events without the rows that a restart might still void.
 
-    A row is durable when a checkpoint, a start or a successful end at its step or a later one follows. It stays
-    durable, because training restarts from saved steps only. A sink that publishes durable rows never has to withdraw
-    one.
+    A row is durable when a checkpoint, a command's start or a successful end at its step or a later one follows. It
+    stays durable, because training restarts from saved steps only. A sink that publishes durable rows never has to
+    withdraw one.
     """
     return _filter_rows(events, committed=-1)
 
@@ -331,10 +331,14 @@ def plain(value: Any) -> Any:
 
 
 def _filter_rows(events: Sequence[Event], committed: float) -> list[Event]:
-    """Filter rows from the end: the events after a row decide whether it stays."""
+    """The events, without the rows of steps after a later start's, and without those that no later save has reached.
+
+    Args:
+        committed: a step that counts as saved at the end of the log; infinite: every row does.
+    """
     kept: list[Event] = []
-    limit = math.inf
-    for event in reversed(events):
+    limit = math.inf  # the step of the earliest start so far
+    for event in reversed(events):  # the events after a row decide whether it stays
         # Training never restarts from before these steps. After a failure it restarts from the last checkpoint. A start
         # of regrouped workers is no checkpoint, since they continue from memory.
         match event:

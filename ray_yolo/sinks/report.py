@@ -294,7 +294,7 @@ def settings_line(recipe: Recipe) -> str:
 
 
 def workers_line(placement: Placement, gpus: float | None) -> str:
-    """The workers of a training on Ray in one line, as far as they are known before the cluster is.
+    """The workers of a training on Ray in one line, as far as they are known without the cluster.
 
     Args:
         gpus: of each worker; None: 1 if the cluster has any.

@@ -52,6 +52,7 @@ class Forecast:
     def seconds(self, begun: SweepEvent, epoch_seconds: float, slots: int) -> float:
         """Seconds until the end, if one slot takes `epoch_seconds` for an epoch."""
         epochs = begun.rungs[-1]
+        # Virtual epochs times virtual slots are work, which the real slots share. Paused trials train to their ends.
         until_confirmation = (self.time + epochs - begun.rungs[0]) * begun.virtual_slots / slots
         confirmation = math.ceil(self.runs / slots) * epochs
         return (until_confirmation + confirmation) * epoch_seconds

@@ -195,13 +195,14 @@ class Schedule(Replayable):
         """The virtually earliest task that was not returned before; call it until it returns no task.
 
         Args:
-            explore: whether exploration continues. If not, no more trials are proposed, and the sweep ends.
-            ending: returns what there is time for once exploration is closed. For paused trials it is at most, and by
-            default, what a trial of the first rung needs.
+            explore: whether exploration continues. If not, no more trials are proposed, and the sweep ends. A sweep
+            that has ended continues if it explores again.
+            ending: returns what there is time for once exploration is closed. Paused trials get at most the time that
+            the slowest possible finalist needs; by default they get all of it.
 
         Returns:
-            The claim if the sweep has ended; with `explore` it continues. None if no decision can be made before one of
-            the tasks handed out has its outcome.
+            A task; the claim if the sweep has ended; None if no decision can be made before one of the tasks handed out
+            has its outcome.
         """
         while not self._ready:
             explores = explore() if callable(explore) else explore

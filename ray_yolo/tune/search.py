@@ -97,7 +97,8 @@ class Limit(ConfigModel):
 SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder}
 
 
-def _by_name(value: object) -> object:
+def _scheduler_settings(value: object) -> object:
+    """A scheduler's settings, of which the name alone may be given; schedulers that are gone are refused."""
     name = value["name"] if isinstance(value, dict) and "name" in value else value
     if name in ("asha", "median"):
         raise ValueError("trials pause now and are not stopped; write scheduler: ladder")
@@ -124,7 +125,7 @@ class Search(ConfigModel):
     random_share: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the later proposals under evolve that are drawn at random."""
     scheduler: Annotated[NoStopping | Ladder, Field(discriminator="name"),
-                         BeforeValidator(_by_name)] = NoStopping()
+                         BeforeValidator(_scheduler_settings)] = NoStopping()
     """Rule that pauses trials: a name, or a name with its settings."""
     objective: dict[str, float] = Field(default={"mAP50": 0.1, "mAP50-95": 0.9})
     """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""

@@ -104,7 +104,8 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
 
 
 def changed_defaults(recipe: Recipe, model: str) -> dict[str, GeneValue]:
-    """The defaults of another model's family, by path, where the recipe has those of its own model's family."""
+    """Of each setting that the recipe leaves at its family's default, the default of `model`'s family, by path, where
+    either family has one of its own."""
     before, after = family_defaults(recipe.model), family_defaults(model)
     changed: dict[str, GeneValue] = {}
     for path in sorted(before.keys() | after.keys()):

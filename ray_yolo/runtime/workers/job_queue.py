@@ -214,7 +214,7 @@ class JobQueue:
         return self._coordinators[job]
 
     def order(self, job: str, wanted: int, method: str, *arguments: Any) -> Any:
-        """As `coordinator`, for a call by which workers get other orders: they get them at once."""
+        """As `coordinator`, for a method that changes workers' orders: heartbeats that wait are answered at once."""
         reply = self.coordinator(job, wanted, method, *arguments)
         self._announce()
         return reply
@@ -277,7 +277,8 @@ class JobQueue:
             return NextTask(ask_again=min(max(LEAST_WAIT, len(self._idle) / CALLS_PER_SECOND), MOST_WAIT))
         # The worker counts as training from now on: its start-up takes seconds, and no second one must take its place.
         team = self._teams.get(job)
-        idle.number, idle.limit = team.free_number() if team else 0, START_SECONDS
+        idle.number = team.free_number() if team else 0
+        idle.limit = START_SECONDS
         self._set_busy(uid, idle, job)
         self._progress += 1
         return NextTask(task=JobAssignment(job, idle.number, self._jobs[job].config))

@@ -231,10 +231,11 @@ class Supervisor:
     def _share(self, decision: Decision) -> None:
         """Give a place to another program of the cluster that waits for it, or request places again."""
         if decision.give is not None:
-            if self._held.pop(decision.give, None) is None:
-                self._giving.add(decision.give)  # until its worker has left
-            else:  # it has left its draining node
+            if decision.give in self._held:  # its worker has left a draining node
+                del self._held[decision.give]
                 self._pool.give(decision.give)
+            else:
+                self._giving.add(decision.give)  # until its worker has left
             self._policy.notify(f"worker place {decision.give} is given to {cluster.describe_job(decision.to)}, which "
                                 "waits for it; it is requested again when there is room for it")
         if self._giving or self._pool.given:

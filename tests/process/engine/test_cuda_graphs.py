@@ -121,7 +121,7 @@ def test_each_family_has_the_same_gradient(model: str) -> None:
     assert recorder.repeats == 4
 
 
-def test_frozen_layers_have_no_gradient(tmp_path: Path) -> None:
+def test_frozen_layers_train_the_same_when_passes_are_repeated(tmp_path: Path) -> None:
     plain = train(training_of(tmp_path / "plain", freeze=(0, 1)))
     training = training_of(tmp_path / "graphs", freeze=(0, 1))
     repeat_passes(training.learner.model, FunctionRecorder())

@@ -75,7 +75,7 @@ def test_one_class_keeps_the_class_loss_without_anchors() -> None:
      {"priority", "save_period", "save_steps", "save_seconds", "keep_checkpoints"}),
     ({"num_workers": "auto", "name": "mine", "stop_after": 100}, None, {"stop_after"}),
 ])
-def test_the_workers_decide_about_a_placement(
+def test_settings_of_a_placement_without_effect(
         placement: dict[str, object], gpus: float | None, paths: set[str]) -> None:
     unused = placement_without_effect(Placement.model_validate(placement), Recipe(), gpus)
     assert paths <= set(unused)

@@ -103,6 +103,9 @@ def test_only_rows_that_a_picture_reaches_are_named() -> None:
     assert render(out, tiles, (30, 40), (60, 60), np.eye(3)) == range(30, 60)
     assert render(out, tiles[:1], (30, 40), (60, 60), np.eye(3)) == range(30, 40)
     assert len(render(out, tiles[:1], (30, 99), (120, 60), np.eye(3))) == 0
+
+
+def test_the_range_that_encloses_others_ignores_empty_ones() -> None:
     assert enclosing_range([range(9, 0), range(3, 5), range(7, 8)]) == range(3, 8)
 
 

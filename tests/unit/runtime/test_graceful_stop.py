@@ -273,7 +273,8 @@ def test_it_gives_back_what_the_work_returns_or_raises() -> None:
     assert caught.value is error
 
 
-def test_a_terminal_that_closes_sends_two_signals_of_which_one_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hangup_ends_the_wait_and_the_second_one_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that closes sends two."""
     monkeypatch.setattr(signals, "leave_terminal", lambda: None)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     released = threading.Event()

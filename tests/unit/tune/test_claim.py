@@ -137,7 +137,8 @@ def test_two_hundred_comparisons_of_equal_sides_claim_a_difference_in_at_most_fi
 
 
 def test_looking_at_ordinary_intervals_after_each_pair_would_claim_too_often():
-    """Why the law has shares: the negative control of the test above."""
+    """Why the law has shares: without them over 10 % of 200 equal comparisons claim a difference, in the test above at
+    most 5 %."""
     rng, wrong = np.random.default_rng(5), 0
     for _ in range(200):
         a, b = 0.4 + 0.03 * rng.standard_normal((2, 6))

@@ -146,10 +146,10 @@ def test_tune_ends_after_the_records_of_all_trainings(tmp_path: Path, monkeypatc
 def test_an_interrupted_command_does_not_wait_for_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tune = Tune(tmp_path / "ledger.jsonl", 3, monkeypatch)
     tune.step()
-    tune.searcher.end()
+    tune.searcher.end()  # a signal: no more tasks
     tune.step()
-    assert tune.is_finished
-    tune.callback.end()
+    assert tune.is_finished  # though a task runs, and records are not complete
+    tune.callback.end()  # the same signal ends Tune's loop
     with pytest.raises(TrainingError, match="interrupted"):
         tune.callback.on_step_end(0, [])
 
