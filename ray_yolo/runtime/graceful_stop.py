@@ -131,9 +131,13 @@ def stops_at(end: float, stop: Callable[[], object], is_asked: Callable[[], bool
     has_ended = threading.Event()
 
     def watch() -> None:
-        while not has_ended.wait(_POLL_SECONDS if is_asked else max(end - time.monotonic(), _POLL_SECONDS)):
-            if time.monotonic() >= end or (is_asked and is_asked()):
+        pause = 0.0
+        while not has_ended.wait(pause):
+            left = end - time.monotonic()
+            is_due = left <= 0 or bool(is_asked and is_asked())
+            if is_due:
                 stop()
+            pause = _POLL_SECONDS if is_due or (is_asked and left > _POLL_SECONDS) else left
 
     if end < math.inf or is_asked:
         threading.Thread(target=watch, name="ray_yolo time limit", daemon=True).start()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
@@ -173,8 +174,11 @@ class Budget:
         self._limit = 3600 * hours if hours else math.inf
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
         self._began = clock()
-        self._measured: dict[tuple[Any, ...], tuple[float, float]] = {}
-        """(work, slot seconds) of the finished tasks of each recipe, by its genes."""
+        self._measured: list[tuple[float, float]] = []  # (work, slot seconds) of finished tasks
+        self._of_length: dict[int, list[float]] = {}
+        """Seconds of each finished task over its trial's cost, by the number of its epochs."""
+        self._of_trial: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+        """(epochs, seconds over cost) of the finished tasks of each recipe, by its genes."""
         self._closed = False
         self.schedule: Schedule | None = None
 
@@ -194,8 +198,8 @@ class Budget:
         The record counts as two trainings, because after a restart the first tasks are short and include the start of
         their workers.
         """
-        work = sum(work for work, _ in self._measured.values())
-        seconds = sum(seconds for _, seconds in self._measured.values())
+        work = sum(work for work, _ in self._measured)
+        seconds = sum(seconds for _, seconds in self._measured)
         if self._known:
             prior = 2.0 * self._begun.rungs[-1]
             work = prior + work
@@ -204,17 +208,17 @@ class Budget:
 
     def measure(self, genes: Genes, epochs: int, seconds: float) -> None:
         """Note that a slot took `seconds` for some epochs of a trial."""
-        key = genes_key(genes)
-        work, before = self._measured.get(key, (0.0, 0.0))
-        self._measured[key] = work + epochs * self._begun.cost(genes), before + seconds
+        cost = self._begun.cost(genes)
+        self._measured.append((epochs * cost, seconds))
+        self._of_length.setdefault(epochs, []).append(seconds / cost)
+        self._of_trial.setdefault(genes_key(genes), []).append((epochs, seconds / cost))
 
     def _epoch(self, trial: int) -> float:
         """The time of an epoch of a trial, measured in epochs of the base recipe.
 
-        Its cost is known beforehand where pixels and images decide. Beside it counts what the trial has taken, for
-        other genes (the network, the batch) make it slower or faster, too. The forecast counts as two first rungs,
-        because the first task of a trial includes the start of its workers. A small difference is none: equal trainings
-        take unequal times.
+        Its cost is known beforehand where pixels and images decide. Other genes (the network, the batch) make it slower
+        or faster, too: its tasks are compared with all tasks of as many epochs, because each includes a start of
+        workers. The cost alone counts as half a task. A small difference is none: equal trainings take unequal times.
         """
         assert self.schedule is not None
         each = self.epoch_seconds
@@ -222,9 +226,9 @@ class Budget:
             return 1.0
         genes = self.schedule.genes[trial]
         cost = self._begun.cost(genes)
-        work, seconds = self._measured.get(genes_key(genes), (0.0, 0.0))
-        prior = 2 * self._begun.rungs[0] * cost
-        measured = cost * (prior + seconds / each) / (prior + work)
+        ratios = [seconds / fmean(self._of_length[epochs])
+                  for epochs, seconds in self._of_trial.get(genes_key(genes), [])]
+        measured = cost * (0.5 + sum(ratios)) / (0.5 + len(ratios))
         return measured if abs(measured - 1) > UNEVEN else 1.0
 
     def explores(self) -> bool:

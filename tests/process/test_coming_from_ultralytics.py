@@ -51,7 +51,7 @@ def test_calls_that_are_the_same_run(names: dict[str, Any], tmp_path: Path, monk
     assert not (tmp_path / "runs").exists()
     run(lines[saving:], names)
     results = tmp_path / "runs" / "detect" / "exp"
-    assert {path.name for path in results.iterdir()} == {"bus.jpg", "labels", "crops"}
+    assert {path.name for path in results.iterdir()} == {"bus.jpg", "labels", "crops", "results.json"}
     assert len(names["boxes"]) > 2
     written = {path.name for path in tmp_path.iterdir()}
     assert {"a.jpg", "b.jpg", "crops", "labels", "best.onnx", "best.torchscript"} <= written

@@ -233,6 +233,7 @@ def test_the_first_start_says_what_repeats_its_weights(uninterrupted: TrainResul
     [event] = run_log.events_of(run_dir, RunEvent)
     assert event.notes == ("batch_size follows the workers; the same weights on another number of workers: add "
                            "--batch-size 16 --microbatch 16",
+                           "no effect: noval (the last epoch is validated in any case, and there is one)",
                            "no effect: patience (under noval, there is no validation before the last epoch)")
     assert run_log.messages(run_dir) == run_log.messages(uninterrupted.run_dir) == []
 

@@ -13,7 +13,7 @@ from ray_yolo.tune.budget import (
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger_events import ClosedEvent, ScheduledEvent
 from ray_yolo.tune.schedule import rungs_of
-from tests.support.schedules import open_ledger, run_sweep
+from tests.support.schedules import open_ledger, run_sweep, sweep_of
 from tests.unit.tune.test_budget import drive
 
 FINE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 8),), (
@@ -38,19 +38,18 @@ def test_a_forecast_is_what_a_sweep_explores_and_confirms(tmp_path: Path, trials
 
 @pytest.mark.parametrize(("trainings", "slots", "virtual_slots"), [
     (10, 1, 1), (10, 1, 2), (30, 1, 2), (6, 8, 10), (10, 8, 8), (10, 8, 10)])
-def test_a_sweep_with_hours_ends_within_five_percent(tmp_path: Path, trainings: int, slots: int, virtual_slots: int
-                                                     ) -> None:
+def test_a_sweep_with_hours_ends_within_five_percent(trainings: int, slots: int, virtual_slots: int) -> None:
     now = [0.0]
-    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=virtual_slots, rungs=rungs_of(9)).begun
+    begun = sweep_of(virtual_slots=virtual_slots, rungs=rungs_of(9))
     seconds = trainings * begun.rungs[-1] * 60.0
     budget = Budget(begun, 1000, seconds / 3600, 0.0, None, lambda: slots, lambda: now[0])
-    assert drive(budget, tmp_path, now, 60.0, slots, virtual_slots) == pytest.approx(seconds, rel=0.05)
+    assert drive(budget, begun.schedule(), now, lambda genes: 60.0, slots) == pytest.approx(seconds, rel=0.05)
 
 
 @pytest.mark.parametrize("spent", [0.0, 150.0])
-def test_a_sweep_ends_in_time_also_in_several_commands(tmp_path: Path, spent: float) -> None:
+def test_a_sweep_ends_in_time_also_in_several_commands(spent: float) -> None:
     now = [0.0]
-    begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2, rungs=rungs_of(9)).begun
+    begun = sweep_of(virtual_slots=2, rungs=rungs_of(9))
     budget = Budget(begun, 1000, 0.1, spent, None, lambda: 1, lambda: now[0])
-    assert spent + drive(budget, tmp_path, now, 0.5) == pytest.approx(360, rel=0.05)
+    assert spent + drive(budget, begun.schedule(), now, lambda genes: 0.5) == pytest.approx(360, rel=0.05)
     assert budget.seconds == pytest.approx(360, rel=0.05)

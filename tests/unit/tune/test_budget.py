@@ -36,8 +36,8 @@ def test_the_largest_sweep_that_ends_in_time(tmp_path: Path) -> None:
 
 
 def drive(budget: Budget, schedule: Schedule, now: list[float], seconds: Callable[[Genes], float], slots: int = 1,
-          fitness: Callable[[Task], Outcome] = outcome_of) -> float:
-    """Slots that need so long for an epoch, and half a second for a start. Returns when the sweep ends."""
+          fitness: Callable[[Task], Outcome] = outcome_of, start: float = 0.0) -> float:
+    """Slots that need so long for an epoch, and `start` for the start of a task. Returns when the sweep ends."""
     budget.schedule = schedule
     waiting, running = list[Task](), list[tuple[float, float, int, Task]]()
     trained = dict[tuple[int, int], int]()
@@ -49,7 +49,7 @@ def drive(budget: Budget, schedule: Schedule, now: list[float], seconds: Callabl
             task = waiting.pop(0)
             epochs = task.until - trained.get((task.trial, task.seed), 0)
             trained[task.trial, task.seed] = task.until
-            took = 0.5 + epochs * seconds(task.genes)
+            took = start + epochs * seconds(task.genes)
             heapq.heappush(running, (now[0] + took, took, epochs, task))
         now[0], took, epochs, task = heapq.heappop(running)
         budget.measure(task.genes, epochs, took)
@@ -81,7 +81,7 @@ def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, traini
     limit, now = 9.0 * trainings, [0.0]
     budget = Budget(begun, 1000, limit / 3600, 0.0, 1.0, lambda: slots, lambda: now[0])
     schedule = begun.schedule()
-    ended = drive(budget, schedule, now, costly, slots, outcome)
+    ended = drive(budget, schedule, now, costly, slots, outcome, start=0.5)
     assert ended <= limit
     claim = schedule.next(False)
     assert isinstance(claim, ClaimedEvent)
