@@ -1,7 +1,7 @@
 """A user's own functions, called during training.
 
 `YOLO.train(callbacks={"on_epoch_end": function})` takes functions by name. On the command line a Python path,
-`package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with any of
+`package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with any of::
 
     on_run_start(run_dir, recipe)    driver; at each start of the command, before the first step
     on_batch_end(event)              first worker; after forward and backward of each microbatch that it computes:

@@ -79,10 +79,11 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_python_blocks_of_the_pages_run(tmp_path: Path) -> None:
     """The README's training first: the pages use its run."""
-    train = "YOLO('yolov5n').train(data='shapes8', imgsz=64, epochs=1, num_workers=0, name='exp', mlflow_uri='off')"
+    train = ("YOLO('yolov5n').train(data='shapes8', imgsz=64, epochs=1, num_workers=0, name='exp', "
+             "registered_name='detector')")
     pages = PAGES["api"] + PAGES["deploy"]
     blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     code = "\n".join(["from ray_yolo import YOLO", train, *blocks])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **SPINS}, capture_output=True,
                           text=True, check=False)
