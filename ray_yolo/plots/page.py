@@ -89,7 +89,8 @@ def notebook_html(section: Section, picture: Image.Image | None = None) -> str:
     parts = [f"<strong>{html.escape(section.heading)}</strong>", *_contents(section)]
     if picture is not None:
         small = _reduced(picture)
-        parts.append(f'<img width="{small.width}" height="{small.height}" src="{data_address(jpeg(small), "jpeg")}">')
+        parts.append(f'<img style="max-width: 100%; height: auto" width="{small.width}" height="{small.height}" '
+                     f'src="{data_address(jpeg(small), "jpeg")}">')
     return "\n".join(parts)
 
 
