@@ -65,6 +65,7 @@ def test_no_page_loads_anything_from_another_machine(site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((DOCS / "first_training.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
