@@ -17,7 +17,8 @@ from ray_yolo.engine.learner import Learner
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import fingerprint
 
-STEPS_PER_COMPARISON = 50  # of the workers' weights; they are also compared before each checkpoint and regrouping
+STEPS_PER_COMPARISON = 50
+"""The workers' weights are compared after so many steps, and also before each checkpoint and regrouping."""
 
 
 class _Standing(NamedTuple):

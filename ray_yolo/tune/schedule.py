@@ -187,8 +187,8 @@ class Schedule(Replayable):
         self._ready: deque[Task] = deque()
         self._noted: set[tuple[int, int, int]] = set()  # trial, seed and epochs whose outcome has an event
         self._check_genes = False
-        self._expected: tuple[int, list[int]] | None = None
-        """The number of counted results, and the trials that may become finalists by then, best first."""
+        self._expected: tuple[tuple[bool, int, int], list[int]] | None = None
+        """What a ranking follows from (whether of the exploration, its numbers of results and of trials), and it."""
 
     def next(self, explore: bool | Callable[[], bool] = True, ending: Callable[[], Ending] = Ending
              ) -> Task | ClaimedEvent | None:
@@ -523,10 +523,11 @@ class Schedule(Replayable):
         """
         if all(epoch(trial) == 1.0 for trial in timeline.until):
             return []
-        if self._expected is None or self._expected[0] != len(timeline.counted):  # the process takes a while to fit
+        state = timeline is self._explored, len(timeline.counted), len(timeline.until)
+        if self._expected is None or self._expected[0] != state:  # the process takes a while to fit
             trials = {self._owner(trial) for trial in timeline.until if trial not in timeline.failed}
             ranked = self._ranked(sorted(trials - {0}), self._process(timeline))
-            self._expected = len(timeline.counted), ranked[:MOST_FINALISTS + 2]
+            self._expected = state, ranked[:MOST_FINALISTS + 2]
         return self._expected[1][:plan.finalists + 2]
 
     def _fresh_runs(self, plan: ConfirmationPlan, finalists: Sequence[int]) -> Iterator[tuple[int, int]]:

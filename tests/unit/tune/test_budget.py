@@ -21,7 +21,7 @@ from ray_yolo.tune.budget import (
 )
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.evolution import Gene, Genes, Space
-from ray_yolo.tune.ledger_events import ClaimedEvent
+from ray_yolo.tune.ledger_events import ClaimedEvent, LedgerEvent
 from ray_yolo.tune.schedule import Outcome, Schedule, Task, rungs_of
 from ray_yolo.tune.tuner import trials_ahead
 from tests.support import run_log
@@ -80,13 +80,15 @@ def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, traini
 
     limit, now = 9.0 * trainings, [0.0]
     budget = Budget(begun, 1000, limit / 3600, 0.0, 1.0, lambda: slots, lambda: now[0])
-    schedule = begun.schedule()
+    lines: list[LedgerEvent] = []
+    schedule = begun.schedule(write=lines.append)
     ended = drive(budget, schedule, now, costly, slots, outcome, start=0.5)
     assert ended <= limit
     claim = schedule.next(False)
     assert isinstance(claim, ClaimedEvent)
     assert isinstance(claim.claim, Claim)
     assert claim.claim.runs > 0
+    assert begun.schedule().verify(lines) == []  # the same decisions follow without a clock
 
 
 def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: Path) -> None:
@@ -155,3 +157,17 @@ def test_a_start_says_what_it_will_do(tmp_path: Path) -> None:
     assert "for 12 trials" in text
     assert "not known before the first trial" in describe(begun, 12, 0.0, 2, None)[-1]
     assert describe(begun, 100_000, 8.0, 2, 2.0)[-1] == "time: about 8:00:00 on this cluster"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_end_of_a_sweep_without_hours_follows_from_its_ledger(seed: int) -> None:
+    """Also where trials that have no result yet cost more: they may become finalists."""
+    recipe = RESOLVED.model_copy(update={"seed": seed, "imgsz": 64, "microbatch": 4})
+    begun, now, lines = sweep_of(space=COSTLY, recipe=recipe, rungs=rungs_of(9), virtual_slots=4), [0.0], []
+    budget = Budget(begun, 2 + seed, 0.0, 0.0, 1.0, lambda: 2, lambda: now[0])
+
+    def outcome(task: Task) -> Outcome:
+        return Outcome(fitness=int(task.genes["imgsz"]) / 128 * task.until / 9)
+
+    drive(budget, begun.schedule(write=lines.append), now, costly, 2, outcome)
+    assert begun.schedule().verify(lines) == []
