@@ -6,6 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
+from ray_yolo.core import deadline
+from ray_yolo.core.garbage import collect_rarely
 from ray_yolo.core.signals import end_at_once
 
 
@@ -16,10 +18,11 @@ def start(command: str = "") -> NoReturn:
         command: by its name; '': the first argument is the name, as in the installed program `ray_yolo`.
     """
     end_at_once()
+    collect_rarely()  # before the imports that take seconds
     open_standard_streams()
     from ray_yolo import cli  # takes half a second
 
-    sys.exit(cli.run(cli.COMMANDS[command] if command else cli.console))
+    deadline.leave(cli.run(cli.COMMANDS[command] if command else cli.console))
 
 
 def open_standard_streams() -> None:

@@ -3,8 +3,9 @@
 A scheduler kills a job some time after SIGTERM, often 30 s. A signal therefore starts a deadline, and everything that
 waits at the end of a command (records, uploads, leases) waits for `seconds_left` at most. In a process that is a
 command, a thread ends the process shortly after the deadline: a request to a storage that does not answer cannot be
-interrupted. An interrupted command also ends at once after its `atexit` functions: libraries that wait for lost
-processes when the interpreter is taken down cannot be limited otherwise.
+interrupted. Each command also ends at once after its `atexit` functions: to take down an interpreter with torch and Ray
+takes one to three seconds, in which a user waits at the prompt, and libraries that then wait for lost processes cannot
+be limited otherwise.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from ray_yolo.core.threads import run_in_thread
 
@@ -28,7 +28,8 @@ _GRACE_SECONDS = 1.0  # The last steps of an orderly exit may take so long.
 
 _at = math.inf  # a moment of time.monotonic
 _started = math.inf  # a moment of time.time, as in event logs
-_exit_status: int | None = None
+_exit_status: int | None = None  # of the signal; it is also what says that a deadline has started
+_final_status: int | None = None  # of a command that has come to its end, and leaves
 _ends_process = False
 _changed = threading.Condition()
 
@@ -38,7 +39,7 @@ def end_process_at_deadline() -> None:
     global _ends_process
     if not _ends_process:
         _ends_process = True
-        atexit.register(_end_if_interrupted)  # the first one registered is called last
+        atexit.register(_end_at_once)  # the first one registered is called last
 
 
 def start(seconds: float, exit_status: int) -> None:
@@ -61,6 +62,13 @@ def end_with(exit_status: int) -> None:
     global _exit_status
     if _exit_status is not None:
         _exit_status = exit_status
+
+
+def leave(exit_status: int) -> NoReturn:
+    """Exit from a process that is a command: at once after its `atexit` functions."""
+    global _final_status
+    _final_status = exit_status
+    sys.exit(exit_status)
 
 
 def extend(seconds: float) -> None:
@@ -119,13 +127,22 @@ def _end_process() -> None:
             _changed.wait(min(_at + _GRACE_SECONDS - time.monotonic(), threading.TIMEOUT_MAX))
             if _exit_status is None:
                 return
-    _end_if_interrupted()
+    _end_at_once()
 
 
-def _end_if_interrupted() -> None:
-    if _exit_status is None or not _ends_process:
+def _end_at_once() -> None:
+    """End the process with the status of its command, without the interpreter's end.
+
+    The interpreter's end follows if the status is not known, as after an unknown SystemExit, and if the output of a
+    command without a deadline cannot be written: Python then has a message and a status of its own.
+    """
+    status = _final_status if _exit_status is None else _exit_status
+    if status is None:
         return
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
+        try:
             stream.flush()
-    os._exit(_exit_status)
+        except Exception:  # of any kind of stream
+            if _exit_status is None:
+                return
+    os._exit(status)

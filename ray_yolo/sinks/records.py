@@ -42,6 +42,7 @@ from ray_yolo.core.events import (
     WarningEvent,
 )
 from ray_yolo.core.files import clear_temporary
+from ray_yolo.core.garbage import collect_rarely
 from ray_yolo.core.redact import redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
@@ -461,6 +462,7 @@ def run_process(make_records: Callable[[ProcessContext], bool]) -> int:
     Args:
         make_records: follows the log to its end; returns whether all records hold.
     """
+    collect_rarely()  # before pictures and MLflow are imported
     start, uri = Path.cwd(), os.environ.pop(URI_VARIABLE, "") or None
     try:
         os.chdir(sys.argv[1])

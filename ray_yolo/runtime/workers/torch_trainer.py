@@ -15,21 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray.exceptions
-import ray.train
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray_yolo.core.garbage import uncollected
 
-from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import RayYoloError
-from ray_yolo.core.events import Summary
-from ray_yolo.core.threads import run_in_thread
-from ray_yolo.engine.collectives import BACKENDS
-from ray_yolo.runtime.cluster import free, held_by, resources_of, stop_workers, worker_environment
-from ray_yolo.runtime.ray_internals import in_place_backend
-from ray_yolo.runtime.workers.client import JobClient
-from ray_yolo.runtime.workers.failures import FailurePolicy, decide_departed, run_gracefully
-from ray_yolo.runtime.workers.watchdog import await_departure, drain_nodes
-from ray_yolo.runtime.workers.worker import prepare_process
+with uncollected():  # Ray's processes import torch, Ray Train and most of this package with this module.
+    import ray.exceptions
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from ray_yolo.config.placement import Placement
+    from ray_yolo.core.errors import RayYoloError
+    from ray_yolo.core.events import Summary
+    from ray_yolo.core.threads import run_in_thread
+    from ray_yolo.engine.collectives import BACKENDS
+    from ray_yolo.runtime.cluster import free, held_by, resources_of, stop_workers, worker_environment
+    from ray_yolo.runtime.ray_internals import in_place_backend
+    from ray_yolo.runtime.workers.client import JobClient
+    from ray_yolo.runtime.workers.failures import FailurePolicy, decide_departed, run_gracefully
+    from ray_yolo.runtime.workers.watchdog import await_departure, drain_nodes
+    from ray_yolo.runtime.workers.worker import prepare_process
 
 _POLL_SECONDS = 0.5
 _END_SECONDS = 0.5  # for Ray to end after training has: everything is saved, and a user waits at the prompt

@@ -16,31 +16,34 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-import ray
-import ray.exceptions
-import torch
-from ray.util import get_current_placement_group
-from torch import nn
+from ray_yolo.core.garbage import uncollected
 
-from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import RayYoloError, WorkerLeftError, release_frames
-from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
-from ray_yolo.core.redact import without_secrets
-from ray_yolo.core.system import Process, own_process, undo_niceness
-from ray_yolo.data.remote import localize
-from ray_yolo.engine.callbacks import Hooks, TrainingCallbacks
-from ray_yolo.engine.collectives import ddp_options, is_distributed, wrap_in_ddp
-from ray_yolo.engine.membership import Activity
-from ray_yolo.engine.session import run_session
-from ray_yolo.engine.spec import TrainSpec, WorkerContext
-from ray_yolo.runs.recorder import RecorderClient
-from ray_yolo.runs.remote_run import worker_copy
-from ray_yolo.runs.warnings import forward_warnings
-from ray_yolo.runs.worker_lock import hold_folder
-from ray_yolo.runtime.workers.client import JobClient, answer
-from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
-from ray_yolo.runtime.workers.rendezvous import RendezvousClient
-from ray_yolo.sinks.callbacks import load_callbacks
+with uncollected():  # a pool's process imports torch and most of this package with this module
+    import ray
+    import ray.exceptions
+    import torch
+    from ray.util import get_current_placement_group
+    from torch import nn
+
+    from ray_yolo.config.placement import Placement
+    from ray_yolo.core.errors import RayYoloError, WorkerLeftError, release_frames
+    from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
+    from ray_yolo.core.redact import without_secrets
+    from ray_yolo.core.system import Process, own_process, undo_niceness
+    from ray_yolo.data.remote import localize
+    from ray_yolo.engine.callbacks import Hooks, TrainingCallbacks
+    from ray_yolo.engine.collectives import ddp_options, is_distributed, wrap_in_ddp
+    from ray_yolo.engine.membership import Activity
+    from ray_yolo.engine.session import run_session
+    from ray_yolo.engine.spec import TrainSpec, WorkerContext
+    from ray_yolo.runs.recorder import RecorderClient
+    from ray_yolo.runs.remote_run import worker_copy
+    from ray_yolo.runs.warnings import forward_warnings
+    from ray_yolo.runs.worker_lock import hold_folder
+    from ray_yolo.runtime.workers.client import JobClient, answer
+    from ray_yolo.runtime.workers.job_queue import JobAssignment, PoolWorker
+    from ray_yolo.runtime.workers.rendezvous import RendezvousClient
+    from ray_yolo.sinks.callbacks import load_callbacks
 
 _RECORDER_SECONDS = 60.0  # for the recorder to reply
 MARKET_TYPE = "ray.io/market-type"
