@@ -34,6 +34,7 @@ STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 _schemas: dict[type[nn.Module], type[BaseModel]] = {}  # made once for each block
+_SOURCES, _REPEATS = TypeAdapter(tuple[int, ...]), TypeAdapter(Count)
 
 
 def parameters_of(block: type[nn.Module]) -> dict[str, inspect.Parameter]:
@@ -144,7 +145,7 @@ def row(block: type[nn.Module], *positional: Any, source: Sequence[int] = (-1,),
                           + (f" ({', '.join(names)})" if names else ""))
     values = dict(zip(names, positional, strict=False))
     try:
-        sources = TypeAdapter(tuple[int, ...]).validate_python(tuple(source), strict=True)
+        sources = _SOURCES.validate_python(tuple(source), strict=True)
     except ValidationError as error:
         raise ConfigError(f"source: {error.errors()[0]['msg']}") from error
     if repeats != 1 and "outputs" not in names:
@@ -154,7 +155,7 @@ def row(block: type[nn.Module], *positional: Any, source: Sequence[int] = (-1,),
     except ValidationError as error:
         raise ConfigError(_first_error(error, names)) from error
     try:
-        count = _check_repeats(repeats)
+        count = _REPEATS.validate_python(repeats, strict=True)
     except ValidationError as error:
         raise ConfigError(f"repeats: {error.errors()[0]['msg']}") from error
     return Row(block, arguments, sources, count)
@@ -162,10 +163,6 @@ def row(block: type[nn.Module], *positional: Any, source: Sequence[int] = (-1,),
 
 def _checked(block: type[nn.Module], values: dict[str, Any]) -> BaseModel:
     return schema_of(block).model_validate(values)
-
-
-def _check_repeats(repeats: int) -> int:
-    return TypeAdapter(Count).validate_python(repeats, strict=True)
 
 
 def _first_error(error: ValidationError, names: Sequence[str]) -> str:

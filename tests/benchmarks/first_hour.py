@@ -6,6 +6,7 @@
     python tests/benchmarks/run.py first_hour joining job         # the same on a Ray that `ray start` has started
     python tests/benchmarks/run.py first_hour joining:2-2 [--head NAME=VALUE]  # other workers, environment of that Ray
     python tests/benchmarks/run.py first_hour bccd yolov5 --data .../bccd/data.yaml  # three epochs, to the prompt
+    python tests/benchmarks/run.py first_hour bccd bccd-fp32 bccd-workers:2 --data .../bccd/data.yaml
     python tests/benchmarks/run.py first_hour pictures noplots --data .../bccd/data.yaml --rounds 2
 
 Commands of one call take turns. Each has a terminal, an empty folder and the environment of a shell. Seconds of the
@@ -74,6 +75,8 @@ def main(argv: list[str]) -> None:
                                              stored=True),
             "bccd": lambda _: at_terminal((sys.executable, *long)),
             "bccd-nomlflow": lambda _: at_terminal((sys.executable, *long, *OFF)),
+            "bccd-fp32": lambda _: at_terminal((sys.executable, *long, "--precision", "fp32")),
+            "bccd-workers": lambda count: at_terminal((sys.executable, *long, "--num-workers", count)),
             "pictures": lambda _: at_terminal((sys.executable, *long)),
             "noplots": lambda _: at_terminal((sys.executable, *long, "--noplots")),
             "yolov5": lambda _: peer(given.data, int(given.imgsz), int(given.epochs))}
