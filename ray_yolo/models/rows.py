@@ -109,7 +109,7 @@ class Row:
         wide = math.ceil(min(self.channels, most) * width / 8) * 8
         deep = max(round(self.repeats * depth), 1) if self.repeats > 1 else 1
         return replace(self, arguments=_checked(self.block, {**self._values(), "outputs": wide}),
-                       repeats=_check_repeats(deep))
+                       repeats=_REPEATS.validate_python(deep, strict=True))
 
     def of_size(self, size: str) -> Row:
         """The row in a model of this size (a letter): `true_in_sizes` of the block names the arguments that the

@@ -1,5 +1,5 @@
-"""A table of the runs, sweeps and comparisons in a project's folder or bucket, and of the results of validations and
-predictions in a folder. It imports neither torch nor Ray."""
+"""A table of a project's runs, sweeps and comparisons, and of the results of validations and predictions, in a folder
+or a bucket. It imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ray_yolo.core.documents import RESULTS_FILE, RunSummary
 from ray_yolo.core.errors import InputError
@@ -18,10 +19,12 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.location import local_folder, run_names
 from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE
 from ray_yolo.runs.run_state import read_state, status_of
-from ray_yolo.storage.store import is_address
+from ray_yolo.storage.store import StoredObject, in_parallel, is_address, open_store
 from ray_yolo.tune.study_state import SweepState, read_study_state
 
 _READERS = 16  # runs of a bucket that are read at the same time
+_OF_RESULTS = {"log/", RECORD_FILE, LEDGER_FILE, RESULTS_FILE}
+"""What a stored folder has at least one of, unless it is a folder of projects."""
 _HEADER = ("run", "state", "epochs", "mAP50-95", "started", "changed")
 
 
@@ -32,24 +35,35 @@ def list_project(project: str) -> list[RunSummary]:
     Raises:
         InputError: if there is none, or storage refuses.
     """
+    project = project.rstrip("/")
     names = _names(project)
-    if not names and not is_address(project):
-        projects = sorted(folder.name for folder in Path(project).glob("*") if folder.is_dir())
-        names = [f"{each}/{name}" for each in projects for name in _names(f"{project}/{each}")]
+    if not names:
+        names = [f"{each}/{name}" for each in _folders(project) for name in _names(f"{project}/{each}")]
     if not names:
         raise InputError(f"{project}: has no runs; give the folder or address of a project, such as runs/train")
     with ThreadPoolExecutor(_READERS) as readers:
-        rows = list(readers.map(lambda name: _read(f"{project.rstrip('/')}/{name}", name), names))
+        rows = list(readers.map(lambda name: _read(f"{project}/{name}", name), names))
     return sorted(rows, key=lambda row: (-(row.changed or 0), row.name))
 
 
 def _names(project: str) -> list[str]:
-    """The names of a project's runs; in a folder, also of those that hold the results of a validation or prediction."""
-    names = run_names(project)
+    """The names of a project's runs, and of its folders with the results of a validation or prediction."""
     if is_address(project):
-        return names
+        store, names = open_store(project), run_names(project)
+        try:
+            entries = in_parallel(lambda name: {entry.name for entry in store.list(f"{name}/")}, names)
+        except OSError as error:
+            raise InputError(f"{project}: {error}") from None
+        return [name for name, found in zip(names, entries, strict=True) if not _OF_RESULTS.isdisjoint(found)]
     results = {path.parent.name for path in Path(project).glob(f"*/{RESULTS_FILE}")}
-    return sorted({*names, *results})
+    return sorted({*run_names(project), *results})
+
+
+def _folders(project: str) -> list[str]:
+    """The names of all folders of a folder or address."""
+    if is_address(project):
+        return run_names(project)
+    return sorted(folder.name for folder in Path(project).glob("*") if folder.is_dir())
 
 
 def format_table(rows: Sequence[RunSummary], now: float) -> list[str]:
@@ -80,6 +94,8 @@ def _best(row: RunSummary) -> str:
 def _read(address: str, name: str) -> RunSummary:
     """The row of a run. If it cannot be read for any reason, the row says why, and the other rows are shown."""
     try:
+        if is_address(address) and (results := _stored_results(address)):
+            return _results(json.loads(results.data), results.modified, name)
         return summarise(local_folder(address, whole=False), name)
     except Exception as error:  # of any file in the folder
         return RunSummary(name=name, kind="unknown", state=f"unreadable: {reason_of(error)}")
@@ -94,13 +110,20 @@ def summarise(folder: Path, name: str) -> RunSummary:
     if (folder / LEDGER_FILE).is_file():
         return _study(folder, name)
     if (folder / RESULTS_FILE).is_file() and not (folder / RECORD_FILE).is_file():
-        return _results(folder / RESULTS_FILE, name)
+        path = folder / RESULTS_FILE
+        return _results(json.loads(path.read_bytes()), path.stat().st_mtime, name)
     return _run(folder, name)
 
 
-def _results(path: Path, name: str) -> RunSummary:
+def _stored_results(address: str) -> StoredObject | None:
+    """The results of a validation or prediction at an address; None: it has none, or it is a run."""
+    store = open_store(address)
+    entries = {entry.name for entry in store.list()}
+    return store.get(RESULTS_FILE) if RESULTS_FILE in entries and RECORD_FILE not in entries else None
+
+
+def _results(found: dict[str, Any], changed: float, name: str) -> RunSummary:
     """The row of a validation, or of a prediction, which has no metrics."""
-    found, changed = json.loads(path.read_bytes()), path.stat().st_mtime
     if "metrics" in found:
         return RunSummary(name=name, kind="validation", state="finished", best=found["metrics"]["mAP50-95"],
                           changed=changed)

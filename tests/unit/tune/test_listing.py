@@ -44,18 +44,19 @@ def test_a_table_has_each_run_with_its_state_epochs_and_best_result(project: Pat
     assert (rows["exp"].started, rows["exp"].changed) == (events[0], events[-1])
 
 
-def test_validations_and_predictions_have_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_validations_and_predictions_have_rows(tmp_path: Path, scheme: str) -> None:
     for name, found in {"val/exp": {"metrics": {"mAP50-95": 0.25}}, "detect/exp": {"pictures": 3}}.items():
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "results.json").write_text(json.dumps(found))
     (tmp_path / "detect" / "other").mkdir()
-    rows = list_project(str(tmp_path))
+    rows = list_project(f"{scheme}{tmp_path}")
     assert {row.name: (row.kind, row.state, row.done, row.best) for row in rows} == {
         "detect/exp": ("prediction", "finished", 3, None), "val/exp": ("validation", "finished", None, 0.25)}
     table = "\n".join(format_table(rows, time.time()))
     assert "prediction, finished  3 pictures" in table
     assert "validation, finished              0.2500" in table
-    assert [row.name for row in list_project(str(tmp_path / "val"))] == ["exp"]
+    assert [row.name for row in list_project(f"{scheme}{tmp_path}/val/")] == ["exp"]
 
 
 @pytest.mark.parametrize(("file", "content", "reason"), [
