@@ -188,7 +188,7 @@ def test_a_job_with_a_working_dir_stores_in_the_home_folder(new_user: NewUser) -
     with new_user.head() as address:
         output = new_user.run(block.code.replace(HEAD_ADDRESS, f"{address} --working-dir ."))
     stored = new_user.home / "ray-yolo"
-    assert f"stored in {stored / 'runs' / 'train' / 'exp'}\n" in output
+    assert f"the run is in {stored / 'runs' / 'train' / 'exp'}\n" in output
     assert (stored / "runs" / "train" / "exp" / "weights" / "best.pt").exists()
     assert (stored / "mlflow.db").exists()
     assert [path.name for path in new_user.folder.iterdir()] == ["notes.txt"]
