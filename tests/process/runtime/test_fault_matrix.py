@@ -91,8 +91,7 @@ class Training:
         assert status == 0, errors.decode()
 
     def child(self, *words: str) -> int:
-        """The newest process of the command whose command line has these words. The record process starts after the
-        first step."""
+        """The newest process of the command whose command line has these words."""
         deadline = time.monotonic() + 60
         while True:
             found = []
