@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import logging
 import os
@@ -61,13 +62,41 @@ def matching(pattern: str) -> list[str]:
     pattern = _with_literal_names(pattern)
     parts = _ANY_DEPTH.split(pattern, maxsplit=1)
     if len(parts) == 1:
-        return glob.glob(pattern)
+        return _expanded(pattern)
     head, tail = parts
     paths = []
-    for top in glob.glob(head) if head else ["."]:
+    for top in _expanded(head) if head else ["."]:
         for folder, _ in walk(top):
             paths += matching(os.path.join(glob.escape(folder), tail or "*"))  # the tail may have another `**`
     return paths
+
+
+def _expanded(pattern: str) -> list[str]:
+    """As `glob.glob`, which leaves out what cannot be listed; here that is refused."""
+    if glob.escape(pattern) == pattern:
+        return [pattern] if os.path.lexists(pattern) else []
+    folder, name = os.path.split(pattern)
+    found = []
+    for each in _expanded(folder) if folder else [""]:
+        if glob.escape(name) == name:
+            names = [name] if os.path.lexists(os.path.join(each, name)) else []
+        else:
+            names = fnmatch.filter(names_in(each or "."), name)
+        found += [os.path.join(each, one) for one in names if name.startswith(".") or not one.startswith(".")]
+    return found
+
+
+def names_in(folder: str | Path) -> list[str]:
+    """The names in a folder; none if it does not exist.
+
+    Raises:
+        DatasetError: if it cannot be listed.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        _refuse(error)
+        return []
 
 
 def _with_literal_names(pattern: str) -> str:

@@ -7,6 +7,7 @@ import stat
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import copy
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from ray_yolo.labels.class_files import compare_class_files
 from ray_yolo.labels.coco import CocoFile
 from ray_yolo.labels.dataset_hints import explain_source
 from ray_yolo.labels.description import DatasetDescription
-from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, files_of, suffix
+from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, files_of, names_in, suffix
 from ray_yolo.labels.notes import counted
 from ray_yolo.labels.other_files import find_other_files
 from ray_yolo.labels.rows import DEFAULT_OPTIONS, ImageLabels, LabelOptions, LabelRules, UnreadableLabelsError
@@ -192,7 +193,8 @@ def _coco_files(source: Path, split: str) -> list[Path]:
         return [source]
     if not os.path.isdir(source):
         return []
-    files = [*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")]
+    files = [source / name for name in names_in(source)
+             if fnmatch(name, f"instances_{split}*.json") or name == "_annotations.coco.json"]
     if split == "train":  # instances_trainval.json has the images of both splits
         files = [file for file in files if not file.name.startswith("instances_trainval")]
     return sorted(files)

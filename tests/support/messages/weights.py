@@ -54,7 +54,7 @@ class Canary:
 
 
 DEEDS = {"posix.mkdir": (os.mkdir, ("sung",)), "shutil.copyfile": (shutil.copyfile, ("x.pt", "sung")),
-         "builtins.eval": (eval, ("open('sung', 'w')",)), "io.open": (open, ("sung", "w"))}
+         "builtins.eval": (eval, ("open('sung', 'w')",)), f"{open.__module__}.open": (open, ("sung", "w"))}
 """What a pickle may name, by that name."""
 
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Hardswish)

@@ -238,10 +238,14 @@ def test_share_of_damaged_pictures_by_hand() -> None:
     assert {case: has_too_many(*case) for case in cases} == cases
 
 
-def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
-    description = yolo_and_voc(tmp_path)
-    with failing_reads(tmp_path, ("scandir", str(tmp_path / "images"), 1)), \
-            pytest.raises(DatasetError, match=r"cannot be (listed|read): Input/output error"):
+@pytest.mark.parametrize(("source", "way", "folder"), [
+    ("images", "listdir", "images"), ("images", "scandir", "images"), ("images/*.png", "listdir", "images"),
+    ("images/**/*.png", "scandir", "images/"), ("images/**/*.png", "listdir", "images")])
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, source: str, way: str, folder: str) -> None:
+    yolo_and_voc(tmp_path)
+    description = describe({"train": source, "names": ["cat", "dog"]}, tmp_path / "data.yaml")
+    with failing_reads(tmp_path, (way, f"{tmp_path}/{folder}", 1)), \
+            pytest.raises(DatasetError, match=r"images/?: cannot be listed: Input/output error"):
         read_index(description, "train")
 
 
