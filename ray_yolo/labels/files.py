@@ -93,7 +93,8 @@ def names_in(folder: str | Path) -> list[str]:
         DatasetError: if it cannot be listed.
     """
     try:
-        return os.listdir(folder)
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries]
     except OSError as error:
         _refuse(error)
         return []

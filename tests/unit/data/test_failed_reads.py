@@ -238,13 +238,13 @@ def test_share_of_damaged_pictures_by_hand() -> None:
     assert {case: has_too_many(*case) for case in cases} == cases
 
 
-@pytest.mark.parametrize(("source", "way", "folder"), [
-    ("images", "listdir", "images"), ("images", "scandir", "images"), ("images/*.png", "listdir", "images"),
-    ("images/**/*.png", "scandir", "images/"), ("images/**/*.png", "listdir", "images")])
-def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, source: str, way: str, folder: str) -> None:
+@pytest.mark.parametrize(("source", "folder", "time"), [
+    ("images", "images", 1), ("images", "images", 2), ("images/*.png", "images", 1), ("images/**/*.png", "images/", 1),
+    ("images/**/*.png", "images", 1)])
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, source: str, folder: str, time: int) -> None:
     yolo_and_voc(tmp_path)
     description = describe({"train": source, "names": ["cat", "dog"]}, tmp_path / "data.yaml")
-    with failing_reads(tmp_path, (way, f"{tmp_path}/{folder}", 1)), \
+    with failing_reads(tmp_path, ("scandir", f"{tmp_path}/{folder}", time)), \
             pytest.raises(DatasetError, match=r"images/?: cannot be listed: Input/output error"):
         read_index(description, "train")
 
