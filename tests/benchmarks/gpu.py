@@ -722,7 +722,7 @@ def product_tflops(precision: str, device: torch.device) -> float:
 
 def measure_training(folder: Path, cache: str, imgsz: int, images: int, device: torch.device) -> str:
     """Images a second of a training's second epoch, and the share of the time in which it waited for its loaders."""
-    folder.mkdir(parents=True)
+    (folder / "run").mkdir(parents=True)
     draw = np.random.default_rng(0)
     paths = []
     for number in range(images):
