@@ -31,7 +31,7 @@ from ray_yolo.config.settings import canonical
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
 
-_FIXED = ("optimizer.name", "optimizer.nominal_batch", "augment.render")
+_FIXED = ("optimizer.name", "optimizer.nominal_batch")
 _PATHS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
 CHANGEABLE = tuple(path for path in _PATHS if path not in _FIXED)
 """Config paths of the settings that may change during training."""

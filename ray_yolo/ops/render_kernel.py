@@ -30,13 +30,11 @@ def rendered_input(held: Tensor, tables: ColourTables | None, views: Tensor, sca
     Args:
         held: (bytes,) uint8, the RGB pixels of all images, back to back.
         tables: None, as `scaled`, where colours stay.
-        views: (B, 28) int64, see `views.view_of`; all have the same size.
+        views: (B, 28) int64, B > 0, see `views.view_of`; all have the same size.
         scaled: (B, 3, 256) uint8, as `recolour.recolour` takes it.
         size: (height, width) of the pictures.
     """
     images = torch.empty((len(views), 3, *size), dtype=torch.float32, device=views.device, memory_format=memory_format)
-    if not images.numel():
-        return images
     height, width = size
     to_hsv, to_rgb = tables or (held, held)  # which are not read where colours stay
     strides = [images.stride(dim) for dim in (0, 3, 1)]

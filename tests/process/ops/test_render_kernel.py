@@ -109,12 +109,6 @@ def test_images_beyond_two_gigabytes_are_found(kernel: Kernel) -> None:
     assert torch.equal(found[0].permute(1, 2, 0).mul(255).round().byte().reshape(-1), torch.from_numpy(image))
 
 
-def test_a_batch_without_views(kernel: Kernel) -> None:
-    found = kernel(torch.zeros(3, dtype=torch.uint8), None, torch.zeros(0, 28, dtype=torch.int64), None, (4, 6),
-                   torch.channels_last)
-    assert found.shape == (0, 3, 4, 6)
-
-
 def rendered(kernel: Kernel, tables: ColourTables, index: AnnotationIndex, keys: list[SampleKey],
              augment: AugmentConfig, imgsz: int, shapes: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
     """Grey levels (B, 3, H, W) of the device's way and of the host's. Their targets are equal bit for bit."""
@@ -176,11 +170,11 @@ def test_rectangular_pictures_have_their_shape(kernel: Kernel, tables: ColourTab
 @pytest.mark.realdata
 def test_pictures_of_blood_cells_are_those_of_the_host(kernel: Kernel, tables: ColourTables) -> None:
     index = read_index(read_description(DATA / "bccd" / "data.yaml"), "train")
-    keys = [SampleKey(0, position, position) for position in range(8)]
+    keys = [SampleKey(0, position, position) for position in range(24)]
     found, expected = rendered(kernel, tables, index, keys, AugmentConfig(), 160)
     apart = (found - expected).abs()
     assert apart.float().mean() <= 0.18
-    assert apart.max() <= 7
+    assert apart.max() <= 9
 
 
 def test_the_kernel_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

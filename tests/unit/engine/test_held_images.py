@@ -38,6 +38,7 @@ def test_a_gpu_holds_images_if_it_renders_in_any_epoch(tmp_path: Path) -> None:
     """37 images of 48 x 64."""
     for augment, changes, expected in ((ON_DEVICE, (), 37 * 48 * 64 * 3), ({}, (), 0),
                                        ({**ON_DEVICE, "mixup": 0.1}, ("3: augment.mixup=0",), 37 * 48 * 64 * 3),
+                                       ({}, ("3: augment.render=device",), 37 * 48 * 64 * 3),
                                        ({**ON_DEVICE, "mixup": 0.1}, ("3: augment.mixup=0.2",), 0)):
         spec = make_spec(tmp_path, augment=augment, changes=changes)
         assert held_bytes(spec.recipe, spec.train, GPU) == expected
