@@ -105,6 +105,8 @@ def _by_samples(recipe: Recipe, epoch: int, around: Surroundings) -> Reasons:
         yield _MOSAICS, f"augment.close_mosaic {augment.close_mosaic} leaves no epoch with mosaics"
     if around.has_outlines is False:
         yield ("augment.copy_paste",), "no training label has an outline"
+    if needs_host(recipe):
+        yield ("augment.render",), f"the loaders render, because {needs_host(recipe)}"
     if around.num_classes == 1:
         yield ("single_cls",), "the data set has one class"
     yield around.unchanged_by, "the training has the same images and labels without it"
@@ -112,6 +114,14 @@ def _by_samples(recipe: Recipe, epoch: int, around: Surroundings) -> Reasons:
         yield ("allow_names", "match_classes"), "there are no initial weights"
     elif recipe.single_cls:
         yield ("allow_names", "match_classes"), "classes are not compared under single_cls"
+
+
+def needs_host(recipe: Recipe) -> str:
+    """Why no device can render the samples of a recipe without changes; '' if one can."""
+    augment = recipe.augment
+    uses = {"quad": recipe.quad, "augment.mixup": augment.mixup, "augment.copy_paste": augment.copy_paste,
+            "augment.perspective": augment.perspective}
+    return next((f"{name} needs pixels there" for name, value in uses.items() if value), "")
 
 
 def _by_schedule(recipe: Recipe) -> Reasons:
@@ -136,7 +146,7 @@ def _by_schedule(recipe: Recipe) -> Reasons:
 
 def _by_devices(recipe: Recipe, around: Surroundings) -> Reasons:
     if around.gpus == 0:
-        yield ("no_tf32", "norm_kernels"), "there is no GPU"
+        yield ("no_tf32", "norm_kernels", "augment.render"), "there is no GPU"
     if recipe.precision in ("bf16", "fp16"):
         yield ("no_tf32",), f"the precision is {recipe.precision}"
 
@@ -164,6 +174,8 @@ def _by_placement(placement: Placement, recipe: Recipe, gpus: float | None) -> R
     augment = recipe.augment
     if not (augment.hsv_h or augment.hsv_s or augment.hsv_v or recipe.changes):
         yield ("colour_kernel",), "colours stay, because hsv_h, hsv_s and hsv_v are 0"
+    if augment.render == "device" and not (needs_host(recipe) or recipe.changes):
+        yield ("colour_kernel",), "under augment.render device, the kernel that renders changes colours"
     if placement.nosave:
         yield _CHECKPOINTS, "under nosave, a checkpoint is written only at the end"
     if placement.stop_after >= recipe.epochs:

@@ -156,6 +156,10 @@ class AugmentConfig(ConfigModel):
     """Mosaic and mixup take the other images from a block of so many consecutive samples of the epoch's order, which a
     loader process decodes once for a batch; 0: from all images. Images from files load faster, at
     some cost of accuracy."""
+    render: Literal["host", "device"] = "host"
+    """Who makes the pictures of samples: the loader processes, or a GPU, which holds all decoded images and renders
+    from labels and draws that the loaders send. Pixels differ by some levels. Off, because it has not yet run on a
+    GPU."""
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -64,21 +64,20 @@ class TrainDataset(Dataset[Sample]):
         self.pictures = store
         self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
         self.shapes, self.quad, self.leaves_colours = shapes, quad, leaves_colours
-        self._decoded: dict[int, np.ndarray] | None = None  # images of the batch in progress, whose mosaics share them
+        self._decoded: dict[int, np.ndarray] = {}
+        """Images of the sample in progress, or of the batch in progress if its mosaics share them."""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of a key: image (3, H, W) uint8 RGB, boxes (n, 4) float32 xyxy pixels, classes (n,) int64."""
-        return self._sample(key, np.empty((*self._size(key.image), 3), np.uint8))
+        return self._samples([key], self._empty([key]))[0]
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Batch:
         """The batch of several keys' samples (see `collate`), each written directly into the batch."""
-        images = torch.empty((len(keys), *self._size(keys[0].image), 3), dtype=torch.uint8)
-        self._decoded = {} if keys[0].block else None
-        samples = [self._sample(key, out) for key, out in zip(keys, images.numpy(), strict=True)]
-        self._decoded = None
+        images = self._empty(keys)
+        samples = self._samples(keys, images)
         return quad_collate(samples) if self.quad else collate(samples, images)
 
     def load(self, part: MicrobatchPart) -> Batch:
@@ -91,11 +90,30 @@ class TrainDataset(Dataset[Sample]):
         batch["targets"][:, 0] += first
         return {**batch, "place": torch.tensor([first, size])}
 
-    def _size(self, image: int) -> list[int]:
-        return [self.imgsz] * 2 if self.shapes is None else self.shapes[image].tolist()
+    def _size(self, image: int) -> tuple[int, int]:
+        """(height, width) of the samples of an image."""
+        if self.shapes is None:
+            return self.imgsz, self.imgsz
+        height, width = self.shapes[image].tolist()
+        return height, width
+
+    def _empty(self, keys: Sequence[SampleKey]) -> Tensor:
+        """Memory for what the samples show, (B, H, W, 3) uint8."""
+        return torch.empty((len(keys), *self._size(keys[0].image), 3), dtype=torch.uint8)
+
+    def _samples(self, keys: Sequence[SampleKey], outs: Tensor) -> list[Sample]:
+        """The samples of several keys, each written into its entry of `outs`."""
+        samples = []
+        for key, out in zip(keys, outs.numpy(), strict=True):
+            samples.append(self._sample(key, out))
+            if not key.block:  # the mosaics of others share no images
+                self._decoded = {}
+        self._decoded = {}
+        return samples
 
     def _sample(self, key: SampleKey, out: np.ndarray) -> Sample:
         """The sample of a key; its pixels are written into `out` (H, W, 3). The order of the draws is part of it."""
+        size = self._size(key.image)
         rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
         open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
         if rng.random() < self.augment.mosaic and open_mosaic:  # drawn also where mosaics are closed
@@ -108,16 +126,16 @@ class TrainDataset(Dataset[Sample]):
                 labels = join([labels, second_labels])
                 rows = enclosing_range([rows, second_rows])
         else:
-            labels, rows = self._single(rng, key.image, out)
+            labels, rows = self._single(rng, key.image, size, out)
         gains = effects.draw_colour_gains(rng, self.augment)
         if not self.leaves_colours:
             effects.recolour(out, gains, rows)
         up_down, left_right = (rng.random(2) < (self.augment.flipud, self.augment.fliplr)).tolist()
         if up_down or left_right:
-            cv2.flip(out, effects.FLIPS[left_right, up_down], dst=out)
-            labels = mirror(labels, (left_right, up_down), out.shape[:2])
+            self._flip(out, (left_right, up_down))
+            labels = mirror(labels, (left_right, up_down), size)
         sample = {
-            "image": torch.from_numpy(out).permute(2, 0, 1),
+            **self._shown(out),
             "boxes": torch.from_numpy(labels.boxes),
             "classes": torch.from_numpy(labels.classes),
             "index": key.image,
@@ -127,25 +145,42 @@ class TrainDataset(Dataset[Sample]):
             sample["colours"] = torch.from_numpy(effects.scaled_hsv(gains))
         return sample
 
-    def _picture(self, number: int) -> tuple[np.ndarray, Labels, tuple[float, float]]:
-        """An image at the network's size, its labels in original pixels, and the factors (x, y) between them. A damaged
+    def _shown(self, out: np.ndarray) -> dict[str, Tensor]:
+        """What `out` (H, W, 3) gives to a sample."""
+        return {"image": torch.from_numpy(out).permute(2, 0, 1)}
+
+    def _flip(self, out: np.ndarray, mirrored: tuple[bool, bool]) -> None:
+        """Mirror what was written along (x, y)."""
+        cv2.flip(out, effects.FLIPS[mirrored], dst=out)
+
+    def _render(self, out: np.ndarray, tiles: list[Tile[int]], seam: tuple[int, int], canvas: tuple[int, int],
+                size: tuple[int, int], matrix: np.ndarray) -> range:
+        """Write the canvas with its images through the matrix, as a picture of `size`. Returns the rows outside of
+        which it is grey."""
+        return render(out, [Tile(self._load(image), before) for image, before in tiles], seam, canvas, matrix)
+
+    def _picture(self, number: int) -> tuple[int, Labels, tuple[float, float]]:
+        """An image, its labels in original pixels, and the factors (x, y) from these to the network's size. A damaged
         image is replaced by the next readable one."""
+        image = self._readable(number)
+        annotation, (height, width) = self.index[image], self._loaded_size(image)
+        factors = (width / annotation.size[1], height / annotation.size[0])
+        return image, Labels(annotation.classes, annotation.boxes, annotation.polygons), factors
+
+    def _readable(self, number: int) -> int:
+        """An image, or the next one that can be read."""
         image = number
         while True:  # the store raises another error before all images are damaged
             try:
-                pixels = self._load(image)
-                break
+                self._load(image)
+                return image
             except UnreadableImageError as error:
                 _log.warning("%s: %s; replaced by the next image", self.index.paths[image], error)
                 image = (image + 1) % len(self)
-        annotation = self.index[image]
-        factors = (pixels.shape[1] / annotation.size[1], pixels.shape[0] / annotation.size[0])
-        return pixels, Labels(annotation.classes, annotation.boxes, annotation.polygons), factors
 
     def _load(self, image: int) -> np.ndarray:
-        """The pixels of an image. Within a batch whose mosaics share images, each is decoded once."""
-        if self._decoded is None:
-            return self.pictures.load(image)
+        """The pixels of an image at the network's size. A sample decodes each once, and so does a batch whose mosaics
+        share images."""
         if image not in self._decoded:
             self._decoded[image] = self.pictures.load(image)
         return self._decoded[image]
@@ -166,30 +201,35 @@ class TrainDataset(Dataset[Sample]):
         tiles = []
         parts = []  # labels of each image on the canvas
         for image, quadrant in zip(shuffled, _QUADRANTS, strict=True):
-            pixels, labels, factors = self._picture(image)
-            tile = Tile(pixels, quadrant)
-            tiles.append(tile)
-            parts.append(stretch(labels, factors, corner(tile, seam)))
-        labels, rows = self._view(rng, tiles, join(parts), seam, (2 * size, 2 * size), out)
+            shown, labels, factors = self._picture(image)
+            tiles.append(Tile(shown, quadrant))
+            parts.append(stretch(labels, factors, corner(self._loaded_size(shown), quadrant, seam)))
+        labels, rows = self._view(rng, tiles, join(parts), seam, (2 * size, 2 * size), (size, size), out)
         if self.augment.copy_paste and labels.polygons:
             out[:], labels = effects.copy_paste(rng, out, labels, self.augment.copy_paste)
         return labels, rows
 
-    def _single(self, rng: np.random.Generator, number: int, out: np.ndarray) -> tuple[Labels, range]:
+    def _single(self, rng: np.random.Generator, number: int, size: tuple[int, int], out: np.ndarray
+                ) -> tuple[Labels, range]:
         """Write one image, centred: a mosaic of one tile on a canvas of the output's size."""
-        pixels, labels, factors = self._picture(number)
-        height, width = out.shape[:2]
-        seam = ((width - pixels.shape[1]) // 2, (height - pixels.shape[0]) // 2)  # the tile's upper left corner
-        tiles = [Tile(pixels, (False, False))]
-        return self._view(rng, tiles, stretch(labels, factors, seam), seam, (height, width), out)
+        image, labels, factors = self._picture(number)
+        height, width = self._loaded_size(image)
+        seam = ((size[1] - width) // 2, (size[0] - height) // 2)  # the tile's upper left corner
+        tiles = [Tile(image, (False, False))]
+        return self._view(rng, tiles, stretch(labels, factors, seam), seam, size, size, out)
 
-    def _view(self, rng: np.random.Generator, tiles: list[Tile], labels: Labels, seam: tuple[int, int],
-              canvas: tuple[int, int], out: np.ndarray) -> tuple[Labels, range]:
-        """Write a random view of the canvas. Returns its labels and the rows that images cover."""
-        size = out.shape[:2]
+    def _loaded_size(self, image: int) -> tuple[int, int]:
+        """(height, width) of an image at the network's size."""
+        height, width = self.pictures.sizes[image].tolist()
+        return height, width
+
+    def _view(self, rng: np.random.Generator, tiles: list[Tile[int]], labels: Labels, seam: tuple[int, int],
+              canvas: tuple[int, int], size: tuple[int, int], out: np.ndarray) -> tuple[Labels, range]:
+        """Write a random view of the canvas, of `size` (height, width). Returns its labels and the rows outside of
+        which it is grey."""
         matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
         matrix = snap(matrix, seam)
-        rows = render(out, tiles, seam, canvas, matrix)
+        rows = self._render(out, tiles, seam, canvas, size, matrix)
         return move(labels, matrix, zoom, canvas, size), rows
 
 
@@ -203,17 +243,18 @@ def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
     """
     if images is None:
         images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples])
+    return {"images": images.permute(0, 3, 1, 2), **without_pixels(samples)}  # a view: its memory is channels-last
+
+
+def without_pixels(samples: Sequence[Sample]) -> Batch:
+    """The batch of `collate` without its images."""
     targets = []
     for image, sample in enumerate(samples):
         classes = sample["classes"][:, None].float()
         image_column = torch.full((len(classes), 1), float(image))
         targets.append(torch.cat([image_column, classes, sample["boxes"]], dim=1))
     indices = [sample["index"] for sample in samples]
-    batch = {
-        "images": images.permute(0, 3, 1, 2),  # a view: its memory is channels-last
-        "targets": torch.cat(targets),
-        "indices": torch.tensor(indices, dtype=torch.int64),
-    }
+    batch = {"targets": torch.cat(targets), "indices": torch.tensor(indices, dtype=torch.int64)}
     if "colours" in samples[0]:
         batch["colours"] = torch.stack([sample["colours"] for sample in samples])
     return batch

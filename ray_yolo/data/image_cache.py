@@ -112,8 +112,9 @@ class ImageStore:
         self._tried: set[int] = set()  # images that this process has decoded or asked for
         self._damaged: set[int] = set()  # those of them that could not be decoded
         lengths = self.sizes.prod(axis=1) * 3  # bytes of each image
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
-        folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])
+        """(n + 1,) int64: the first byte of each image where all are back to back, and the number of bytes."""
+        folder = None if mode == "none" else _folder(mode, directory, int(self.starts[-1]))
         if folder:
             pixel_range = sorted(self.pixel_range.items())
             key = content_key(self.paths, FORMAT, DECODERS, imgsz, smooth, index.sizes.tolist(), pixel_range)
@@ -135,10 +136,10 @@ class ImageStore:
         if self._mapped is None:
             self._mapped = _map(self.file)
         # After the images, a byte for each: whether it was decoded. If not, the read may have failed for a moment.
-        if not self._mapped[self._starts[-1] + image]:
+        if not self._mapped[self.starts[-1] + image]:
             return self._read(image)
         self._tried.add(image)
-        pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
+        pixels = self._mapped[self.starts[image]:self.starts[image + 1]]
         return pixels.reshape(*self.sizes[image].tolist(), 3)
 
     def load_or_grey(self, image: int) -> np.ndarray:
@@ -201,7 +202,7 @@ class ImageStore:
             return _map(file)
 
     def _fill(self, temporary: Path) -> None:
-        total = int(self._starts[-1]) + len(self.paths)
+        total = int(self.starts[-1]) + len(self.paths)
         temporary.unlink(missing_ok=True)  # a killed process has left it, or it is a link
         with temporary.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
@@ -209,8 +210,8 @@ class ImageStore:
 
         def store(image: int) -> None:
             with suppress(UnreadableImageError):  # `load` tries again
-                content[self._starts[image]:self._starts[image + 1]] = self._read(image).reshape(-1)
-                content[self._starts[-1] + image] = 1
+                content[self.starts[image]:self.starts[image + 1]] = self._read(image).reshape(-1)
+                content[self.starts[-1] + image] = 1
 
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             list(pool.map(store, range(len(self.paths)), chunksize=8))

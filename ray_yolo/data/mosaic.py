@@ -7,7 +7,7 @@ canvas. Every output pixel is therefore computed once.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -15,18 +15,28 @@ import numpy as np
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.geometry import move_points
 
+Shown = TypeVar("Shown")
+"""Pixels (height, width, 3) uint8, or the number of an image."""
+Quadrant = tuple[bool, bool]
+"""Where an image lies, per (x, y): left of / above the seam, else right of / below it."""
 
-class Tile(NamedTuple):
+
+class Tile(NamedTuple, Generic[Shown]):
     """An image on the virtual canvas; one of its corners is at the seam."""
 
-    image: np.ndarray  # (height, width, 3) uint8
-    before: tuple[bool, bool]  # per (x, y): left of / above the seam, else right of / below it
+    image: Shown
+    before: Quadrant
 
 
-def corner(tile: Tile, seam: tuple[int, int]) -> tuple[int, int]:
-    """(x, y) of the image's upper left corner on the canvas."""
-    height, width = tile.image.shape[:2]
-    return seam[0] - width * tile.before[0], seam[1] - height * tile.before[1]
+def corner(size: tuple[int, int], before: Quadrant, seam: tuple[int, int]) -> tuple[int, int]:
+    """(x, y) of the upper left corner on the canvas of an image of `size` (height, width)."""
+    return seam[0] - size[1] * before[0], seam[1] - size[0] * before[1]
+
+
+def room(before: Quadrant, seam: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
+    """(x, y) lengths of the canvas (height, width) on an image's side of the seam: beyond them it is cut."""
+    across, down = (seam[axis] if before[axis] else canvas[1 - axis] - seam[axis] for axis in (0, 1))
+    return across, down
 
 
 def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
@@ -40,7 +50,7 @@ def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
     return shift @ matrix
 
 
-def render(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int],
+def render(out: np.ndarray, tiles: list[Tile[np.ndarray]], seam: tuple[int, int], canvas: tuple[int, int],
          matrix: np.ndarray) -> range:
     """Render the canvas with its tiles through a snapped `matrix` into `out`, (height, width, 3) uint8.
 
@@ -68,12 +78,11 @@ class _Span(NamedTuple):
     target: slice  # their position in the output
 
 
-def _span(axis: int, out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
+def _span(axis: int, out: np.ndarray, tile: Tile[np.ndarray], seam: tuple[int, int], canvas: tuple[int, int],
           matrix: np.ndarray) -> _Span:
     """The pixels of an image along an axis, 0 for x and 1 for y."""
     before = tile.before[axis]
     length, out_length = tile.image.shape[1 - axis], out.shape[1 - axis]
-    room = seam[axis] if before else canvas[1 - axis] - seam[axis]  # the canvas's length on this side of the seam
     zoom = float(matrix[axis, axis])
     start = round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2]))  # the place of the seam in the output
 
@@ -83,7 +92,7 @@ def _span(axis: int, out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas:
     else:
         shown_from, shown_to = -start, out_length - start
     first = max(0, shown_from)
-    end = min(round(min(length, room) * zoom), shown_to)
+    end = min(round(min(length, room(tile.before, seam, canvas)[axis]) * zoom), shown_to)
     num_needed = _resizable(max(1, math.ceil(end / zoom)), zoom)
     num_resized = round(num_needed * zoom)
     if before:
@@ -108,7 +117,7 @@ def _resizable(length: int, zoom: float) -> int:
     return min(candidates, key=rounding_error)
 
 
-def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
+def _resize_into(out: np.ndarray, tile: Tile[np.ndarray], seam: tuple[int, int], canvas: tuple[int, int],
                  matrix: np.ndarray) -> range:
     """Resample an image without rotation. Returns the rows that it covers."""
     across = _span(0, out, tile, seam, canvas, matrix)
@@ -128,10 +137,10 @@ def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tup
     return range(down.target.start, down.target.stop)
 
 
-def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
+def _warp_into(out: np.ndarray, tile: Tile[np.ndarray], seam: tuple[int, int], canvas: tuple[int, int],
                matrix: np.ndarray) -> None:
     """Resample a rotated image; output pixels outside it stay unchanged."""
-    x, y = corner(tile, seam)
+    x, y = corner(tile.image.shape[:2], tile.before, seam)
     hidden_left, hidden_above = max(0, -x), max(0, -y)  # pixels outside the canvas
     part = tile.image[hidden_above:canvas[0] - y, hidden_left:canvas[1] - x]
     # A border of one pixel fills the half pixel that each of two neighbours would leave open at the seam.

@@ -52,13 +52,14 @@ def labels_of_a_crowd(index: AnnotationIndex) -> int:
 
 
 def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, labels_per_image: int,
-               device: torch.device, part: float = 1.0) -> int:
+               device: torch.device, part: float = 1.0, held: int = 0) -> int:
     """Images of one microbatch for this worker; 16 on a CPU, where memory is no limit.
 
     Args:
         recipe: resolved except for its batch.
         labels_per_image: of the measured steps. Assignment needs memory for each label.
         part: of the GPU that this worker has; others use the rest.
+        held: bytes of training images that the GPU will hold.
     """
     if device.type != "cuda":
         return BATCH_PER_WORKER
@@ -77,7 +78,7 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
             break
     del network
     torch.cuda.empty_cache()
-    return images_that_fit(SIZES[: len(used)], used, SHARE * free * min(part, 1.0) - COPIES * weights)
+    return images_that_fit(SIZES[: len(used)], used, SHARE * free * min(part, 1.0) - COPIES * weights - held)
 
 
 def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int, labels_per_image: int) -> int:

@@ -59,6 +59,18 @@ class LaunchRecorder(Protocol):
         """Returns what repeats the function's launches on the same memory. A recorder need not run the function."""
 
 
+def record_passes(recorder: LaunchRecorder, forward: Callable[[], None], backward: Callable[[], None]
+                  ) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What repeats a forward pass, and what repeats the backward pass that follows it. Both have run before in this
+    order: a first pass also chooses kernels and makes memory that later ones use."""
+    def run_both() -> None:
+        forward()
+        backward()
+
+    recorder.warm_up(run_both)
+    return recorder.record(forward), recorder.record(backward)
+
+
 class GraphedForward:
     """A replacement for a model's `forward`, which records the passes of training and repeats them.
 
@@ -180,13 +192,7 @@ class _Recording:
         self._levels: LevelTensors = ()
         self._is_used: list[bool] = []  # whether the levels depend on each weight
 
-        def run_both() -> None:
-            self._run_forward()
-            self._run_backward()
-
-        recorder.warm_up(run_both)
-        self._repeat_forward = recorder.record(self._run_forward)
-        self._repeat_backward = recorder.record(self._run_backward)
+        self._repeat_forward, self._repeat_backward = record_passes(recorder, self._run_forward, self._run_backward)
 
     def forward(self, images: Tensor) -> LevelTensors:
         """The levels of these images, in memory that the next call writes."""

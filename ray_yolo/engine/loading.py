@@ -174,27 +174,33 @@ class MicrobatchLoader:
 
 def microbatches(parts: Iterator[Mapping[str, Tensor]], device: torch.device) -> Iterator[Mapping[str, Tensor]]:
     """The microbatches of parts in order. The images of several parts are on the device: each part is copied to its
-    place in the microbatch as soon as it is there. The other tensors are on the host.
+    place in the microbatch as soon as it is there. The other tensors, such as views, are on the host.
     """
     for part in parts:
         own = dict(part)
         _, size = own.pop("place").tolist()
-        if len(own["images"]) == size:
+        if len(_shown(own)) == size:
             yield own
             continue
-        images = empty_images(device, size, own["images"])
+        images = empty_images(device, size, own["images"]) if "images" in own else None
         taken: dict[str, list[Tensor]] = {name: [] for name in own}
         while True:
             first, _ = part["place"].tolist()
-            end = first + len(part["images"])
-            copy_images(part["images"], images[first:end])
+            end = first + len(_shown(part))
+            if images is not None:
+                copy_images(part["images"], images[first:end])
             for name, tensors in taken.items():
                 tensors.append(part[name])
             if end == size:
                 break
             part = next(parts)
         others = {name: _joined(tensors) for name, tensors in taken.items() if name != "images"}
-        yield {"images": images, **others}
+        yield others if images is None else {"images": images, **others}
+
+
+def _shown(batch: Mapping[str, Tensor]) -> Tensor:
+    """What a batch shows, an entry for each sample: images, or views."""
+    return batch["views"] if "views" in batch else batch["images"]
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

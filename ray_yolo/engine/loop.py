@@ -31,6 +31,7 @@ from ray_yolo.ops.recolour import RecolouredInput
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 from ray_yolo.ops.torch_internals import scaler_tensors
+from ray_yolo.ops.views import RenderedInput
 
 MAX_SKIPPED = 10  # consecutive steps with a non-finite loss or gradient before training fails
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
@@ -232,7 +233,8 @@ def forward(learner: Learner, team: Team, step: Step, microbatch: Microbatch, ba
     gradient.
     """
     plan, device, criterion = learner.plan, team.context.device, team.criterion
-    images, targets = to_network_input(batch, device, size, learner.model.grid, team.loaders.colours)
+    images, targets = to_network_input(batch, device, size, learner.model.grid, team.loaders.colours,
+                                       team.loaders.rendered)
     team.statistics.clear()
     with autocast(device, plan.recipe.precision):
         levels = team.network(images)
@@ -387,22 +389,27 @@ def rebalance(loaders: Loaders, summed: Summed, reports: Sequence[float]) -> Bal
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1,
-                     colours: RecolouredInput | None = None) -> tuple[Tensor, Tensor]:
+                     colours: RecolouredInput | None = None, rendered: RenderedInput | None = None
+                     ) -> tuple[Tensor, Tensor]:
     """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets.
 
     With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side. If
-    the loaders have left the colours to the device, it changes them first, by `colours`.
+    the loaders have left the colours to the device, it changes them first, by `colours`. If they have sent views, it
+    renders those, by `rendered`.
     """
-    pixels, targets = to_device(device, batch["images"], batch["targets"])
-    height, width = pixels.shape[2:]
-    keeps_size = size is None or not len(pixels) or size == max(height, width)
+    shown = batch["views"] if "views" in batch else batch["images"]
+    height, width = shown[0, :2].tolist() if "views" in batch else shown.shape[2:]
+    shown, targets = to_device(device, shown, batch["targets"])
+    [scaled] = to_device(device, batch["colours"]) if "colours" in batch else [None]
+    keeps_size = size is None or not len(shown) or size == max(height, width)
     # resizing has other bits with channels last
     memory_format = torch.channels_last if keeps_size else torch.contiguous_format
-    if colours is not None and "colours" in batch:  # a blank batch has none
-        [scaled] = to_device(device, batch["colours"])
-        images = colours(pixels, scaled, memory_format)
+    if rendered is not None and "views" in batch:  # a blank batch has images
+        images = rendered(shown, scaled, (height, width), memory_format)
+    elif colours is not None and scaled is not None:
+        images = colours(shown, scaled, memory_format)
     else:
-        images = unit_range(pixels, memory_format)
+        images = unit_range(shown, memory_format)
     if size is not None and not keeps_size:
         factor = size / max(height, width)
         shape = [math.ceil(side * factor / grid) * grid for side in (height, width)]

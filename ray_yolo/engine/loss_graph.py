@@ -23,7 +23,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, CudaRecorder, GraphedForward, LaunchRecorder
+from ray_yolo.engine.cuda_graphs import (
+    MAX_RECORDINGS,
+    PLAIN_USES,
+    CudaRecorder,
+    GraphedForward,
+    LaunchRecorder,
+    record_passes,
+)
 from ray_yolo.models.criterion import Criterion, LossSums
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.assign import padded_targets
@@ -98,13 +105,7 @@ class _LossRecording:
         self._sums = LossSums(self._gradient, self._gradient)
         self._level_gradients: tuple[Tensor, ...] = ()
 
-        def run_both() -> None:
-            self._run_forward()
-            self._run_backward()
-
-        recorder.warm_up(run_both)
-        self._repeat_forward = recorder.record(self._run_forward)
-        self._repeat_backward = recorder.record(self._run_backward)
+        self._repeat_forward, self._repeat_backward = record_passes(recorder, self._run_forward, self._run_backward)
 
     def forward(self, levels: Sequence[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
         """Numerators and counts, in memory that the next call writes."""

@@ -236,7 +236,7 @@ class Session:
     def close(self) -> None:
         """Wait until everything is on storage, and release what the training holds outside of memory."""
         with contextlib.ExitStack() as all_of_these:  # from the last one to the first, also if one of them raises
-            for store in self.stores:
+            for store in (self.stores.train, self.stores.val):
                 all_of_these.callback(store.close)
             all_of_these.callback(self.keeper.close)
 

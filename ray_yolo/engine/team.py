@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ray_yolo.config.effects import needs_host
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import repeats_passes
 from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
@@ -31,12 +32,14 @@ from ray_yolo.data.dataset import (
     padded_shapes,
     start_forkserver,
 )
-from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.image_cache import ImageStore, decoded_bytes
 from ray_yolo.data.index import image_weights
+from ray_yolo.data.views import ViewDataset
 from ray_yolo.engine.balance import LoadBalancer
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.held_images import HeldImages, hold_images, require_memory
 from ray_yolo.engine.learner import Learner, build_network
 from ray_yolo.engine.loading import (
     PREFETCH,
@@ -53,10 +56,17 @@ from ray_yolo.models.batch_norm import Normalise, Statistics, plain_norm, spread
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.ops import sharding
 from ray_yolo.ops.recolour import ColourTables, RecolouredInput, recoloured_input
+from ray_yolo.ops.views import RenderedInput
 
 Batches = Iterable[Mapping[str, Tensor]]
-Stores = tuple[ImageStore, ImageStore]
-"""The images of training and of validation."""
+
+
+class Stores(NamedTuple):
+    """The images of training and of validation, the former also on the device if that renders samples."""
+
+    train: ImageStore
+    val: ImageStore
+    held: HeldImages | None = None
 
 
 class Loaders(NamedTuple):
@@ -66,7 +76,8 @@ class Loaders(NamedTuple):
     sampler: ShardSampler
     train: Batches
     val: Batches
-    colours: RecolouredInput | None  # how the device changes colours; None: the loaders do
+    colours: RecolouredInput | None  # how the device changes colours of images; None: it need not
+    rendered: RenderedInput | None  # how the device renders views; None: the loaders send images
 
 
 @dataclass
@@ -156,9 +167,22 @@ def graphed_forward(learner: Learner, context: WorkerContext, collectives: Colle
 
 
 def image_stores(spec: TrainSpec, context: WorkerContext) -> Stores:
-    """The images of the two splits, cached as the context says. The caller closes them."""
-    imgsz = spec.recipe.imgsz
-    return ImageStore(spec.train, imgsz, context.cache), ImageStore(spec.val, imgsz, context.cache, smooth=True)
+    """The images of the two splits, cached as the context says. The caller closes them. If the device renders samples
+    in any epoch, it holds those of training.
+
+    Raises:
+        ConfigError: if the device has too little memory for them, or cannot render.
+    """
+    recipe, device = spec.recipe, context.device
+    held = held_bytes(recipe, spec.train, device)
+    if held:
+        if not find_spec("triton"):
+            raise ConfigError("augment.render: device: Triton is not installed where this worker runs; install it, or "
+                              "leave augment.render out")
+        require_memory(held, len(spec.train), device)
+    train = ImageStore(spec.train, recipe.imgsz, context.cache)
+    val = ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True)
+    return Stores(train, val, hold_images(train, device) if held else None)
 
 
 def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives: Collectives, stores: Stores
@@ -168,7 +192,7 @@ def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives
     Args:
         grid: of the model, pixels.
     """
-    recipe, (train_store, val_store) = spec.recipe, stores
+    recipe = spec.recipe
     plan, (order, shapes) = Plan(recipe, len(spec.train)), _rect(spec, grid)
     rank, num_workers = collectives.rank, collectives.num_workers
     balancer = LoadBalancer(plan, num_workers, context.activity)
@@ -176,15 +200,20 @@ def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives
     part = part_images(recipe, images, context.loader_processes)
     sampler = ShardSampler(plan, rank, num_workers, order, balancer.seconds, part)
     leaves_colours = recolours_on_device(recipe, context.device)
-    samples = train_dataset(spec, train_store, shapes, leaves_colours=leaves_colours)
+    held = stores.held if renders_on_device(recipe, context.device) else None
+    samples = train_dataset(spec, stores.train, shapes, leaves_colours=leaves_colours, held=held)
     prefetch = prefetched_parts(images, part, max(context.loader_processes, 1))
     parts = Loader(context.prepare_loader(DataLoader(
         LoadedDataset(samples.load), batch_size=None, sampler=sampler, collate_fn=identity,
         **_processes(context, prefetch))))
     train = MicrobatchLoader(parts, context.device)
-    val = val_loader(spec.val, val_store, recipe.imgsz, grid, recipe.evaluate.batch_size, context, collectives)
-    colours = colours_on(context.device, in_one_kernel=context.colour_kernel) if leaves_colours else None
-    return Loaders(balancer, sampler, train, val, colours)
+    val = val_loader(spec.val, stores.val, recipe.imgsz, grid, recipe.evaluate.batch_size, context, collectives)
+    colours = rendered = None
+    if held:
+        rendered = rendered_on(context.device, held, has_colours=leaves_colours)
+    elif leaves_colours:
+        colours = colours_on(context.device, in_one_kernel=context.colour_kernel)
+    return Loaders(balancer, sampler, train, val, colours, rendered)
 
 
 def _rect(spec: TrainSpec, grid: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
@@ -202,11 +231,18 @@ def _rect(spec: TrainSpec, grid: int) -> tuple[np.ndarray, np.ndarray] | tuple[N
 
 
 def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None, *,
-                  leaves_colours: bool = False) -> TrainDataset:
-    """The augmented training samples."""
+                  leaves_colours: bool = False, held: HeldImages | None = None) -> TrainDataset:
+    """The augmented training samples; with views where the device has `held` images, from which it renders them."""
     recipe = spec.recipe
-    return TrainDataset(spec.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
-                        quad=recipe.quad, leaves_colours=leaves_colours)
+    given = (spec.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
+    if held:
+        return ViewDataset(*given, leaves_colours=leaves_colours, readable=held.readable)
+    return TrainDataset(*given, quad=recipe.quad, leaves_colours=leaves_colours)
+
+
+def renders_on_device(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the device renders the samples of a recipe without changes. A CPU never does: it has no kernel for it."""
+    return device.type == "cuda" and recipe.augment.render == "device" and not needs_host(recipe)
 
 
 def recolours_on_device(recipe: Recipe, device: torch.device) -> bool:
@@ -233,6 +269,21 @@ def colours_on(device: torch.device, *, in_one_kernel: bool) -> RecolouredInput:
 
         return partial(colour_kernel.recoloured_input, colour_tables_on(device))
     return partial(recoloured_input, colour_tables_on(device))
+
+
+def held_bytes(recipe: Recipe, train: AnnotationIndex, device: torch.device) -> int:
+    """Bytes of decoded training images that the device holds; 0 if it renders samples in no epoch."""
+    epochs = (0, *(change.epoch for change in recipe.changes))
+    if any(renders_on_device(recipe.at(epoch), device) for epoch in epochs):
+        return decoded_bytes(train, recipe.imgsz)
+    return 0
+
+
+def rendered_on(device: torch.device, held: HeldImages, *, has_colours: bool) -> RenderedInput:
+    """What renders views on a device."""
+    from ray_yolo.ops import render_kernel  # imports Triton, which takes a second
+
+    return partial(render_kernel.rendered_input, held.pixels, colour_tables_on(device) if has_colours else None)
 
 
 def first_batches(spec: TrainSpec) -> Batches:

@@ -44,16 +44,25 @@ def _recolour(pixels: tl.tensor, scaled: tl.tensor, to_hsv: tl.tensor, to_rgb: t
     red = tl.load(source, is_inside, 0).to(tl.int32)
     green = tl.load(source + pixels_channel, is_inside, 0).to(tl.int32)
     blue = tl.load(source + 2 * pixels_channel, is_inside, 0).to(tl.int32)
-    hsv = tl.load(to_hsv + ((red << 16) | (green << 8) | blue), is_inside, 0)
+    rgb = changed_colours((red << 16) | (green << 8) | blue, scaled + image * 768, to_hsv, to_rgb, is_inside)
+    store_colours(images + image * images_image + place * images_place, images_channel, rgb, is_inside)
 
-    row = scaled + image * 768
-    hue = tl.load(row + (hsv >> 16), is_inside, 0).to(tl.int32)
-    saturation = tl.load(row + 256 + ((hsv >> 8) & 255), is_inside, 0).to(tl.int32)
-    value = tl.load(row + 512 + (hsv & 255), is_inside, 0).to(tl.int32)
-    rgb = tl.load(to_rgb + ((hue << 16) | (saturation << 8) | value), is_inside, 0)
 
+@triton.jit
+def changed_colours(rgb: tl.tensor, scaled: tl.tensor, to_hsv: tl.tensor, to_rgb: tl.tensor, is_inside: tl.tensor
+                    ) -> tl.tensor:
+    """Packed colours of an image after its change; `scaled` is the image's entry."""
+    hsv = tl.load(to_hsv + rgb, is_inside, 0)
+    hue = tl.load(scaled + (hsv >> 16), is_inside, 0).to(tl.int32)
+    saturation = tl.load(scaled + 256 + ((hsv >> 8) & 255), is_inside, 0).to(tl.int32)
+    value = tl.load(scaled + 512 + (hsv & 255), is_inside, 0).to(tl.int32)
+    return tl.load(to_rgb + ((hue << 16) | (saturation << 8) | value), is_inside, 0)
+
+
+@triton.jit
+def store_colours(target: tl.tensor, channel: tl.tensor, rgb: tl.tensor, is_inside: tl.tensor) -> None:
+    """Write packed colours as floats in 0..1, one `channel` apart."""
     # `/` of a GPU may be off by a bit; `div_rn` rounds as a CPU does
-    target = images + image * images_image + place * images_place
     tl.store(target, tl.div_rn((rgb >> 16).to(tl.float32), 255.0), is_inside)
-    tl.store(target + images_channel, tl.div_rn(((rgb >> 8) & 255).to(tl.float32), 255.0), is_inside)
-    tl.store(target + 2 * images_channel, tl.div_rn((rgb & 255).to(tl.float32), 255.0), is_inside)
+    tl.store(target + channel, tl.div_rn(((rgb >> 8) & 255).to(tl.float32), 255.0), is_inside)
+    tl.store(target + 2 * channel, tl.div_rn((rgb & 255).to(tl.float32), 255.0), is_inside)

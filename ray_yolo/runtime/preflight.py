@@ -51,6 +51,7 @@ from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.callbacks import Hooks
 from ray_yolo.engine.devices import local_device
 from ray_yolo.engine.spec import TrainSpec
+from ray_yolo.engine.team import held_bytes
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.labels import DatasetDescription
 from ray_yolo.models.detector import backbone_of, count_parameters
@@ -288,7 +289,8 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
-    question = recipe, len(train.names), labels_of_a_crowd(train), gpus
+    held = held_bytes(recipe, train, torch.device("cuda"))
+    question = recipe, len(train.names), labels_of_a_crowd(train), gpus, held
     if placement.num_workers == 0:
         return decided(images_per_worker=_room_here(*question))
     from ray_yolo.runtime.map_on_workers import map_on_workers
@@ -369,14 +371,14 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 
-def _room_here(recipe: Recipe, num_classes: int, labels_per_image: int, gpus: float) -> int:
+def _room_here(recipe: Recipe, num_classes: int, labels_per_image: int, gpus: float, held: int) -> int:
     """The largest microbatch, in images, that fits on this process's GPU, or on its part of one."""
     name, architecture = read_model(recipe.model)
     device = torch.device("cuda" if gpus else "cpu")
-    return auto_batch(recipe, architecture or name, num_classes, labels_per_image, device, part=gpus)
+    return auto_batch(recipe, architecture or name, num_classes, labels_per_image, device, gpus, held)
 
 
-def _room_on_worker(question: tuple[Recipe, int, int, float], worker: int) -> int:
+def _room_on_worker(question: tuple[Recipe, int, int, float, int], worker: int) -> int:
     """`_room_here` on a worker."""
     return _room_here(*question)
 

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
         with contestant(*peer, peer=True) as first, contestant(*other, peer=True) as second:
             turns = take_turns({"ours": lambda: timed(ours), "yolov5": lambda: first(given.images),
                                 "ultralytics": lambda: second(given.images)}, given.rounds)
-        for store in stores:
+        for store in (stores.train, stores.val):
             store.close()
     report("data", turns, scale=1 / given.images)
 
@@ -119,6 +119,6 @@ def batch_digests(job: TrainSpec, host: WorkerContext, collectives: Collectives)
     loaders.sampler.start(0)
     found = [hashlib.sha256(b"".join(batch[name].numpy().tobytes() for name in ("images", "targets", "indices")))
              .hexdigest() for batch in loaders.train]
-    for store in stores:
+    for store in (stores.train, stores.val):
         store.close()
     return found

@@ -7,10 +7,11 @@ sizes, with which `--device cpu` tests this file where there is no GPU. `--only`
 of the words. Prints a table in Markdown; exit status 1 if a check fails. Each row is printed and written as soon as
 it is known, so a run that is cut short leaves the rows before.
 
-Three defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
+Some defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
 `config/placement.py` may become true; if "loss graphs" pass, `auto` may mean `loss`; if "colours" passes,
 `colour_kernel` there may; if "norm kernels" pass,
-`norm_kernels` in `config/recipe.py` may.
+`norm_kernels` in `config/recipe.py` may; if "rendered views" pass, `augment.render` in `config/sections.py` may be
+`device` where a GPU has room.
 
 | check | law |
 |---|---|
@@ -22,13 +23,14 @@ Three defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAP
 | loss graphs | a training whose loss is recorded, too: the same weights as without graphs; images/s |
 | two workers | where there are two devices: the bits of a training on one |
 | colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
+| rendered views | pixels of mosaics are those of plain arithmetic, bit for bit, also beyond 2 GiB; milliseconds |
 | parts of batches | images that are copied to the device in parts are those of the whole batch; GB/s |
 | norm kernels | BatchNorm by kernels made for it is that of torch's usual operations, up to rounding; milliseconds |
 | export | a file for other programs gives torch's numbers |
 | evaluation | losses and mAP are the CPU's up to rounding; milliseconds an image |
 | speed | images/s of whole steps, their batches in pinned memory, with CUDA graphs and without; MB and TB/s |
 | trace | the kernels of three steps that take the most time, and GB/s of copies from pinned memory |
-| end to end | images/s of a training on pictures, and the share of the time in which it waits for its loaders |
+| end to end | images/s of a training on pictures in files, in memory or on the device, and how long it waits for them |
 | crowds | speed and peak memory with 100 labels an image |
 | AutoBatch | a step of the number of images that it finds fits into memory |
 | save | how long a checkpoint stops the training |
@@ -67,10 +69,11 @@ from ray_yolo.checkpoints.writer import Saver
 from ray_yolo.config.commands import ExportConfig
 from ray_yolo.config.placement import CudaGraphs, Placement
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.config.sections import AugmentConfig, EvaluateConfig
 from ray_yolo.core.events import Event, ShardEvent, StepEvent
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import augment
+from ray_yolo.data.mosaic import room, snap
 from ray_yolo.engine import collectives as collectives_module
 from ray_yolo.engine import loop
 from ray_yolo.engine.autobatch import auto_batch
@@ -85,17 +88,21 @@ from ray_yolo.engine.collectives import (
 from ray_yolo.engine.devices import mark, seconds_between, wait_for
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.held_images import HeldImages
 from ray_yolo.engine.loading import microbatches, part_images
 from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import capture
-from ray_yolo.engine.team import colours_on
+from ray_yolo.engine.team import colour_tables_on, colours_on, rendered_on
 from ray_yolo.models.batch_norm import MOMENTUM, BatchNorm, Normalise, Statistics, plain_norm, spread_norm
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
 from ray_yolo.ops.network_input import unit_range
+from ray_yolo.ops.recolour import recolour
+from ray_yolo.ops.views import Source, view_of
 from tests.benchmarks.launch_counter import Counter
+from tests.support import rendered
 from tests.support.interpreted import interpreted
 from tests.support.jobs import Training, build_training, make_spec
 from tests.support.norm_kernels import kernels_on_cpu
@@ -112,6 +119,7 @@ SPEEDS = (  # model, precision, images a step; the most telling first
 REPEATS = 3
 VICTIM_STEP = 3
 ENLARGED = 3
+PIXELS = 300  # of a view, which plain arithmetic tries
 CANDIDATES = 2000  # of an image, for suppression
 Wrap = Callable[[torch.nn.Module], torch.nn.Module]  # of a network on its device
 HALVINGS = 12  # of fp16's first scale: a first step may overflow
@@ -197,6 +205,8 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
+    if device.type != "cpu" or find_spec("triton"):  # torch for CPUs comes without Triton
+        yield f"rendered views, {size} px", partial(compare_rendered, size, 2 if quick else 64, device)
     yield f"parts of batches, {size} px", partial(compare_parts, size, 8 if quick else 64, device)
     shape = (4, 24, 6, 10) if quick else (64, 64, 160, 160)
     for way in NORM_KERNELS:
@@ -210,8 +220,8 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     for batch in (2,) if quick else (64, 128):
         yield f"trace, yolov5s bf16 {size} px batch {batch}", partial(
             trace_steps, "yolov5s", "bf16", size, batch, device)
-    for kept in ("none", "ram"):
-        yield f"end to end, yolov5s {size} px, images in {'files' if kept == 'none' else 'memory'}", partial(
+    for kept in ("files", "memory", "device"):
+        yield f"end to end, yolov5s {size} px, images in {kept}", partial(
             measure_training, folder / kept, kept, size, 16 if quick else 8192, device)
     for model in MODELS:
         yield f"evaluation, {model}", partial(compare_evaluation, model, size, 4 if quick else 128, device)
@@ -528,6 +538,55 @@ def compare_colours(imgsz: int, images: int, device: torch.device) -> str:
     return f"{images} images are equal; {', '.join(results)}"
 
 
+def compare_rendered(imgsz: int, images: int, device: torch.device) -> str:
+    """Views of random images that the device renders, some of their pixels by plain arithmetic, and the time."""
+    draw = np.random.default_rng(0)
+    shape = (imgsz * 3 // 4, imgsz)
+    before = 2**31 if device.type == "cuda" else 0  # bytes that no view shows
+    pixels = torch.zeros(before + 8 * 3 * math.prod(shape), dtype=torch.uint8, device=device)
+    shown = draw.integers(0, 256, len(pixels) - before, np.uint8)
+    pixels[before:] = torch.from_numpy(shown)
+    views = np.stack([drawn_view(draw, imgsz, shape, before) for _ in range(images)])
+    gains = [tuple(factors) for factors in draw.uniform(0.5, 1.5, (images, 3)).tolist()]
+    scaled = torch.from_numpy(np.stack([augment.scaled_hsv(each) for each in gains]))
+    given = torch.from_numpy(views).to(device)
+    with ExitStack() as stack:
+        if device.type == "cpu":
+            stack.enter_context(interpreted("ray_yolo.ops.render_kernel", "ray_yolo.ops.colour_kernel"))
+        plain, coloured = (rendered_on(device, HeldImages(pixels, np.ones(8, bool)), has_colours=has_colours)
+                           for has_colours in (False, True))
+        size, layout = (imgsz, imgsz), torch.channels_last
+        found = plain(given, None, size, layout).mul(255).round().byte().cpu()
+        expected = unit_range(recolour(found, scaled, colour_tables_on(torch.device("cpu"))))
+        on_device = scaled.to(device)
+        wrong = int((coloured(given, on_device, size, layout).cpu() != expected).sum())
+        assert not wrong, f"{wrong} of {expected.numel()} values differ after their colours have changed"
+        began = mark(device)
+        for _ in range(REPEATS):
+            coloured(given, on_device, size, layout)
+        ended = mark(device)
+        wait_for(ended)
+    for number, view in enumerate(views.tolist()):
+        for row, column in draw.integers(0, imgsz, (PIXELS, 2)).tolist():
+            level = found[number, :, row, column].tolist()
+            right = rendered.pixel(lambda place: int(shown[place - before]), view, row, column)
+            assert level == right, f"pixel {row}, {column} of view {number} is {level}, not {right}"
+    return (f"{PIXELS} pixels of each of {images} views are equal; "
+            f"{1e3 * seconds_between(began, ended) / REPEATS / images:.4f} ms an image")
+
+
+def drawn_view(draw: np.random.Generator, imgsz: int, shape: tuple[int, int], before: int) -> np.ndarray:
+    """A random view of four of eight images, of which the first one begins at a byte."""
+    canvas = (2 * imgsz, 2 * imgsz)
+    seam = (int(draw.integers(imgsz // 2, 3 * imgsz // 2)), int(draw.integers(imgsz // 2, 3 * imgsz // 2)))
+    matrix, _ = augment.draw_affine(draw, AugmentConfig(degrees=20, shear=5), canvas, (imgsz, imgsz))
+    sources = []
+    for side in ((True, True), (False, True), (True, False), (False, False)):
+        start = before + 3 * math.prod(shape) * int(draw.integers(8))
+        sources.append(Source(start, shape, side, room(side, seam, canvas)))
+    return view_of((imgsz, imgsz), sources, seam, snap(matrix, seam))
+
+
 def compare_parts(imgsz: int, images: int, device: torch.device) -> str:
     """Batches whose parts are copied while the device computes, and whose memory is used again at once."""
     gpu = device.type == "cuda"
@@ -720,9 +779,12 @@ def product_tflops(precision: str, device: torch.device) -> float:
     return 2e-12 * side ** 3 / fastest
 
 
-def measure_training(folder: Path, cache: str, imgsz: int, images: int, device: torch.device) -> str:
-    """Images a second of a training's second epoch, and the share of the time in which it waited for its loaders."""
-    folder.mkdir(parents=True)
+def measure_training(folder: Path, kept: str, imgsz: int, images: int, device: torch.device) -> str:
+    """Images a second of a training's second epoch, and the share of the time in which it waited for its loaders.
+
+    kept: where images are: files, memory (decoded), or device (decoded, and it renders).
+    """
+    (folder / "run").mkdir(parents=True)
     draw = np.random.default_rng(0)
     paths = []
     for number in range(images):
@@ -735,11 +797,12 @@ def measure_training(folder: Path, cache: str, imgsz: int, images: int, device: 
     recipe = resolve(Recipe.model_validate({
         "data": "shapes8", "model": "yolov5s" if gpu else "yolov5n", "imgsz": imgsz, "batch_size": batch,
         "microbatch": batch, "epochs": 3, "noval": True, "precision": "bf16" if gpu else "fp32",
-        "threads": torch.get_num_threads()}), 1, gpu=gpu)
+        "threads": torch.get_num_threads(), "augment": {"render": "device" if kept == "device" else "host"}}), 1,
+        gpu=gpu)
     job = TrainSpec(recipe, "", index.names, None, None, index, index, folder / "run")
     loaders = max(0, len(os.sched_getaffinity(0)) - 1) if gpu else 0
     host = WorkerContext(device=device, threads=recipe.threads,
-                         loader_processes=loaders, cache="ram" if cache == "ram" else "none")
+                         loader_processes=loaders, cache="ram" if kept == "memory" else "none")
     shards: list[ShardEvent] = []
 
     def emit(event: Event) -> None:

@@ -70,9 +70,9 @@ OTHER: dict[str, Any] = {
     "augment.hsv_h": 0.1, "augment.hsv_s": 0.1, "augment.hsv_v": 0.1, "augment.degrees": 20.0,
     "augment.translate": 0.4, "augment.scale": 0.1, "augment.shear": 10.0, "augment.perspective": 0.001,
     "augment.flipud": 0.5, "augment.fliplr": 0.0, "augment.mosaic": 1.0, "augment.mixup": 0.9,
-    "augment.copy_paste": 1.0, "augment.close_mosaic": 2, "augment.partners": 4, "evaluate.confidence": 0.9,
-    "evaluate.iou": 0.05, "evaluate.max_detections": 3, "evaluate.batch_size": 1, "objective.precision": 0.5,
-    "objective.recall": 0.5, "objective.map50": 0.7, "objective.map50_95": 0.2,
+    "augment.copy_paste": 1.0, "augment.close_mosaic": 2, "augment.partners": 4, "augment.render": "device",
+    "evaluate.confidence": 0.9, "evaluate.iou": 0.05, "evaluate.max_detections": 3, "evaluate.batch_size": 1,
+    "objective.precision": 0.5, "objective.recall": 0.5, "objective.map50": 0.7, "objective.map50_95": 0.2,
 }
 """Another value of each setting that is no switch; switches are turned."""
 

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 
 @contextmanager
-def interpreted(name: str) -> Iterator[ModuleType]:
-    """Context with a module whose kernels the interpreter runs.
+def interpreted(name: str, *others: str) -> Iterator[ModuleType]:
+    """Context with a module whose kernels the interpreter runs, and those of other modules that they call.
 
     Triton decides about that where a kernel is defined. So do its own functions, which may have been imported before.
     A call of one kernel's function by another leaves changes in Triton's modules, which are undone.
@@ -24,14 +24,21 @@ def interpreted(name: str) -> Iterator[ModuleType]:
 
     places = (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
     before = [dict(vars(place)) for place in places]
+    compiled = {each: sys.modules.pop(each, None) for each in (name, *others)}
     try:
         for own, function in before[0].items():
             if isinstance(function, JITFunction):
                 setattr(tl, own, InterpretedFunction(function.fn))
-        with patch.dict(os.environ, TRITON_INTERPRET="1"), patch.dict(sys.modules):
-            sys.modules.pop(name, None)
+        with patch.dict(os.environ, TRITON_INTERPRET="1"):
             yield importlib.import_module(name)
     finally:
+        for each, module in compiled.items():  # no other module that was imported meanwhile is forgotten
+            package, _, own = each.rpartition(".")
+            sys.modules.pop(each, None)
+            vars(sys.modules[package]).pop(own, None)
+            if module:
+                sys.modules[each] = module
+                setattr(sys.modules[package], own, module)
         for place, values in zip(places, before, strict=True):
             for own, value in values.items():
                 if vars(place)[own] is not value:

@@ -31,7 +31,7 @@ DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("sink
          "wandb": ("sinks/wandb_run.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
 ROOMS = {"labels": ("data",)}  # used by the names in their `__init__`; by the rooms that are built on them, freely
-KERNELS = {"ops/colour_kernel.py": ("triton",), "ops/norm_kernel.py": ("triton",)}
+KERNELS = dict.fromkeys(("ops/colour_kernel.py", "ops/norm_kernel.py", "ops/render_kernel.py"), ("triton",))
 """Modules of ops that define kernels of other libraries, and these; imported where a kernel is used."""
 RANK_TESTS = {"print0", "is_main_process"}
 

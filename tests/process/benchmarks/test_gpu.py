@@ -196,6 +196,16 @@ def forget_the_weights(patch: Patch) -> None:
     patch.setattr(norm_kernels, normalise.__name__, plain)
 
 
+def render_one_pixel_aside(patch: Patch) -> None:
+    make = gpu.rendered_on
+
+    def aside(*args: Any, **named: Any) -> Any:
+        right = make(*args, **named)
+        return lambda views, *others: right(views + torch.eye(views.shape[1], dtype=torch.int64)[2], *others)
+
+    patch.setattr(gpu, "rendered_on", aside)
+
+
 def trace_something_else(patch: Patch) -> None:
     trace = export_module._trace
 
@@ -224,6 +234,7 @@ PLANTED = {
     "AutoBatch, yolov8n": lose_a_field,
     "save, yolov5s": copy_too_late,
     "colours, 64 px": round_hues,
+    "rendered views, 64 px": render_one_pixel_aside,
     "norm kernels, sync-bn": forget_the_weights,
     "norm kernels, SiLU": leave_the_activation_out,
     "parts of batches, 64 px": copy_to_the_start,
@@ -235,7 +246,7 @@ PLANTED = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_fails_its_row(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    if "SiLU" in name:
+    if "SiLU" in name or "views" in name:
         pytest.importorskip("triton", reason="torch for CPUs comes without Triton")
     [check] = [check for other, check in gpu.checks(tmp_path, CPU, quick=True) if other == name]
     PLANTED[name](monkeypatch)

@@ -41,10 +41,32 @@ def reported(words: str, around: Surroundings = UNKNOWN) -> list[str]:
     ("--model yolov8n --rect", []),
     ("--noval --patience 5", ["patience (under noval, there is no validation before the last epoch)"]),
     ("--set mosaic=0 --set mixup=0.1 --changes 5:mosaic=1", []),
+    ("--set augment.render=device", []),
+    ("--set augment.render=device --quad --batch-size 8",
+     ["augment.render (the loaders render, because quad needs pixels there)"]),
+    ("--set augment.render=device --set mixup=0.1",
+     ["augment.render (the loaders render, because augment.mixup needs pixels there)"]),
+    ("--set augment.render=device --set copy_paste=0.1",
+     ["augment.render (the loaders render, because augment.copy_paste needs pixels there)"]),
+    ("--set augment.render=device --set perspective=0.001",
+     ["augment.render (the loaders render, because augment.perspective needs pixels there)"]),
+    ("--set augment.render=device --set mixup=0.1 --changes 5:mixup=0", []),
     ("--rect --changes 5:mixup=0.5", ["augment.mixup (rectangular batches have no mosaics)"]),
 ])
 def test_given_settings_without_effect_are_reported(words: str, lines: list[str]) -> None:
     assert reported(words) == [f"no effect: {line}" for line in lines]
+
+
+def test_without_a_gpu_the_host_renders() -> None:
+    words = "--set augment.render=device --norm-kernels"
+    assert reported(words, Surroundings(gpus=0)) == ["no effect: augment.render, norm_kernels (there is no GPU)"]
+    assert reported(words, Surroundings(gpus=1)) == []
+
+
+def test_the_kernel_that_renders_changes_colours_itself() -> None:
+    found = [set(placement_without_effect(Placement(num_workers=1, name="mine"), Recipe.model_validate(
+        {"augment": {"render": "device", "mixup": mixup}}), 1.0)) for mixup in (0.0, 0.1)]
+    assert found[0] - found[1] == {"colour_kernel"}
 
 
 @pytest.mark.parametrize(("recipe", "around", "path", "has_effect"), [

@@ -52,4 +52,4 @@ def test_the_format_of_files_moves_with_the_settings() -> None:
     """After a release, increase FORMAT when settings are added, renamed or removed, and state the new digest."""
     paths = sorted(".".join(keys) for keys, _ in leaves(Recipe().model_dump(mode="json")))
     digest = hashlib.sha256("\n".join(paths).encode()).hexdigest()[:16]
-    assert (FORMAT, digest) == (2, "86c8d4334582ae07")
+    assert (FORMAT, digest) == (2, "f64dd1b302b6c554")

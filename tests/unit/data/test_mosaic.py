@@ -12,7 +12,7 @@ from tests.support.pictures import smooth_picture
 QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
 
 
-def seen(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matrix: np.ndarray,
+def seen(tiles: list[Tile[np.ndarray]], seam: tuple[int, int], canvas: tuple[int, int], matrix: np.ndarray,
          size: tuple[int, int]) -> np.ndarray:
     """What `render` writes; outside of the rows that it names there is grey."""
     out = np.zeros((*size, 3), np.uint8)
@@ -21,11 +21,11 @@ def seen(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matr
     return out
 
 
-def lay_out(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int]) -> np.ndarray:
+def lay_out(tiles: list[Tile[np.ndarray]], seam: tuple[int, int], canvas: tuple[int, int]) -> np.ndarray:
     """The canvas itself, which the product never makes."""
     shown = np.full((*canvas, 3), GREY, np.uint8)
     for tile in tiles:
-        x, y = corner(tile, seam)
+        x, y = corner(tile.image.shape[:2], tile.before, seam)
         height, width = tile.image.shape[:2]
         left, above, right, below = max(x, 0), max(y, 0), min(x + width, canvas[1]), min(y + height, canvas[0])
         shown[above:below, left:right] = tile.image[above - y:below - y, left - x:right - x]
@@ -39,12 +39,12 @@ def warp(canvas: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.nd
                                borderMode=cv2.BORDER_CONSTANT, borderValue=(GREY,) * 3)
 
 
-def near_an_edge(canvas: np.ndarray, tiles: list[Tile], seam: tuple[int, int], matrix: np.ndarray,
+def near_an_edge(canvas: np.ndarray, tiles: list[Tile[np.ndarray]], seam: tuple[int, int], matrix: np.ndarray,
                  size: tuple[int, int]) -> np.ndarray:
     """Output pixels within about a pixel of a picture's edge or the seam, where the two ways may differ."""
     marks = np.zeros(canvas.shape[:2], np.uint8)
     for number, tile in enumerate(tiles):
-        x, y = corner(tile, seam)
+        x, y = corner(tile.image.shape[:2], tile.before, seam)
         cv2.rectangle(marks, (x, y), (x + tile.image.shape[1] - 1, y + tile.image.shape[0] - 1), 60 * (number + 1), -1)
     wider = np.array([[1, 0, 4], [0, 1, 4], [0, 0, 1]]) @ matrix  # an edge just outside the output matters too
     shown = warp(np.repeat(marks[..., None], 3, axis=2), wider, (size[0] + 8, size[1] + 8))[..., 0]

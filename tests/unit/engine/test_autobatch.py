@@ -28,9 +28,10 @@ def test_the_line_through_the_measured_steps_gives_the_number_of_images() -> Non
     assert images_that_fit(sizes[:2], used[:2], 1000) == 30  # a small GPU ran out of memory at 4
 
 
-@pytest.mark.parametrize(("part", "images"), [(1.0, 80), (2.0, 80), (0.5, 40)])
+@pytest.mark.parametrize(("part", "held", "images"), [(1.0, 0, 80), (2.0, 0, 80), (0.5, 0, 40),
+                                                      (0.5, 10 * 10**9, 30)])
 def test_a_worker_with_a_part_of_a_gpu_takes_that_part_of_its_memory(
-        monkeypatch: pytest.MonkeyPatch, part: float, images: int) -> None:
+        monkeypatch: pytest.MonkeyPatch, part: float, held: int, images: int) -> None:
     """A step of n images takes n GB, a GPU has 100 GB; the network has next to nothing."""
     class Network(torch.nn.Linear):
         head = None
@@ -43,7 +44,7 @@ def test_a_worker_with_a_part_of_a_gpu_takes_that_part_of_its_memory(
     monkeypatch.setattr(autobatch, "_step_bytes", lambda network, loss, recipe, size, labels: size * 10**9)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 10**9, 0))
     recipe = resolve(Recipe(batch_size=-1), 1, gpu=True)
-    assert auto_batch(recipe, "yolov5n", 3, 1, torch.device("cuda"), part=part) == images
+    assert auto_batch(recipe, "yolov5n", 3, 1, torch.device("cuda"), part, held) == images
 
 
 def test_a_useless_line_gives_sixteen() -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.core.structures import MicrobatchPart, SampleKey
 from ray_yolo.data.dataset import TrainDataset
 from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.views import ViewDataset
 from ray_yolo.engine.loading import PREFETCH, loader_memory, microbatches, part_images, prefetched_parts
 from tests.support.jobs import make_index
 
@@ -44,6 +46,18 @@ def test_parts_become_the_batch_of_the_whole_microbatch(tmp_path: Path, fields: 
             assert torch.equal(value, other[name]), name
             assert value.stride() == other[name].stride(), name
     assert whole[1]["targets"][:, 0].max() == len(whole[1]["images"]) - 1
+
+
+def test_parts_with_views_become_a_batch_of_the_host(tmp_path: Path) -> None:
+    index = make_index(tmp_path, 7)
+    data = ViewDataset(index, ImageStore(index, 64), AugmentConfig(), 64, 0, 1, leaves_colours=True,
+                       readable=np.ones(7, bool))
+    keys = [SampleKey(0, position, position) for position in range(7)]
+    [whole], [joined] = (list(microbatches((data.load(part) for part in parts_of(keys, images)), CPU))
+                         for images in (7, 3))
+    assert whole.keys() == joined.keys() == {"views", "targets", "indices", "colours"}
+    for name, value in whole.items():
+        assert torch.equal(value, joined[name]), name
 
 
 def test_the_first_part_is_copied_before_the_second_is_there() -> None:

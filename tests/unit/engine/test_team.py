@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +99,31 @@ def test_loaders_and_device_agree_on_who_changes_colours(
     assert loaders.colours is not None
     assert loaders.train.parts.loader.dataset.load.__self__.leaves_colours
     team_module.colour_tables_on.cache_clear()
+
+
+@pytest.mark.parametrize("hsv_v", [0.0, 0.1])
+def test_loaders_send_views_where_the_device_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hsv_v: float
+                                                     ) -> None:
+    """With colours only if some change. The device gets its held images, and the tables if it needs them."""
+    monkeypatch.setattr(team_module, "renders_on_device", lambda recipe, device: recipe.augment.render == "device")
+    monkeypatch.setattr(team_module, "recolours_on_device", lambda recipe, device: recipe.augment.hsv_v > 0)
+    monkeypatch.setattr(team_module, "find_spec", lambda name: name)
+    monkeypatch.setattr(team_module, "colour_tables_on", lambda device: "tables")
+    monkeypatch.setitem(sys.modules, "ray_yolo.ops.render_kernel", SimpleNamespace(rendered_input=print))
+    context = WorkerContext()
+    spec = make_spec(tmp_path, augment={"render": "device", "hsv_h": 0, "hsv_s": 0, "hsv_v": hsv_v})
+    stores = image_stores(spec, context)
+    loaders = make_loaders(spec, 32, context, Collectives(), stores)
+    loaders.sampler.start(0)
+    assert set(next(iter(loaders.train))) == {"views", "targets", "indices", *["colours"] * (hsv_v > 0)}
+    assert loaders.rendered is not None
+    assert loaders.rendered.args[0] is stores.held.pixels
+    assert loaders.rendered.args[1] == ("tables" if hsv_v else None)
+    assert loaders.colours is None
+    host = make_loaders(make_spec(tmp_path), 32, context, Collectives(), stores)  # as after a change of settings
+    host.sampler.start(0)
+    assert "images" in next(iter(host.train))
+    assert host.rendered is None
 
 
 def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(tmp_path: Path) -> None:
