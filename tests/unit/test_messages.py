@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import Refusal, clusters, config, datasets, models, requests, runs, studies, weights
+from tests.support.messages import Refusal, clusters, config, datasets, models, requests, runs, starts, studies, weights
 
 REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS, "data": datasets.REFUSALS,
             "models": models.REFUSALS, "runs": runs.REFUSALS, "clusters": clusters.REFUSALS,
-            "studies": studies.REFUSALS, "requests": requests.REFUSALS}
+            "starts": starts.REFUSALS, "studies": studies.REFUSALS, "requests": requests.REFUSALS}
 CASES = [(room, refusal) for room, refusals in REFUSALS.items() for refusal in refusals]
 
 

@@ -256,8 +256,8 @@ def _refusals() -> Iterator[Refusal]:
     for error, allowed, kind, message in FAILURES:
         yield Refusal(f"a worker, {allowed} restarts: {error!r}", message, partial(_fail, error, allowed), kind)
     for number, (module, name, use) in enumerate(PRIVATE):
-        yield Refusal(f"a Ray without {name} ({number})", f"ray {ray.__version__} has no {module}.{name}; this needs Ray "
-                      "2.60: install the versions of constraints.txt", partial(_without, module, name, use))
+        yield Refusal(f"a Ray without {name} ({number})", f"ray {ray.__version__} has no {module}.{name}; this needs "
+                      "Ray 2.60: install the versions of constraints.txt", partial(_without, module, name, use))
 
 
 REFUSALS = list(_refusals())
