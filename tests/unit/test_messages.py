@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import Refusal, clusters, config, datasets, models, requests, runs, starts, studies, weights
+from tests.support.messages import (
+    Refusal,
+    clusters,
+    config,
+    datasets,
+    models,
+    pictures,
+    requests,
+    runs,
+    starts,
+    studies,
+    weights,
+)
 
-REFUSALS = {"config": config.REFUSALS, "weights": weights.REFUSALS, "data": datasets.REFUSALS,
-            "models": models.REFUSALS, "runs": runs.REFUSALS, "clusters": clusters.REFUSALS,
-            "starts": starts.REFUSALS, "studies": studies.REFUSALS, "requests": requests.REFUSALS}
-CASES = [(room, refusal) for room, refusals in REFUSALS.items() for refusal in refusals]
+ROOMS = {"config": config, "weights": weights, "data": datasets, "pictures": pictures, "models": models, "runs": runs,
+         "clusters": clusters, "starts": starts, "studies": studies, "requests": requests}
+CASES = [(room, refusal) for room, table in ROOMS.items() for refusal in table.REFUSALS]
 
 
 @pytest.mark.parametrize("refusal", [case for _, case in CASES], ids=[f"{room}: {case.name}" for room, case in CASES])
