@@ -190,8 +190,8 @@ FINDINGS = {
 DIFFICULT = ("<annotation><size><width>64</width><height>48</height></size><object><name>cat</name><difficult>1"
              "</difficult><bndbox><xmin>9</xmin><ymin>9</ymin><xmax>40</xmax><ymax>40</ymax></bndbox>"
              "</object></annotation>")
-OTHER_NUMBER = ("gives class 'cat' the number 1, but …/data.yaml 0, and labels have numbers alone; correct the one that "
-                "is wrong, or remove this file if it is out of date")
+OTHER_NUMBER = ("gives class 'cat' the number 1, but …/data.yaml 0, and labels have numbers alone; correct the one "
+                "that is wrong, or remove this file if it is out of date")
 NAMES: list[tuple[str, bytes]] = [
     ("classes.txt", b"dog\ncat\n"), ("obj.names", b"dog\r\ncat\r\n"), ("labels/classes.txt", b"Dog\ncat\n"),
     ("images/classes.txt", "0: dog\n1: cat\n".encode("utf-16")), ("labels/_darknet.labels", b"0 dog\n1 cat\n"),
