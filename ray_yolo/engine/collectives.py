@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"  # no other host can connect to it
 
 _MEETING_SECONDS = 30.0  # timeout for all live workers to meet, and then to connect
 _CONNECT_SECONDS = 1.0  # An attempt to connect to the store takes so long at most; an abort waits for it.
-_RETRY_SECONDS = 0.2  # between two attempts
+_RETRY_SECONDS = 0.2  # two attempts are this far apart
 _ABORT_SECONDS = 30.0  # timeout for NCCL to abort its operations
 _SIOCGIFADDR = 0x8915  # Linux: get the address of an interface
 

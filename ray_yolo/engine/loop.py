@@ -40,19 +40,19 @@ class StepResult(NamedTuple):
     """The outcome of a step, equal on every worker except for `wait_seconds` and `images`."""
 
     losses: Tensor  # (terms,) mean over the step's images
-    gradient_norm: float  # before clipping
+    gradient_norm: float  # it is measured before clipping
     skipped: bool  # something was not finite: neither weights nor statistics have changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
-    orders: Orders  # of all workers: stop, regroup, save
-    balance: Balance | None = None  # if it changes from a later step on
+    orders: Orders  # what any worker was ordered: stop, regroup, save
+    balance: Balance | None = None  # it is valid from a later step on; None: nothing changes
 
 
 class Summed(NamedTuple):
     """A step after its backward passes. The summed gradient is in `.grad`; weights and statistics are unchanged."""
 
     step: Step
-    number: int  # of the optimiser step, from 0
+    number: int  # optimiser steps count from 0
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # the argument of `Statistics.apply`
     complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage

@@ -24,7 +24,7 @@ STEPS_PER_COMPARISON = 50
 class _Standing(NamedTuple):
     """What a worker knows when weights are compared."""
 
-    step: int  # of its state; -1: it has none
+    step: int  # its state is after this step; -1: it has none
     agreed: int  # newest step after which it has compared its weights
     weights: int  # their fingerprint
 

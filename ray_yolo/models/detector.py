@@ -107,7 +107,7 @@ class Architecture:
     """A model without its number of classes: a table of rows and the multiples of its size."""
 
     rows: tuple[Row, ...]
-    anchors_px: Anchors | int | None  # per level and anchor (width, height); or a number per level
+    anchors_px: Anchors | int | None  # each is (width, height); a number: each level has this many
     depth: float = 1.0
     width: float = 1.0
     most: int = MOST_CHANNELS  # limit of a row's channels before the width multiple

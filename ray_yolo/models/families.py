@@ -123,7 +123,7 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
 class GivenClasses(NamedTuple):
     """The classes of a state that belong to those of a model, where they are not the same in number or name."""
 
-    rows: tuple[int | None, ...]  # for each class of the model, its number in the state; None: a new class
+    rows: tuple[int | None, ...]  # the number that each class of the model has in the state; None: a new class
     total: int  # classes of the state
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELLS = 50  # per side of a heat map; most bars of a histogram
+CELLS = 50  # a heat map has this many on each side, a histogram at most this many bars
 NAMED = 40  # largest number of classes with names at the bars
 OVERLAID = 1000  # most boxes that are drawn over each other
 

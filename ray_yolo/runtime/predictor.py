@@ -52,9 +52,9 @@ _PARTS_PER_WORKER = 32  # lists of files; many, so that a worker with long video
 class PredictResult:
     """Predictions, and the folder of their files."""
 
-    folder: Path  # on this machine
-    names: tuple[str, ...]  # of classes
-    predictions: tuple[Prediction, ...]  # of pictures and frames, by path
+    folder: Path  # it is on this machine
+    names: tuple[str, ...]  # those of the classes
+    predictions: tuple[Prediction, ...]  # pictures and frames are sorted by path
 
 
 def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:

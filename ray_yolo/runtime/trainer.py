@@ -226,7 +226,7 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
 class Planned(NamedTuple):
     """What a start would train."""
 
-    config: RunConfig  # as far as it is known without a cluster
+    config: RunConfig  # it is complete as far as that is possible without a cluster
     notes: tuple[str, ...]  # about initial weights and settings that follow the placement
 
 

@@ -180,11 +180,11 @@ def _write(config: ValConfig, evaluation: Evaluation, ids: Sequence[CocoIds], in
 class Checked(NamedTuple):
     """What a validation needs, read and checked."""
 
-    config: ValConfig  # with the settings of the weights
+    config: ValConfig  # the settings of the weights are filled in
     trained: Trained  # its classes are those of the data set
-    ids: Sequence[CocoIds]  # of the images, for `save_json`; else empty
+    ids: Sequence[CocoIds]  # `save_json` needs one for each image; else there is none
     labels: AnnotationIndex
-    note: str  # on the classes, if data set and weights do not name the same, and on ids; '' for neither
+    note: str  # it says how classes of other names were matched, and what ids are; '' for neither
 
 
 def check(config: ValConfig) -> Checked:

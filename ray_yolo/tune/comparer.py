@@ -91,7 +91,7 @@ class _CheckedComparison(NamedTuple):
 
     config: CompareConfig  # the placement has the workers of each training
     asked: Recipes
-    train: tuple[AnnotationIndex, AnnotationIndex]  # of A and B
+    train: tuple[AnnotationIndex, AnnotationIndex]  # A has the first, B the second
     val: AnnotationIndex
 
 
