@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.core.errors import DivergedError, PeerLostError
+from ray_yolo.core.errors import DivergedError, PeerDepartedError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.callbacks import BATCH_END
@@ -88,7 +88,7 @@ def train(learner: Learner, team: Team, after_step: StepHook, after_epoch: Epoch
 
     Raises:
         DivergedError: after `MAX_SKIPPED` non-finite steps in a row.
-        PeerLostError: if a worker was lost in a step; the step has then changed nothing.
+        PeerDepartedError: if a worker has departed in a step; the step has then changed nothing.
     """
     recipe, state = learner.spec.recipe, learner.state
     batches: Iterator[Mapping[str, Tensor]] | None = None
@@ -354,12 +354,12 @@ def finish_step(learner: Learner, team: Team, launched: Launched) -> StepResult:
     The gather is the last exchange of a step. If all of its rows have arrived, all earlier exchanges have too.
 
     Raises:
-        PeerLostError: if the step is incomplete; the device has skipped it.
+        PeerDepartedError: if the step is incomplete; the device has skipped it.
     """
     summed = launched.summed
     *measured, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `update_weights`
     if not complete:
-        raise PeerLostError("the exchange was aborted")
+        raise PeerDepartedError("the exchange was aborted")
     if finite:
         team.statistics.apply(summed.statistics, len(summed.losses))
         learner.ema.update(learner.model, summed.number + 1)

@@ -77,7 +77,7 @@ class RendezvousClient(Rendezvous):
         """Wait for the next generation and form its process group. Collective.
 
         Raises:
-            PeerLostError: if a peer has departed meanwhile.
+            PeerDepartedError: if a peer has departed meanwhile.
             ray.exceptions.RayError: if the coordinator does not answer.
         """
         leave_process_group()

@@ -26,7 +26,7 @@ from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import writer
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError, release_frames
+from ray_yolo.core.errors import CheckpointError, PeerDepartedError, TrainingError, WrongWeightsError, release_frames
 from ray_yolo.core.events import (
     CheckpointEvent,
     EndEvent,
@@ -688,7 +688,7 @@ def test_a_training_ends_when_no_other_generation_may_form(tmp_path: Path, monke
     rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
     answers = iter([True, True, False])
     monkeypatch.setattr(rendezvous, "may_regroup", lambda: next(answers))
-    with pytest.raises(PeerLostError, match="Connection reset by peer"):
+    with pytest.raises(PeerDepartedError, match="Connection reset by peer"):
         run_session(rendezvous.spec, WorkerContext(), Placement(), lambda event: None, rendezvous)
     assert 100 - rendezvous.left == 3
 
@@ -707,7 +707,7 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Ordered(collectives, flip))
     try:
         made.train()
-    except (WrongWeightsError, PeerLostError) as error:
+    except (WrongWeightsError, PeerDepartedError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -866,7 +866,7 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     try:
         with made.join():
             pass
-    except (WrongWeightsError, PeerLostError) as error:
+    except (WrongWeightsError, PeerDepartedError) as error:
         return type(error).__name__, [path.name for path in checkpoint.newest_first(spec.run_dir)]
     return "nothing", []
 
@@ -875,7 +875,7 @@ def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp
     """A checkpoint that one of them saved meanwhile was not compared: it is removed."""
     spec = make_spec(tmp_path, **EXACT)
     results = run_workers(3, join_with_other_weights, spec, 1)
-    assert [name for name, _ in results] == ["PeerLostError", "WrongWeightsError", "PeerLostError"]
+    assert [name for name, _ in results] == ["PeerDepartedError", "WrongWeightsError", "PeerDepartedError"]
     assert results[0][1] == ["step-2"]
 
 
@@ -948,7 +948,7 @@ def test_colours_that_are_left_to_the_device_give_the_same_training(
 
 
 @pytest.mark.parametrize(("workers", "ended"), [
-    (3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights", "WrongWeights"])])
+    (3, ["PeerDeparted", "WrongWeights", "PeerDeparted"]), (2, ["WrongWeights", "WrongWeights"])])
 def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
         tmp_path: Path, workers: int, ended: list[str]) -> None:
     """The majority decides; of two workers either could be wrong."""

@@ -15,7 +15,7 @@ from ray_yolo.core.errors import (
     CheckpointError,
     DatasetError,
     LostWorkersError,
-    PeerLostError,
+    PeerDepartedError,
     RayYoloError,
     TrainingError,
 )
@@ -27,7 +27,7 @@ from tests.support import run_log
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
 LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
-ALONE = PeerLostError("Connection closed by peer")  # what a sound worker ends with where it cannot go on
+ALONE = PeerDepartedError("Connection closed by peer")  # what a sound worker ends with where it cannot go on
 DEAD = WorkerHealthCheckFailedError("Worker 1 is gone.", ray.exceptions.ActorDiedError())
 FULL = RuntimeError("CUDA out of memory")
 MISSING = FileNotFoundError(2, "No such file or directory", "/data/a.png")
