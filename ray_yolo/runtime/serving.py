@@ -56,7 +56,7 @@ from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.devices import local_device
-from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained, warn_of_classes
+from ray_yolo.inference.predictor import build_predictor, check_classes, load_trained, warn_of_classes, warn_of_iou
 from ray_yolo.runtime.cluster import connect, is_shared, wait_for_room
 
 # A GIF may have many pictures, and the reply has the detections of one.
@@ -170,7 +170,7 @@ class Model:
         torch.set_num_threads(config.cpus_per_replica)
         trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
-        check_iou(trained, config)
+        warn_of_iou(trained, config)
         self._predictor = build_predictor(trained, config, local_device(config.gpus_per_replica))
         self._broken = ""
         self.detect.set_max_batch_size(config.batch_size)

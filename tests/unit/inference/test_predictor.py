@@ -173,7 +173,7 @@ def test_a_given_iou_that_has_no_effect_is_said_once(
     for user in (validator, prediction, export, serving, api):
         name = "open_weights" if hasattr(user, "open_weights") else "load_trained"
         monkeypatch.setattr(user, name, lambda _: family)
-    module._warn_of_iou.cache_clear()
+    module._warn_once.cache_clear()
     family = replace(trained, family=trained.family._replace(suppress=suppress))
     weights, data = str(tmp_path / "best.pt"), str(make_dataset(tmp_path, 1))
     Path(weights).touch()
