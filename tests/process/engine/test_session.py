@@ -683,7 +683,7 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
     assert [event.images for event in run_log.only(ShardEvent, events)] == [len(spec.train)] * 4
 
 
-def test_a_training_ends_when_no_other_generation_may_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_without_another_generation_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator counts the groups that fail by themselves, and the driver the workers that depart."""
     rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
     answers = iter([True, True, False])
@@ -871,7 +871,7 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     return "nothing", []
 
 
-def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp_path: Path) -> None:
+def test_rejoining_workers_compare_their_weights(tmp_path: Path) -> None:
     """A checkpoint that one of them saved meanwhile was not compared: it is removed."""
     spec = make_spec(tmp_path, **EXACT)
     results = run_workers(3, join_with_other_weights, spec, 1)
@@ -949,7 +949,7 @@ def test_colours_that_are_left_to_the_device_give_the_same_training(
 
 @pytest.mark.parametrize(("workers", "ended"), [
     (3, ["PeerDeparted", "WrongWeights", "PeerDeparted"]), (2, ["WrongWeights", "WrongWeights"])])
-def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
+def test_a_flipped_bit_is_found_before_a_checkpoint(
         tmp_path: Path, workers: int, ended: list[str]) -> None:
     """The majority decides; of two workers either could be wrong."""
     spec = make_spec(tmp_path, **EXACT)

@@ -153,7 +153,7 @@ def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("suppress", [False, True])
 @pytest.mark.parametrize("command", ["val", "predict", "export", "serve", "api"])
-def test_a_given_iou_that_has_no_effect_is_said_once(
+def test_an_iou_without_effect_is_said_once(
         trained: Trained, tmp_path: Path, command: str, suppress: bool, caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch) -> None:
     def check(*given: str) -> None:
