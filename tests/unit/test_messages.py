@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.messages import (
     Refusal,
+    Warned,
     clusters,
     config,
     datasets,
@@ -18,6 +19,7 @@ from tests.support.messages import (
     runs,
     starts,
     studies,
+    warned,
     weights,
 )
 
@@ -35,6 +37,17 @@ def test_a_mistake_is_answered_with_its_text(
     with pytest.raises(refusal.error) as caught:
         refusal.cause()
     assert re.fullmatch(refusal.pattern, str(caught.value), re.DOTALL), str(caught.value)
+
+
+@pytest.mark.parametrize("case", warned.WARNINGS, ids=[case.name for case in warned.WARNINGS])
+def test_a_surprise_is_a_warning_with_its_text(
+        case: Warned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    case.cause()
+    [said] = caplog.messages
+    assert re.fullmatch(case.pattern, said, re.DOTALL), said
 
 
 def test_the_cases_have_names_of_their_own() -> None:

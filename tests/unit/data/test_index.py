@@ -149,12 +149,12 @@ def test_a_damaged_cache_entry_is_rebuilt(tmp_path: Path, own_cache: Path, damag
     assert same(read_index(description, "train"), first)
 
 
-def test_a_cache_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_an_unwritable_cache_folder_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "file"))
     assert len(read_index(write_dataset(tmp_path, {"a": ROW}), "train")) == 1
-    assert "rebuilt at every start" in caplog.text
+    assert len(caplog.messages) == 1
 
 
 def test_labels_never_depend_on_the_number_of_readers(tmp_path: Path, own_cache: Path,
