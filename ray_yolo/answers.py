@@ -20,7 +20,6 @@ from ray_yolo.core.documents import (
     VerifyDocument,
 )
 from ray_yolo.runs.location import location
-from ray_yolo.runs.run_record import LEDGER_FILE
 
 if TYPE_CHECKING:  # a command imports its implementation after its flags are parsed
     from ray_yolo.config.commands import PredictConfig, ValConfig
@@ -98,16 +97,11 @@ def of_verification(run: str, other: str | None, checks: Sequence[CheckResult], 
 
 def of_comparison(result: ComparisonResult) -> CompareDocument:
     """The answer of `compare`."""
-    from ray_yolo.tune.compared import compared_classes, compared_metrics
-    from ray_yolo.tune.ledger import read_ledger
-    from ray_yolo.tune.pairs import results_of
-
-    results, claim = results_of(read_ledger(result.folder / LEDGER_FILE)), result.claim
+    claim = result.claim
     return CompareDocument(
         folder=str(location(result.folder)), better=claim.better, claim=str(claim), pairs=claim.pairs,
         difference=claim.difference, margin=claim.margin,
-        metrics=tuple(map(_number, compared_metrics(results, claim.pairs))),
-        classes=tuple(map(_number, compared_classes(results, claim.pairs))))
+        metrics=tuple(map(_number, result.metrics)), classes=tuple(map(_number, result.classes)))
 
 
 def _number(row: ComparedRow) -> ComparedNumber:

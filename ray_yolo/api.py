@@ -41,10 +41,10 @@ from ray_yolo.inference.predictor import (
     Trained,
     build_predictor,
     check_classes,
-    check_iou,
     input_size,
     open_weights,
     warn_of_classes,
+    warn_of_iou,
 )
 from ray_yolo.inference.results import Results
 from ray_yolo.models.detector import Detector, count_parameters, gflops
@@ -275,7 +275,7 @@ class YOLO:
     def _predictor(self, config: PredictConfig, device: str | int | None) -> Predictor:
         """The predictor for these settings. The model is fused and moved to each device once."""
         assert self._trained, "_config has checked that there are weights"
-        check_iou(self._trained, config)
+        warn_of_iou(self._trained, config)
         warn_of_classes(self._trained, config.classes)
         target = local_device(config.placement.gpus_per_worker) if device is None else _device(device)
         if target not in self._predictors:

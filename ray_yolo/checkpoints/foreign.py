@@ -57,7 +57,7 @@ class Weights(NamedTuple):
     names: tuple[str, ...] = ()  # names of the classes, where the file has them
     meta: Mapping[str, Any] | None = None  # what a checkpoint of ours says: recipe, names, anchors, ...
     imgsz: int | None = None  # the training's, where a YOLOv5 or Ultralytics file says it
-    licence: str = ""  # that the file states: of itself, or of the weights that its training has started from
+    licence: str = ""  # the file states it for itself, or for the weights that its training has started from
 
 
 class StubClass:

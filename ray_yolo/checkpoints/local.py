@@ -288,7 +288,7 @@ def _sweep(root: Path, *, others: bool) -> None:
     """Remove the remains of interrupted saves; a replaced checkpoint without a successor is restored.
 
     Args:
-        others: also those of other processes, which may be alive: after a worker is lost, a second one saves.
+        others: also those of other processes, which may be alive: after a worker has departed, a second one saves.
     """
     for path in root.glob(f"{REPLACED}*"):
         folder = root / path.name.removeprefix(REPLACED)

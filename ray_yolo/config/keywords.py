@@ -23,7 +23,7 @@ SPELLINGS = {"conf": "confidence", "max_det": "max_detections", "batch": "batch_
 class Hint(NamedTuple):
     """What to write instead of a keyword of Ultralytics."""
 
-    path: str  # of the setting that has its effect; the hint holds for calls that have this setting
+    path: str  # the setting at it has the effect; the hint holds for calls that have this setting
     text: str
 
 

@@ -60,7 +60,7 @@ class Plugin(NamedTuple):
 
     models: Mapping[str, ModelFacts]
     family: str  # `package.module:name` of its `models.families.Family`
-    package: str = ""  # that provides it, and its version: `plugins` fills them in
+    package: str = ""  # it provides the family; `plugins` fills in its name and version
     version: str = ""
 
 

@@ -86,7 +86,6 @@ def clear() -> None:
     if not _ends_process:
         with _changed:
             _at, _started, _exit_status = math.inf, math.inf, None
-            _changed.notify_all()
 
 
 def started() -> float:
@@ -121,12 +120,10 @@ def end(release: Callable[[], object] | None) -> None:
 
 
 def _end_process() -> None:
-    """End the process after the deadline."""
+    """End the process after the deadline, which may be extended meanwhile."""
     with _changed:
-        while time.monotonic() < _at + _GRACE_SECONDS:
-            _changed.wait(min(_at + _GRACE_SECONDS - time.monotonic(), threading.TIMEOUT_MAX))
-            if _exit_status is None:
-                return
+        while (seconds := _at + _GRACE_SECONDS - time.monotonic()) > 0:
+            _changed.wait(min(seconds, threading.TIMEOUT_MAX))
     _end_at_once()
 
 

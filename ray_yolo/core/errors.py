@@ -54,11 +54,11 @@ class DivergedError(TrainingError):
 
 
 class LostWorkersError(TrainingError):
-    """More processes or nodes were lost than allowed; the recipe is not the cause (exit 3)."""
+    """More workers or nodes were lost than allowed: they departed unasked. The recipe is not the cause (exit 3)."""
 
 
-class PeerLostError(LostWorkersError):
-    """A collective operation failed because another worker is lost or does not answer; this worker is healthy."""
+class PeerDepartedError(LostWorkersError):
+    """A collective operation failed because another worker has departed or does not answer; this worker is healthy."""
 
 
 class LoaderError(LostWorkersError):

@@ -27,7 +27,7 @@ class Annotation(NamedTuple):
     size: tuple[int, int]  # (height, width) of the upright image (EXIF rotation applied)
     classes: np.ndarray  # (n,) int64
     boxes: np.ndarray  # (n, 4) float32, xyxy in pixels of the upright image
-    polygons: tuple[np.ndarray, ...] = ()  # per box (k, 2) float32 pixels; k = 0 for a label without polygon
+    polygons: tuple[np.ndarray, ...] = ()  # each box has (k, 2) float32 pixels; k = 0: no polygon
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Finding:
     what: str
     dropped: bool
     image: bool = False  # a whole image was left out, not a row
-    row: bool = False  # if so: a row too, the last one of the image
+    row: bool = False  # the finding has taken a row, too, the last one of its image
     is_transient: bool = False  # a read failed: not a fact about the file, so it is found anew at the next start
     code: str = ""  # the name of its rule, `ray_yolo.labels.rules.Code`
     values: tuple[str | int | float, ...] = ()  # the values in its text, for decisions
@@ -136,7 +136,7 @@ class AnnotationIndex:
     classes: np.ndarray  # (labels,) int32
     boxes: np.ndarray  # (labels, 4) float32
     names: tuple[str, ...]
-    polygons: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)  # by image; only where there are any
+    polygons: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)  # the keys are images that have some
     findings: tuple[Finding, ...] = ()
     areas: np.ndarray | None = None  # (labels,) float64 square pixels from the files; None: those of the boxes
     # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that only validation uses
@@ -144,7 +144,7 @@ class AnnotationIndex:
     without_file: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # images without a label file
     pictures: str = ""  # fingerprint of the sizes and times of the split's image files; '' if it has none
     looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
-    snapshot: DatasetSnapshot | None = None  # that `paths` belong to
+    snapshot: DatasetSnapshot | None = None  # `paths` belong to it
     num_clipped: int = 0  # boxes of the files that reached out of their image
     # Of images with more than 8 bits, by kind: (black, white), which every reader of the split uses
     pixel_range: Mapping[PixelKind, tuple[float, float]] = field(default_factory=dict)

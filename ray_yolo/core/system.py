@@ -48,9 +48,9 @@ class Process(NamedTuple):
     """A process on any machine."""
 
     node: str
-    space: str  # where the id is valid: kernel boot and PID namespace; machines and containers may share a host name
+    space: str  # the id is valid in it: kernel boot and PID namespace; machines and containers may share a host name
     pid: int
-    started: int  # in clock ticks after the boot: the kernel gives the id of an ended process to another one
+    started: int  # clock ticks after the boot: the kernel gives the id of an ended process to another one
 
     @property
     def has_ended(self) -> bool:

@@ -28,7 +28,7 @@ class Balance(NamedTuple):
     """How microbatches are distributed over the workers from a step on."""
 
     batch: int  # it holds for steps whose last batch has this number or a later one
-    seconds: tuple[float, ...]  # per microbatch, of each worker; (): of equal speed
+    seconds: tuple[float, ...]  # what each worker needs for a microbatch; (): all are equally fast
 
 
 class StepWork(NamedTuple):
@@ -49,7 +49,7 @@ class StepWork(NamedTuple):
 class SpeedReport(NamedTuple):
     """What a worker sends to all others in each step."""
 
-    seconds: float  # per microbatch; 0: not known yet
+    seconds: float  # a microbatch takes them; 0: not known yet
     loaded: float  # batches from this step to the newest one that may be loading when this report is read
 
 
@@ -63,8 +63,8 @@ class LoadBalancer:
     def __init__(self, plan: Plan, num_workers: int, activity: Activity) -> None:
         self.is_active = num_workers > 1 and not plan.recipe.sync_bn  # sync_bn spreads every microbatch evenly
         self._plan, self._num_workers, self._measured = plan, num_workers, activity.work
-        self._balances = [Balance(0, ())]  # in ascending order of their first batches
-        self._steps_left = 0  # until the next decision
+        self._balances = [Balance(0, ())]  # their first batches ascend
+        self._steps_left = 0  # this many steps follow before the next decision
 
     def seconds(self, step: Step) -> tuple[float, ...]:
         """The speeds by which a step is distributed, as in `Balance`."""

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.core.errors import PeerLostError
+from ray_yolo.core.errors import PeerDepartedError
 from ray_yolo.core.internals import internal
 
 BACKENDS = "cpu:gloo,cuda:nccl"  # A group of GPUs has both: the host waits for gloo only, which reports errors.
@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"  # no other host can connect to it
 
 _MEETING_SECONDS = 30.0  # timeout for all live workers to meet, and then to connect
 _CONNECT_SECONDS = 1.0  # An attempt to connect to the store takes so long at most; an abort waits for it.
-_RETRY_SECONDS = 0.2  # between two attempts
+_RETRY_SECONDS = 0.2  # two attempts are this far apart
 _ABORT_SECONDS = 30.0  # timeout for NCCL to abort its operations
 _SIOCGIFADDR = 0x8915  # Linux: get the address of an interface
 
@@ -200,13 +200,13 @@ class Collectives:
 
 @contextlib.contextmanager
 def collective_errors() -> Iterator[None]:
-    """Context that raises `PeerLostError` for a collective that failed because a peer is gone or does not respond."""
+    """Context that raises `PeerDepartedError` if a collective fails because a peer has departed or does not respond."""
     try:
         yield
     except RuntimeError as error:
         words = ("gloo", "pair closure", "NCCL")
         if isinstance(error, dist.DistError) or any(word in str(error) for word in words):
-            raise PeerLostError(str(error).splitlines()[0]) from error
+            raise PeerDepartedError(str(error).splitlines()[0]) from error
         raise
 
 
@@ -237,10 +237,10 @@ def use_interface(address: str) -> None:
 
 
 def set_up_nccl() -> None:
-    """Set the environment of NCCL for groups that lose workers and go on. Apart from the first, the user's own stay."""
-    # Otherwise NCCL's watchdog ends the process when a peer is lost. The coordinator decides which worker is lost
+    """Set NCCL's environment for groups whose peers may depart. Apart from the first, the user's own values stay."""
+    # Otherwise NCCL's watchdog ends the process when a peer departs. The coordinator decides which worker has departed
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    # Otherwise creating a communicator waits forever, ignoring aborts, for a peer that is lost meanwhile
+    # Otherwise creating a communicator waits forever, ignoring aborts, for a peer that departs meanwhile
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{_MEETING_SECONDS:.0f}")
     # Otherwise torch's watchdog sleeps for up to a minute after an error, and the abort waits for it
@@ -260,7 +260,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], rank: int, 
         nodes: of the workers; (): not known, or one.
 
     Raises:
-        PeerLostError: if a worker does not appear, or is lost before all are connected.
+        PeerDepartedError: if a worker does not appear, or departs before all are connected.
     """
     global _group
     _group = _Group()
@@ -279,7 +279,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], rank: int, 
             store = dist.TCPStore(*address, is_master=False, timeout=meeting)
         _group.connections = connections_to(address)
         if _group.is_aborted.is_set():  # before an abort could close the connections
-            raise PeerLostError("a worker was lost while the others met")
+            raise PeerDepartedError("a worker departed while the others met")
         if store.add("come", 1) == num_workers:
             store.set("all", "")
         store.wait(["all"], meeting)
@@ -300,7 +300,7 @@ def form_process_group(own: dist.TCPStore, address: tuple[str, int], rank: int, 
         for group in groups:
             _set_group_timeout(group, timeout_seconds)
         if formed.is_aborted.is_set():
-            raise PeerLostError("a worker was lost while the group formed")
+            raise PeerDepartedError("a worker departed while the group formed")
     return Collectives(rank, num_workers, node_groups)
 
 
@@ -325,7 +325,7 @@ def await_store(address: tuple[str, int]) -> None:
     torch's client retries for `_MEETING_SECONDS`, and nothing interrupts it.
 
     Raises:
-        PeerLostError: if rank 0 has departed: its store was open before the others knew the address, so it does not
+        PeerDepartedError: if rank 0 has departed: its store was open before the others knew the address, so it does not
             refuse a connection. Also after an abort, and after `_MEETING_SECONDS`.
     """
     until = time.monotonic() + _MEETING_SECONDS
@@ -336,7 +336,7 @@ def await_store(address: tuple[str, int]) -> None:
         except OSError as error:
             is_gone = isinstance(error, ConnectionRefusedError)
             if is_gone or _group.is_aborted.is_set() or time.monotonic() > until:
-                raise PeerLostError(f"rank 0 at {address[0]} port {address[1]}: {error}") from error
+                raise PeerDepartedError(f"rank 0 at {address[0]} port {address[1]}: {error}") from error
         _group.is_aborted.wait(_RETRY_SECONDS)
 
 
@@ -453,7 +453,7 @@ def leave_process_group() -> None:
     A worker that leaves regularly has compared weights before, so no other worker waits for its last step.
     """
     if dist.is_initialized():
-        _abort_nccl(_group)  # an orderly shutdown would wait for operations with lost workers
+        _abort_nccl(_group)  # an orderly shutdown would wait for operations with departed workers
         dist.destroy_process_group()
 
 

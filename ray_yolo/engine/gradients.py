@@ -198,7 +198,7 @@ class _Stage(NamedTuple):
 
     group: dist.ProcessGroup | None  # None: all workers
     order: list[int] | None  # chunks in the order of the members that get them; None: as they are
-    nodes: list[list[TreeNode]]  # that each member sends
+    nodes: list[list[TreeNode]]  # each member sends its list
 
 
 def _plan_stages(shards: Sequence[range], collectives: Collectives) -> list[_Stage]:
@@ -233,7 +233,7 @@ class _Exchange:
         self.stages = list(stages)
         """Those that are not complete. The all-to-all of the first one has started."""
         self.sum = rows.new_empty(rows.shape[1])
-        self._held: list[Tensor] = []  # until the step's end: see `SecondStream`
+        self._held: list[Tensor] = []  # they live until the step's end: see `SecondStream`
         self._send(rows)
 
     def _send(self, rows: Tensor) -> None:

@@ -23,7 +23,7 @@ from ray_yolo.engine.plan import Step
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import about, capture
 
-LEAVING_SECONDS = 10.0  # between two saves while all workers drain, because their nodes can disappear at any moment
+LEAVING_SECONDS = 10.0  # two saves are this far apart while all workers drain: their nodes can disappear at any moment
 
 
 class Keeper:

@@ -31,7 +31,7 @@ from ray_yolo.ops.torch_internals import exit_codes
 PREFETCH = 2  # batches, or parts of microbatches, that a loader process has ready at least
 AHEAD = 2  # microbatches that all loader processes have ready at least
 FEWEST, MOST = 4, 8  # images of a part
-_END_SECONDS = 1.0  # after a failed connection to a loader process, in which its end is known
+_END_SECONDS = 1.0  # the end of a loader process is known this long after a failed connection to it
 ENLARGE = "increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)"
 
 

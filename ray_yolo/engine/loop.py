@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.core.errors import DivergedError, PeerLostError
+from ray_yolo.core.errors import DivergedError, PeerDepartedError
 from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine.balance import Balance, SpeedReport, StepWork
 from ray_yolo.engine.callbacks import BATCH_END
@@ -41,19 +41,19 @@ class StepResult(NamedTuple):
     """The outcome of a step, equal on every worker except for `wait_seconds` and `images`."""
 
     losses: Tensor  # (terms,) mean over the step's images
-    gradient_norm: float  # before clipping
+    gradient_norm: float  # it is measured before clipping
     skipped: bool  # something was not finite: neither weights nor statistics have changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
-    orders: Orders  # of all workers: stop, regroup, save
-    balance: Balance | None = None  # if it changes from a later step on
+    orders: Orders  # what any worker was ordered: stop, regroup, save
+    balance: Balance | None = None  # it is valid from a later step on; None: nothing changes
 
 
 class Summed(NamedTuple):
     """A step after its backward passes. The summed gradient is in `.grad`; weights and statistics are unchanged."""
 
     step: Step
-    number: int  # of the optimiser step, from 0
+    number: int  # optimiser steps count from 0
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # the argument of `Statistics.apply`
     complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
@@ -89,7 +89,7 @@ def train(learner: Learner, team: Team, after_step: StepHook, after_epoch: Epoch
 
     Raises:
         DivergedError: after `MAX_SKIPPED` non-finite steps in a row.
-        PeerLostError: if a worker was lost in a step; the step has then changed nothing.
+        PeerDepartedError: if a worker has departed in a step; the step has then changed nothing.
     """
     recipe, state = learner.spec.recipe, learner.state
     batches: Iterator[Mapping[str, Tensor]] | None = None
@@ -356,12 +356,12 @@ def finish_step(learner: Learner, team: Team, launched: Launched) -> StepResult:
     The gather is the last exchange of a step. If all of its rows have arrived, all earlier exchanges have too.
 
     Raises:
-        PeerLostError: if the step is incomplete; the device has skipped it.
+        PeerDepartedError: if the step is incomplete; the device has skipped it.
     """
     summed = launched.summed
     *measured, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `update_weights`
     if not complete:
-        raise PeerLostError("the exchange was aborted")
+        raise PeerDepartedError("the exchange was aborted")
     if finite:
         team.statistics.apply(summed.statistics, len(summed.losses))
         learner.ema.update(learner.model, summed.number + 1)

@@ -53,7 +53,7 @@ class Activity:
 
     @property
     def heartbeat_limit(self) -> float:
-        """Seconds without a heartbeat after which this worker is lost, in any phase."""
+        """Seconds without a heartbeat after which this worker counts as departed, in any phase."""
         return self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
 
     @property
@@ -98,7 +98,7 @@ def warns_without_progress(activity: Activity, warn: Callable[[str], None], seco
 
 
 class Generation(NamedTuple):
-    """A group of workers that train together until a worker is lost, waits to join, or has to leave."""
+    """A group of workers that train together until a worker departs, waits to join, or has to leave."""
 
     collectives: Collectives
     source: int | None  # the rank with the most advanced state; None: no worker has a state

@@ -32,7 +32,7 @@ class Step(NamedTuple):
 class Microbatch(NamedTuple):
     """A worker's part of one microbatch."""
 
-    number: int  # within the step
+    number: int  # a step's microbatches count from 0
     images: range  # positions that the worker forwards
     num_images: int
     """The images of the whole microbatch, over all workers; more than the worker's own under sync_bn alone."""
@@ -137,7 +137,7 @@ class _Iteration:
     """One iteration over a worker's parts: what it has still to yield, and what it has yielded last."""
 
     epoch: int  # the next one whose steps will be added
-    images_done: int  # of that epoch
+    images_done: int  # this many images of the epoch are trained
     last: int  # the epoch after which it ends
     ahead: deque[tuple[int, Step]] = field(default_factory=deque)
     """Steps that have not begun, and their epochs."""

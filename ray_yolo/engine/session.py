@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import DivergedError, PeerLostError
+from ray_yolo.core.errors import DivergedError, PeerDepartedError
 from ray_yolo.core.events import BalanceEvent, Emit, EndEvent, StartEvent, Summary, WarningEvent
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Orders
@@ -56,7 +56,7 @@ def run_session(
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
-        PeerLostError: if a worker was lost and `rendezvous` cannot form another group.
+        PeerDepartedError: if a worker has departed and `rendezvous` cannot form another group.
         CheckpointError: if there are checkpoints and none of them can be resumed.
     """
     session = Session(spec, context, placement, emit, rendezvous or Rendezvous(Collectives()))
@@ -101,7 +101,7 @@ class Session:
     def train(self) -> Summary | None:
         """Train to the end, in as many generations of workers as needed. Collective.
 
-        Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
+        Workers that do not record wait for the end in `join`. If the recording worker departs before its last
         checkpoint is on storage, the others form another generation in `join`, and its first worker saves.
 
         Returns:
@@ -117,7 +117,7 @@ class Session:
                             self._apply_settings(team)
                         train(self.learner, team, partial(self.after_step, team), partial(self.after_epoch, team),
                               self._poll_orders, self._until)
-            except PeerLostError:
+            except PeerDepartedError:
                 if not self._rendezvous.may_regroup():
                     raise
                 self._abandon_step()

@@ -38,7 +38,7 @@ class TrainSpec:
     run_dir: Path
     # For each class its number in the initial weights, None if it is new there; None: the same numbers
     weight_classes: tuple[int | None, ...] | None = None
-    weights_licence: str = ""  # that the file of the initial weights states
+    weights_licence: str = ""  # the file of the initial weights states it
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ class WorkerContext:
     cache: Literal["none", "ram", "disk"] = "none"
     activity: Activity = field(default_factory=Activity)
     callbacks: TrainingCallbacks = field(default_factory=TrainingCallbacks)
-    stored: RemoteCheckpoints | None = None  # if workers share no folder
+    stored: RemoteCheckpoints | None = None  # workers that share no folder use it

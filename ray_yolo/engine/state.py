@@ -29,7 +29,7 @@ from ray_yolo.engine.spec import TrainSpec, WorkerContext
 
 T = TypeVar("T")
 
-MEETING_SECONDS = 5.0  # between two meetings of workers of which some still download
+MEETING_SECONDS = 5.0  # workers of which some still download meet this often
 
 
 TRAINED = ("meta", "ema")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
+from ray_yolo.core.errors import PeerDepartedError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import Emit, WarningEvent
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.keeper import Keeper
@@ -24,7 +24,7 @@ STEPS_PER_COMPARISON = 50
 class _Standing(NamedTuple):
     """What a worker knows when weights are compared."""
 
-    step: int  # of its state; -1: it has none
+    step: int  # its state is after this step; -1: it has none
     agreed: int  # newest step after which it has compared its weights
     weights: int  # their fingerprint
 
@@ -44,9 +44,9 @@ class WeightCheck:
         Collective.
 
         Raises:
-            WrongWeightsError: on workers without a majority. They count as lost.
-            PeerLostError: on the others, which have added the wrong gradients. They no longer have a state: the next
-                generation restores the newest checkpoint whose weights were compared.
+            WrongWeightsError: on workers without a majority. They depart.
+            PeerDepartedError: on the others, which have added the wrong gradients. They no longer have a state: the
+                next generation restores the newest checkpoint whose weights were compared.
         """
         step = learner.state.progress.step if self.has_state else -1
         own = _Standing(step, self.agreed, int(fingerprint(learner)))
@@ -58,8 +58,8 @@ class WeightCheck:
             return
         self.has_state = False
         self._keeper.wait()
-        with contextlib.suppress(PeerLostError), collective_errors():
-            # a barrier: a worker that left earlier would appear lost to one that has not compared yet
+        with contextlib.suppress(PeerDepartedError), collective_errors():
+            # a barrier: a worker that left earlier would appear departed to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
         if collectives.rank == 0:  # faulty workers have contributed to checkpoints since the last comparison
             self._emit(WarningEvent(
@@ -70,7 +70,7 @@ class WeightCheck:
         if own.step == newest and not has_majority:
             raise WrongWeightsError(f"the weights after step {newest} are not those of the other workers: memory or "
                                     "arithmetic that is broken, or a processor of another kind")
-        raise PeerLostError(f"a worker had other weights than the rest after step {newest}")
+        raise PeerDepartedError(f"a worker had other weights than the rest after step {newest}")
 
     def _remove_uncompared(self) -> None:
         """Remove the checkpoints after the last step on which all workers agreed.

@@ -27,7 +27,7 @@ from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.files import replacing
 from ray_yolo.inference.exported import METADATA_SECTION, load_exported
-from ray_yolo.inference.predictor import Trained, check_iou, input_size, load_trained
+from ray_yolo.inference.predictor import Trained, input_size, load_trained, warn_of_iou
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.families import Family
 from ray_yolo.ops.nms import select
@@ -100,7 +100,7 @@ class ExportResult:
 
     path: Path
     metadata: dict[str, str]
-    largest_difference: float  #: from torch, see LARGEST_DIFFERENCE
+    largest_difference: float  #: the outputs differ from torch's by this, see LARGEST_DIFFERENCE
     takes: str  #: the accepted images
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     weights = str(local_file(config.weights)) if is_address(config.weights) else weights_file(config.weights)
     folder = Path(config.project or Path(weights).parent).expanduser()
     trained = load_trained(Path(weights))
-    check_iou(trained, config)
+    warn_of_iou(trained, config)
     if trained.trained_classes is not None:
         kept = ", ".join(map(str, trained.trained_classes))
         _log.warning("the weights were trained with --classes %s: the file has scores of all %d classes; those of the "

@@ -131,10 +131,9 @@ def _open_openvino(path: Path) -> tuple[RunExported, Mapping[str, str], int | No
     metadata = {key: model.get_rt_info([METADATA_SECTION, key]).astype(str) for key in keys
                 if model.has_rt_info([METADATA_SECTION, key])}
     size: Any = model.inputs[0].get_partial_shape()[0]
-    return lambda images: _infer(compiled, images), metadata, size.get_length() if size.is_static else None
 
+    def run(images: np.ndarray) -> np.ndarray:
+        request = compiled.create_infer_request()  # each call has its own, because calls run in parallel
+        return np.array(request.infer([images])[compiled.outputs[0]])
 
-def _infer(compiled: Any, images: np.ndarray) -> np.ndarray:
-    """The first output. Each call has a request of its own, because calls run in parallel."""
-    request = compiled.create_infer_request()
-    return np.array(request.infer([images])[compiled.outputs[0]])
+    return run, metadata, size.get_length() if size.is_static else None

@@ -77,7 +77,7 @@ class Output:
         if results.frame is not None:
             return plot
         _, content = cv2.imencode(".jpg", plot)
-        place(self.folder / f"{stem}.jpg").write_bytes(content.tobytes())
+        with_folder(self.folder / f"{stem}.jpg").write_bytes(content.tobytes())
         return None
 
 
@@ -174,7 +174,7 @@ def _with_videos(done: Iterable[_Done], output: Output | None) -> Iterator[tuple
 
 
 def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWriter:
-    path = place(output.folder / f"{encodable(media.stem)}.mp4")  # OpenCV crashes with names of other encodings
+    path = with_folder(output.folder / f"{encodable(media.stem)}.mp4")  # OpenCV crashes with names of other encodings
     source_rate = USUAL_RATE if media.is_stream else frames_per_second(media.path)
     rate = source_rate / output.config.vid_stride  # the same duration with fewer frames
     size = frame.shape[1], frame.shape[0]
@@ -184,8 +184,8 @@ def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWri
     return video
 
 
-def place(path: Path) -> Path:
-    """The same path, after its folder is created."""
+def with_folder(path: Path) -> Path:
+    """The same path. Its folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -303,4 +303,5 @@ def write_label_files(table: np.ndarray, index: AnnotationIndex, folder: Path, *
     for number, stem in enumerate(unique_stems(names)):
         rows = table[table[:, 0] == number, 1:7]
         if len(rows):
-            place(folder / "labels" / f"{stem}.txt").write_text(label_rows(rows, index[number].size, scores=scores))
+            text = label_rows(rows, index[number].size, scores=scores)
+            with_folder(folder / "labels" / f"{stem}.txt").write_text(text)

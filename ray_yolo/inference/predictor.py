@@ -302,28 +302,23 @@ def input_size(trained: Opened, imgsz: int | None) -> int:
     return size
 
 
-def check_iou(trained: Opened, settings: NmsConfig | EvaluateConfig) -> None:
+def warn_of_iou(trained: Opened, settings: NmsConfig | EvaluateConfig) -> None:
     """Warn, once in a process, of a given `iou` that has no effect: these detections are not suppressed."""
     if not trained.suppress and "iou" in settings.model_fields_set:
-        _warn_of_iou()
-
-
-@cache
-def _warn_of_iou() -> None:
-    _log.warning("iou is ignored: this model's detections need no non-maximum suppression")
+        _warn_once("iou is ignored: this model's detections need no non-maximum suppression")
 
 
 def warn_of_classes(trained: Opened, classes: Sequence[int] | None = None) -> None:
     """Warn, once in a process, that only some classes were trained, unless `classes` are given."""
     if classes is None and trained.trained_classes is not None:
         kept = ", ".join(f"{number} {trained.names[number]}" for number in trained.trained_classes)
-        _warn_of_classes(kept, len(trained.names))
+        _warn_once(f"the weights were trained with --classes: of {len(trained.names)} classes, only {kept} are used; "
+                   "--classes chooses others")
 
 
 @cache
-def _warn_of_classes(kept: str, total: int) -> None:
-    _log.warning("the weights were trained with --classes: of %d classes, only %s are used; --classes chooses others",
-                 total, kept)
+def _warn_once(text: str) -> None:
+    _log.warning(text)
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:

@@ -118,11 +118,11 @@ class Results:
     """An image and its detections."""
 
     orig_img: np.ndarray  #: (height, width, 3) uint8 BGR, upright
-    path: str  #: of the file; image0.jpg, image1.jpg, ... for arrays
-    names: dict[int, str]  #: of the classes
+    path: str  #: the file's; image0.jpg, image1.jpg, ... for arrays
+    names: dict[int, str]  #: the classes' names by their numbers
     boxes: Boxes
     speed: dict[str, float] = field(default_factory=dict)  #: ms: preprocess, inference, postprocess
-    frame: int | None = None  #: of a video, counted from 1
+    frame: int | None = None  #: its number in a video, counted from 1
     error: str = ""  #: why a file could not be read; the image is empty then
     masks: ClassVar[None] = None
     probs: ClassVar[None] = None

@@ -26,10 +26,10 @@ from ray_yolo.sinks.run_logger import write_findings
 
 PROJECT = "runs/checks"
 _SPLITS = ("train", "val", "test")
-_PICTURES = 16  # in dataset.jpg
+_PICTURES = 16  # dataset.jpg shows this many
 _SIDE_PX = 640  # The long side of each of these pictures is scaled to it.
-_FINDINGS = 10  # that are printed for each split
-_SIZES = 3  # of images, that are printed for each split
+_FINDINGS = 10  # this many are printed for each split
+_SIZES = 3  # each split's lines name this many sizes of images
 
 
 class CheckedDataset(NamedTuple):

@@ -56,7 +56,7 @@ class NotFinite(NamedTuple):
     phase: StepPhase
     module: str
     tensor: str
-    microbatch: int | None = None  # within the step
+    microbatch: int | None = None  # a step's microbatches count from 0
 
 
 class LayerNorms(NamedTuple):

@@ -50,16 +50,16 @@ _VERSIONS = {"torch": "torch", "python": "Python", "ray_yolo": "ray_yolo", "git_
 class ReplayResult:
     """The results of a replay."""
 
-    folder: Path  #: on this machine
+    folder: Path  #: the folder of the results on this machine
     step: int  #: the number of the step that was observed
     before: int  #: step of the checkpoint that it started from; 0: a fresh start from the recipe
     terms: tuple[str, ...]  #: names of the loss terms
     result: StepResult  #: the step's losses and gradient norm
-    agreement: Agreement  #: of the losses with the run's log
+    agreement: Agreement  #: whether the losses are those of the run's log
     reasons: tuple[str, ...]  #: why losses may differ from the log's
     not_finite: tuple[NotFinite, ...]  #: the first one of each phase, in order; the first is the cause of the others
     images: tuple[ObservedImage, ...]  #: the step's pictures
-    layers: tuple[LayerNorms, ...]  #: in the order of the model
+    layers: tuple[LayerNorms, ...]  #: they have the order of the model
 
 
 class RecordedRun(NamedTuple):

@@ -66,7 +66,7 @@ class CocoFile:
         content = _read(file)
         self._classes, self.findings = _match(content, names, file)
         written = {identity(row.get("id")): row.get("id") for row in content["categories"]}
-        self._category_ids = {kind: written[own_id] for own_id, kind in self._classes.items()}  # as the file has them
+        self._category_ids = {kind: written[own_id] for own_id, kind in self._classes.items()}  # those of the file
         file_names = [_file_name(image, file) for image in content["images"]]
         folder = folder or _image_folder(file, root, file_names)
         path_of_name = {name: _path_of(folder, name) for name in file_names}

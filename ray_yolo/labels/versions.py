@@ -49,7 +49,7 @@ class ImageChange(NamedTuple):
     boxes: int
     old_labels: str  # `label_digest`; '' for an added image
     labels: str  # '' for a removed image
-    classes: tuple[str, ...]  # whose labels differ
+    classes: tuple[str, ...]  # their labels differ
 
 
 def images_of(splits: Mapping[str, AnnotationIndex], root: Path) -> list[Image]:

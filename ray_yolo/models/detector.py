@@ -48,7 +48,8 @@ class Detector(nn.Module):
         """
         super().__init__()
         self._sources = [_absolute(row, index) for index, row in enumerate(rows)]
-        self._kept = _needed_later(self._sources)
+        # An output is kept if another row than the next one takes it.
+        self._kept = {source for row, sources in enumerate(self._sources) for source in sources if source != row - 1}
         self.model = nn.ModuleList()
         strides = self._assemble(rows)
         self.head.calibrate(strides, anchors_px)
@@ -107,7 +108,7 @@ class Architecture:
     """A model without its number of classes: a table of rows and the multiples of its size."""
 
     rows: tuple[Row, ...]
-    anchors_px: Anchors | int | None  # per level and anchor (width, height); or a number per level
+    anchors_px: Anchors | int | None  # each is (width, height); a number: each level has this many
     depth: float = 1.0
     width: float = 1.0
     most: int = MOST_CHANNELS  # limit of a row's channels before the width multiple
@@ -145,14 +146,6 @@ def _is_head(row: Row) -> bool:
     return issubclass(row.block, Head)
 
 
-def _needed_later(sources: Sequence[Sequence[int]]) -> set[int]:
-    """The rows whose outputs a row other than the next one takes."""
-    needed: set[int] = set()
-    for index, row in enumerate(sources):
-        needed.update(source for source in row if source != index - 1)
-    return needed
-
-
 def _absolute(row: Row, index: int) -> tuple[int, ...]:
     """Sources of row `index` as indices; -1 is the image, allowed for the first row only."""
     sources = tuple(source if source >= 0 else index + source for source in row.source)
@@ -163,6 +156,7 @@ def _absolute(row: Row, index: int) -> tuple[int, ...]:
 
 
 def _count_anchors(anchors: Anchors, num_levels: int) -> int:
+    """The number of anchors of each level. ConfigError unless it is the same on all levels, and every side above 0."""
     counts = {len(level) for level in anchors}
     if len(anchors) != num_levels or len(counts) != 1 or min(counts) == 0:
         raise ConfigError(f"anchors: {num_levels} levels with equal numbers of anchors are needed, but there are "

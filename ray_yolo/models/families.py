@@ -123,7 +123,7 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
 class GivenClasses(NamedTuple):
     """The classes of a state that belong to those of a model, where they are not the same in number or name."""
 
-    rows: tuple[int | None, ...]  # for each class of the model, its number in the state; None: a new class
+    rows: tuple[int | None, ...]  # the number that each class of the model has in the state; None: a new class
     total: int  # classes of the state
 
 
@@ -134,12 +134,12 @@ def compare_weights(detector: Detector, state: Mapping[str, object], *, keep_anc
     Args:
         state: tensors by name, as from a state dict; a prefix `module.` is ignored.
         keep_anchors: keep the head's anchors (those of the user).
-        given: class layers take these rows of the state; None: only layers of equal shape are taken.
+        given: class layers take its rows of the state; None: only layers of equal shape are taken.
 
     Raises:
         CheckpointError: if no tensor matches.
     """
-    fitting = _fitting(detector, state, keep_anchors=keep_anchors, classes=given)
+    fitting = _fitting(detector, state, keep_anchors=keep_anchors, given=given)
     own = detector.state_dict()
     class_tensors = _class_tensors(detector)
     return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting),
@@ -162,7 +162,7 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
         ConfigError: for `classes`, if the head does not name its class layers.
     """
     transfer = compare_weights(detector, state, keep_anchors=keep_anchors, given=given)
-    detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors, classes=given), strict=False)
+    detector.load_state_dict(_fitting(detector, state, keep_anchors=keep_anchors, given=given), strict=False)
     if classes is not None:
         detector.head.select_classes(classes)
     return transfer
@@ -174,34 +174,34 @@ def _class_tensors(detector: Detector) -> list[str]:
     return [f"{head}.{layer}.{kind}" for layer in detector.head.class_layers() for kind in ("weight", "bias")]
 
 
-def _with_rows(detector: Detector, state: Mapping[str, Tensor], classes: GivenClasses) -> dict[str, Tensor]:
-    """The state with class layers in the shape of the model: rows of its new classes keep the model's values.
+def _with_rows(detector: Detector, state: Mapping[str, Tensor], given: GivenClasses) -> dict[str, Tensor]:
+    """The state with class layers in the shape of the model: rows of the model's new classes keep its values.
 
     A layer that differs in more than the number of its outputs is left out.
     """
-    matched = [number for number, row in enumerate(classes.rows) if row is not None]
+    matched = [number for number, row in enumerate(given.rows) if row is not None]
     targets = detector.head.class_outputs(matched)
-    sources = detector.head.class_outputs([row for row in classes.rows if row is not None], classes.total)
-    num_outputs = len(detector.head.class_outputs(range(classes.total), classes.total))
+    sources = detector.head.class_outputs([row for row in given.rows if row is not None], given.total)
+    num_outputs = len(detector.head.class_outputs(range(given.total), given.total))
     own = detector.state_dict()
     joined = dict(state)
     for name in _class_tensors(detector):
-        given = joined.pop(name, None)
-        if given is None or given.shape != (num_outputs, *own[name].shape[1:]):
+        tensor = joined.pop(name, None)
+        if tensor is None or tensor.shape != (num_outputs, *own[name].shape[1:]):
             continue
         rows = own[name].clone()
-        rows[targets] = given[sources].to(rows)
+        rows[targets] = tensor[sources].to(rows)
         joined[name] = rows
     return joined
 
 
 def _fitting(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool,
-             classes: GivenClasses | None = None) -> dict[str, Tensor]:
+             given: GivenClasses | None = None) -> dict[str, Tensor]:
     """The tensors of a state whose name and shape are those of a model's tensor."""
     tensors = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
-    if classes is not None:
-        tensors = _with_rows(detector, tensors, classes)
+    if given is not None:
+        tensors = _with_rows(detector, tensors, given)
     fitting: dict[str, Tensor] = {}
     for name, tensor in own.items():
         if keep_anchors and name.endswith(".anchors"):

@@ -18,7 +18,7 @@ from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.blocks import Channels, Conv, Count
 from ray_yolo.ops.boxes import BINS, corners, expected_boxes, flatten_levels, grid_cells, grid_points
 
-Anchors = Sequence[Sequence[Sequence[float]]]  # per level, per anchor: (width, height) in pixels
+Anchors = Sequence[Sequence[Sequence[float]]]  # each anchor of each level is (width, height) in pixels
 
 
 class Predictions(NamedTuple):

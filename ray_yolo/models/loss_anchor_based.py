@@ -80,7 +80,7 @@ class AnchorLoss:
         places = torch.cat([index + first for index, first in zip(own, firsts, strict=True)])
         best = torch.zeros_like(objectness).scatter_reduce(0, places, overlap.detach() * valid, "amax")
         obj = self._cross_entropy(objectness, best, self.config.obj_pw)
-        cls, num_scores = self._classes(picked[:, 5:], assignment, valid)
+        cls, num_scores = self._class_loss(picked[:, 5:], assignment, valid)
 
         num_valid = _sums(valid, assignment.sizes)
         counts = torch.stack((num_valid, grids.prod(1) * (len(levels[0]) * levels[0].shape[1]), num_scores * num_valid))
@@ -95,7 +95,7 @@ class AnchorLoss:
             self._grids[shapes] = torch.tensor(shapes, dtype=torch.float32).to(device, non_blocking=True)
         return self._grids[shapes]
 
-    def _classes(self, logits: Tensor, assignment: Assignment, valid: Tensor) -> tuple[Tensor, int]:
+    def _class_loss(self, logits: Tensor, assignment: Assignment, valid: Tensor) -> tuple[Tensor, int]:
         """(k,) summed cross-entropies of class scores, and the number of scores per assigned prediction."""
         if self.num_classes == 1:
             return torch.zeros_like(valid), 0

@@ -125,6 +125,6 @@ class EndToEndLoss(AnchorFreeLoss):
         """(n,) mean errors of the distances, as shares of the network input."""
         height, width = image_size
         errors = (distances[..., 0] - sides).abs() * cell_sizes
-        network_input = errors.new_full((4,), width)  # as above
+        network_input = errors.new_full((4,), width)  # filled there, as the shares are
         network_input[1::2].fill_(height)
         return (errors / network_input).mean(1)

@@ -33,14 +33,14 @@ MOST_CHANNELS = 2**15
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-_schemas: dict[type[nn.Module], type[BaseModel]] = {}  # made once for each block
-_SOURCES, _REPEATS = TypeAdapter(tuple[int, ...]), TypeAdapter(Count)
-
-
 def parameters_of(block: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """The parameters of a block before `*`, by name and in order."""
     parameters = inspect.signature(block, eval_str=True).parameters
     return {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY}
+
+
+_schemas: dict[type[nn.Module], type[BaseModel]] = {}  # each block's is made once
+_SOURCES, _REPEATS = TypeAdapter(tuple[int, ...]), TypeAdapter(Count)
 
 
 def schema_of(block: type[nn.Module]) -> type[BaseModel]:
@@ -152,8 +152,11 @@ def row(block: type[nn.Module], *positional: Any, source: Sequence[int] = (-1,),
         raise ConfigError("cannot be repeated; set its number to 1")
     try:
         arguments = _checked(block, {**values, **named})
-    except ValidationError as error:
-        raise ConfigError(_first_error(error, names)) from error
+    except ValidationError as error:  # its first part becomes `argument 2 (kernel): ...`
+        detail = error.errors()[0]
+        name, *inner = map(str, detail["loc"])
+        place = f"argument {names.index(name) + 1} ({name})" if name in names else name
+        raise ConfigError(f"{'.'.join([place, *inner])}: {detail['msg']}") from error
     try:
         count = _REPEATS.validate_python(repeats, strict=True)
     except ValidationError as error:
@@ -163,11 +166,3 @@ def row(block: type[nn.Module], *positional: Any, source: Sequence[int] = (-1,),
 
 def _checked(block: type[nn.Module], values: dict[str, Any]) -> BaseModel:
     return schema_of(block).model_validate(values)
-
-
-def _first_error(error: ValidationError, names: Sequence[str]) -> str:
-    """The first error, on one line: `argument 2 (kernel): ...`."""
-    detail = error.errors()[0]
-    name, *inner = [str(part) for part in detail["loc"]]
-    place = f"argument {names.index(name) + 1} ({name})" if name in names else name
-    return f"{'.'.join([place, *inner])}: {detail['msg']}"

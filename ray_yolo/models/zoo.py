@@ -31,7 +31,7 @@ ANCHORS_PX = (  # fitted to COCO at 640 pixels; YOLOv3's and YOLOv5's
     ((30, 61), (62, 45), (59, 119)),
     ((116, 90), (156, 198), (373, 326)),
 )
-P6_ANCHORS_PX = (  # for images of 1280 pixels
+P6_ANCHORS_PX = (  # they fit images of 1280 pixels
     ((19, 27), (44, 40), (38, 94)),
     ((96, 68), (86, 152), (180, 137)),
     ((140, 301), (303, 264), (238, 542)),

@@ -125,6 +125,7 @@ def _overlaps(a: Floats, b: Floats, crowd: Bools) -> Floats:
 
 
 def _pairs(found: Detected, truth: Labelled, groups: Ints, label_groups: Ints) -> _Pairs:
+    """The pairs of all detections and labels, each with the number of its group."""
     first = np.searchsorted(label_groups, groups)  # for each detection, its group's first label
     counts = np.searchsorted(label_groups, groups, side="right") - first  # and the number of its group's labels
     with_labels = np.flatnonzero(counts)
@@ -172,6 +173,12 @@ def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matche
 
 
 def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints, counting: Bools) -> CocoMetrics:
+    """The means over classes and thresholds.
+
+    Args:
+        rank: (n,) position of each detection in its group, from 0, best score first.
+        counting: (m, areas), whether a label counts in an area.
+    """
     classes = np.unique(true_classes)
     precision = np.full((len(classes), len(AREAS), len(THRESHOLDS)), np.nan)
     recall = np.full((len(LIMITS), len(classes), len(AREAS), len(THRESHOLDS)), np.nan)

@@ -24,7 +24,7 @@ class DoubtfulLabel(NamedTuple):
 
     kind: DoubtKind
     image: int
-    box: tuple[float, float, float, float]  # of the label; of the detection for a missing one
+    box: tuple[float, float, float, float]  # the label's; for a missing one the detection's
     labelled: int | None  # class of the label; None for a missing one
     detected: int | None  # class of the detection; None for a denied label
     doubt: float  # 0..1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELLS = 50  # per side of a heat map; most bars of a histogram
+CELLS = 50  # a heat map has this many on each side, a histogram at most this many bars
 NAMED = 40  # largest number of classes with names at the bars
 OVERLAID = 1000  # most boxes that are drawn over each other
 
@@ -31,18 +31,19 @@ def plot_labels(index: AnnotationIndex, path: Path) -> Figure:
     figure = new_figure(14, 9)
     panels = figure.subplot_mosaic([["classes", "classes", "images"], ["overlaid", "centres", "sizes"]])
     classes, images, centres, sizes = (panels[name] for name in ("classes", "images", "centres", "sizes"))
-    _bars(classes, index)
-    _per_image(images, per_image)
-    _overlaid(panels["overlaid"], widths, heights, index.classes)
+    _draw_classes(classes, index)
+    _draw_images(images, per_image)
+    _draw_boxes(panels["overlaid"], widths, heights, index.classes)
     for axes in (classes, images):
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    _heat(centres, (left + right) / 2 / width, (top + bottom) / 2 / height, "Box centres", ("x", "y"))
+    _draw_heat(centres, (left + right) / 2 / width, (top + bottom) / 2 / height, "Box centres", ("x", "y"))
     centres.invert_yaxis()  # y points down, as in the images
-    _heat(sizes, widths, heights, "Box sizes", ("Width", "Height"))
+    _draw_heat(sizes, widths, heights, "Box sizes", ("Width", "Height"))
     return save(figure, path)
 
 
-def _bars(axes: Axes, index: AnnotationIndex) -> None:
+def _draw_classes(axes: Axes, index: AnnotationIndex) -> None:
+    """A bar for the labels of each class."""
     counts = np.bincount(index.classes, minlength=len(index.names))
     dress(axes, title=f"{counts.sum():,} labels in {len(index.names)} classes", y="Labels")
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(counts))]  # as in the pictures with boxes
@@ -57,7 +58,8 @@ def _bars(axes: Axes, index: AnnotationIndex) -> None:
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=8, color=INK)
 
 
-def _per_image(axes: Axes, per_image: np.ndarray) -> None:
+def _draw_images(axes: Axes, per_image: np.ndarray) -> None:
+    """A histogram of the number of labels in an image."""
     title = f"{len(per_image):,} images, {(per_image == 0).sum():,} without labels"
     dress(axes, title=title, x="Labels in the image", y="Images")
     most = int(per_image.max(initial=0))
@@ -68,7 +70,7 @@ def _per_image(axes: Axes, per_image: np.ndarray) -> None:
     count_along_x(axes)
 
 
-def _overlaid(axes: Axes, widths: np.ndarray, heights: np.ndarray, classes: np.ndarray) -> None:
+def _draw_boxes(axes: Axes, widths: np.ndarray, heights: np.ndarray, classes: np.ndarray) -> None:
     """Boxes with their centres at one point, in the colours of their classes; of many, some by lot."""
     from matplotlib.collections import LineCollection
 
@@ -89,7 +91,7 @@ def _overlaid(axes: Axes, widths: np.ndarray, heights: np.ndarray, classes: np.n
     axes.set_aspect("equal")
 
 
-def _heat(axes: Axes, x: np.ndarray, y: np.ndarray, title: str, labels: tuple[str, str]) -> None:
+def _draw_heat(axes: Axes, x: np.ndarray, y: np.ndarray, title: str, labels: tuple[str, str]) -> None:
     """How many points are in each cell of the part of the unit square that has any."""
     dress(axes, title=title, x=f"{labels[0]} (share of the image)", y=f"{labels[1]} (share of the image)")
     axes.grid(visible=False)

@@ -18,7 +18,7 @@ from PIL import Image
 from ray_yolo.core.formatting import format_cell
 
 LONGEST_SIDE = 1000  # pixels of a picture in the page
-_QUALITY = 60  # of WebP, with which a usual page stays below 1 MB
+_QUALITY = 60  # a usual page stays below 1 MB with this quality of WebP
 _STYLE = """
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 0 auto;
@@ -57,7 +57,7 @@ class Section(NamedTuple):
     """A part of a page: a heading and any of its contents, which follow in this order."""
 
     heading: str
-    lines: Sequence[str] = ()  # of text with aligned columns, which may be wider than the page
+    lines: Sequence[str] = ()  # their columns are aligned, and they may be wider than the page
     pictures: Sequence[Path] = ()  # .png and .jpg files in the folder of the page; missing ones are left out
     cards: Sequence[tuple[str, str]] = ()  # (value, what it is), the few numbers to see first
     facts: Sequence[tuple[str, str]] = ()  # (name, text) rows; those without a text are left out

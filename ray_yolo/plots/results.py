@@ -33,12 +33,12 @@ def plot_results(rows: Sequence[EpochEvent], path: Path) -> Figure:
     for axes, term in zip(loss_panels, terms, strict=False):
         train = [row.train[term] for row in rows]
         val = [(row.val or {}).get(term) for row in rows]
-        _lines(axes, rows, LOSSES.get(term, f"{term} loss"), {"train": train, "val": val})
+        _draw_lines(axes, rows, LOSSES.get(term, f"{term} loss"), {"train": train, "val": val})
     metrics = {name: [(row.metrics or {}).get(name) for row in rows] for name in METRICS}
-    _lines(precision_and_recall, rows, "Precision and recall", {name: metrics[name] for name in METRICS[:2]})
-    _lines(average_precision, rows, "Average precision", {name: metrics[name] for name in METRICS[2:]})
+    _draw_lines(precision_and_recall, rows, "Precision and recall", {name: metrics[name] for name in METRICS[:2]})
+    _draw_lines(average_precision, rows, "Average precision", {name: metrics[name] for name in METRICS[2:]})
     rates = {name: [row.lr[group] for row in rows] for group, name in enumerate(RATES)}
-    _lines(learning_rate, rows, "Learning rate", rates)
+    _draw_lines(learning_rate, rows, "Learning rate", rates)
     for axes in loss_panels:
         _cut_spikes(axes)
     for axes in (precision_and_recall, average_precision, learning_rate):
@@ -52,7 +52,7 @@ def plot_results(rows: Sequence[EpochEvent], path: Path) -> Figure:
     return save(figure, path)
 
 
-def _lines(axes: Axes, rows: Sequence[EpochEvent], title: str, lines: Mapping[str, Sequence[Number]]) -> None:
+def _draw_lines(axes: Axes, rows: Sequence[EpochEvent], title: str, lines: Mapping[str, Sequence[Number]]) -> None:
     """One line per entry (label: a number for each row), with gaps for missing numbers."""
     dress(axes, title=title, x="Epoch (counted from 1)")
     epochs = np.arange(rows[0].epoch, rows[-1].epoch + 1) if rows else np.zeros(0, int)
@@ -62,7 +62,7 @@ def _lines(axes: Axes, rows: Sequence[EpochEvent], title: str, lines: Mapping[st
         if not known:
             continue
         numbers = np.array([known.get(epoch, math.nan) for epoch in epochs.tolist()])
-        marked = np.ones(len(numbers), bool) if len(known) <= FEW else _isolated(numbers)
+        marked = np.ones(len(numbers), bool) if len(known) <= FEW else _between_gaps(numbers)
         axes.plot(epochs + 1, numbers, color=colour, linestyle=dash, label=label, linewidth=1.6, marker="o",
                   markersize=3, markevery=np.flatnonzero(marked).tolist())
     count_along_x(axes)
@@ -71,7 +71,7 @@ def _lines(axes: Axes, rows: Sequence[EpochEvent], title: str, lines: Mapping[st
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
 
 
-def _isolated(numbers: np.ndarray) -> np.ndarray:
+def _between_gaps(numbers: np.ndarray) -> np.ndarray:
     """Mask of the numbers between two gaps: no line reaches them, so they need a marker."""
     finite = np.pad(np.isfinite(numbers), 1)  # a gap before the first and after the last
     here, before, after = finite[1:-1], finite[:-2], finite[2:]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _START_SECONDS = 120.0  # The actor's process may take so long to start on a busy machine.
-_ASK_SECONDS = 5.0  # between two questions of a worker whether the writer lives: all workers ask
-_MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
+_ASK_SECONDS = 5.0  # a worker asks this often whether the writer lives: all workers do
+_MAX_PENDING_CALLS = 10_000  # a sender keeps at most this many while the writer hangs, and drops further events
 
 _logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class RecorderClient:
     def __init__(self, actor: ActorHandle[Recorder], path: str, *, ends: bool) -> None:
         self.actor, self._path, self._ends, self._warned = actor, path, ends, False
         self.writer: Process | None = None  # the actor's process, once it has opened the log
-        self._rows: deque[Event] = deque(maxlen=_MAX_PENDING_CALLS)  # which the actor may not have written
+        self._rows: deque[Event] = deque(maxlen=_MAX_PENDING_CALLS)  # the actor may not have written them
         self._sign_of_life: ObjectRef[bool] | None = None
         """The reply that `is_gone` awaits."""
         self._asked = -math.inf

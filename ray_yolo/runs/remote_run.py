@@ -152,17 +152,14 @@ class RemoteRun:
                     if not segment.startswith(stored):
                         raise TrainingError(f"{self.address}/{key} was written by another process; this one stores "
                                             "nothing more")
-                if self._segments == 0:  # it begins with all earlier lines
-                    self._remove_earlier_segments()
+                if self._segments == 0:
+                    # It begins with all lines of earlier attempts. Their segments have smaller names than any of this.
+                    names = [entry.name for entry in self._store.list("log/")]
+                    earlier = [f"log/{name}" for name in names if name < f"{self.attempt:06d}"]
+                    in_parallel(self._store.delete, earlier)
                 self._offset += len(stored)
                 self._segments += 1
                 segment = segment[len(stored):]
-
-    def _remove_earlier_segments(self) -> None:
-        """Remove the segments of earlier attempts, whose names are smaller than any of this attempt."""
-        names = [entry.name for entry in self._store.list("log/")]
-        earlier = [f"log/{name}" for name in names if name < f"{self.attempt:06d}"]
-        in_parallel(self._store.delete, earlier)
 
     def put_files(self) -> None:
         """Store the files that are new or changed; weights/last.pt and best.pt only after the end of training. Before,

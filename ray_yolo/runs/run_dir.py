@@ -214,7 +214,12 @@ def _found_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], b
         return record.digest == digest
 
     def has_moved(record: FolderRecord) -> bool:
-        return _has_moved(recipe, labels, record)
+        """Whether a training has this recipe except for the path of its data set, and the same labels."""
+        if labels is None or not isinstance(record, RunRecord):
+            return False
+        recipe_there = recipe.model_copy(update={"data": record.asked.data})
+        is_same_otherwise = record.digest == recipe_digest(recipe_there)
+        return is_same_otherwise and labels() == record.labels  # the labels come last: reading them takes time
 
     if placement.name:
         return _named(project / placement.name, lambda record: is_same(record) or has_moved(record),
@@ -223,15 +228,6 @@ def _found_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], b
     if same or labels is None:
         return same
     return next(_unfinished(project, has_moved, sweeps=False), None)
-
-
-def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: FolderRecord) -> bool:
-    """Whether a training has this recipe except for the path of its data set, and the same labels."""
-    if labels is None or not isinstance(record, RunRecord):
-        return False
-    recipe_there = recipe.model_copy(update={"data": record.asked.data})
-    is_same_otherwise = record.digest == recipe_digest(recipe_there)
-    return is_same_otherwise and labels() == record.labels  # The labels come last: reading them takes time.
 
 
 @usable_storage()

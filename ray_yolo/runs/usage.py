@@ -223,10 +223,10 @@ class UsageMeter:
 
     now: float = 0.0
     alive: float = 0.0  # time of the last event of a worker that trains
-    started: dict[int, _Process] = field(default_factory=dict)  # that have not joined yet, by the worker's number
+    started: dict[int, _Process] = field(default_factory=dict)  # keys: numbers of workers that have not joined
     present: dict[tuple[int, int], _Stay] = field(default_factory=dict)
     """The stays of the workers that train, by the worker's number and how often the group had that number before."""
-    stays: list[_Stay] = field(default_factory=list)  # that have ended
+    stays: list[_Stay] = field(default_factory=list)  # they have ended
     marks: list[_Mark] = field(default_factory=list)  # the progress that is kept; the first one is the first start
     pace: float = 0.0  # seconds of the last logged step
     resumed: int | None = None  # the step of an interruption without progress since

@@ -25,9 +25,9 @@ from ray_yolo.core.signals import STOPS, exit_on_hangup, exit_status_of, leave_t
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 
-SAVE_SECONDS = 11.0  # for the current step and its save
-FAILED_SECONDS = 12.5  # from the signal to the end of the command, if the step could not be saved
-END_SECONDS = 10.0  # for everything that follows a save, so that the command ends 22 s after the signal at the latest
+SAVE_SECONDS = 11.0  # the current step and its save may take this long
+FAILED_SECONDS = 12.5  # the command ends this long after the signal if the step could not be saved
+END_SECONDS = 10.0  # what follows a save may take this long: the command ends 22 s after the signal at the latest
 MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.1
 

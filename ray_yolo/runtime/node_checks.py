@@ -40,10 +40,10 @@ from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import is_address, open_store
 
 SAMPLE = 32  # images that every node is checked for
-ANSWER_SECONDS = 60.0  # for a node to start a process and answer
+ANSWER_SECONDS = 60.0  # a node may take this long to start a process and answer
 SKEW_SECONDS = 5.0
 LEAST_BYTES = 2 * 1024**3  # free space for temporary files of Ray and torch
-LEAST_SHARED = 512 * 1024**2  # for the batches of loader processes; by default, containers have 64 MB
+LEAST_SHARED = 512 * 1024**2  # the batches of loader processes need this much; by default, containers have 64 MB
 LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "ray")
 
 T = TypeVar("T")

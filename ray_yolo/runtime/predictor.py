@@ -34,10 +34,10 @@ from ray_yolo.inference.predictor import (
     Predictor,
     build_predictor,
     check_classes,
-    check_iou,
     input_size,
     open_weights,
     warn_of_classes,
+    warn_of_iou,
 )
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.location import location, publish
@@ -52,9 +52,9 @@ _PARTS_PER_WORKER = 32  # lists of files; many, so that a worker with long video
 class PredictResult:
     """Predictions, and the folder of their files."""
 
-    folder: Path  # on this machine
-    names: tuple[str, ...]  # of classes
-    predictions: tuple[Prediction, ...]  # of pictures and frames, by path
+    folder: Path  # it is on this machine
+    names: tuple[str, ...]  # those of the classes
+    predictions: tuple[Prediction, ...]  # pictures and frames are sorted by path
 
 
 def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
@@ -105,7 +105,7 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Opened, list[Media]]:
         raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
     trained = open_weights(local_file(config.weights))
     check_classes(config.classes, trained.names)
-    check_iou(trained, config)
+    warn_of_iou(trained, config)
     warn_of_classes(trained, config.classes)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)

@@ -56,17 +56,17 @@ from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.devices import local_device
-from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained, warn_of_classes
+from ray_yolo.inference.predictor import build_predictor, check_classes, load_trained, warn_of_classes, warn_of_iou
 from ray_yolo.runtime.cluster import connect, is_shared, wait_for_room
 
 # A GIF may have many pictures, and the reply has the detections of one.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", *(name for name in ("TIFF", "AVIF", "JPEG2000") if name in READ_FORMATS))
-NAME = "ray_yolo"  # of the application: "default" may be another one
+NAME = "ray_yolo"  # the application has a name of its own: "default" may be another one
 VARIABLE = "RAY_YOLO_"
 MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
-READ_SECONDS = 60.0  # for a client to send its picture
-DRAIN_SECONDS = 16.0  # for accepted requests to be answered after a signal; a scheduler kills after 30 s
-NOTICE_SECONDS = 2.0  # in which the last responses leave, and a load balancer sees that /health has changed
+READ_SECONDS = 60.0  # a client may take this long to send its picture
+DRAIN_SECONDS = 16.0  # accepted requests are answered for this long after a signal; a scheduler kills after 30 s
+NOTICE_SECONDS = 2.0  # meanwhile the last responses leave, and a load balancer sees that /health has changed
 REFUSAL_SECONDS = 4.0  # more, if requests that nothing has answered must be refused: there may be hundreds
 
 _logger = logging.getLogger("ray.serve")
@@ -170,7 +170,7 @@ class Model:
         torch.set_num_threads(config.cpus_per_replica)
         trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
-        check_iou(trained, config)
+        warn_of_iou(trained, config)
         self._predictor = build_predictor(trained, config, local_device(config.gpus_per_replica))
         self._broken = ""
         self.detect.set_max_batch_size(config.batch_size)

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-PATIENCE_SECONDS = 10.0  # that a group waits before a worker leaves for it, and that room lasts before it is used
-CALM_SECONDS = 60.0  # without a place for others, until all are requested again; and between two moves of a worker
-SETTLE_SECONDS = 5.0  # at most, until Ray reports the resources of a removed group as free
-SOON_SECONDS, LATE_SECONDS = 1.0, 10.0  # between two looks, while places may have to move and otherwise
+PATIENCE_SECONDS = 10.0  # a group waits this long before a worker leaves for it; room lasts as long before it is used
+CALM_SECONDS = 60.0  # after this time without a place for others, all are requested again, or a worker is moved again
+SETTLE_SECONDS = 5.0  # Ray needs at most this long to report the resources of a removed group as free
+SOON_SECONDS, LATE_SECONDS = 1.0, 10.0  # a pool looks this often while places may have to move, and otherwise
 ALL = 1_000_000  # places
 _NAME = re.compile(r"ray_yolo/(minimum|extra)/(-?\d+)/(\d+)/[0-9a-f]+")
 
@@ -37,8 +37,8 @@ class Bundle(NamedTuple):
     """Resources that a group reserves together, on one node."""
 
     needs: Mapping[str, float]
-    node: str = ""  # which holds it; '': it waits
-    labels: Mapping[str, str] = {}  # that its node has to have, as a label selector of Ray
+    node: str = ""  # this node holds it; '': it waits
+    labels: Mapping[str, str] = {}  # its node has to have them; a label selector of Ray
 
 
 _NODE = attrgetter("node")
@@ -53,7 +53,7 @@ class Group(NamedTuple):
     strategy: str = "PACK"
     kind: GroupKind = "foreign"
     priority: int = 0
-    number: int = 0  # of the pool's bundle
+    number: int = 0  # the pool gives each bundle one
 
     @property
     def is_placed(self) -> bool:
@@ -255,7 +255,7 @@ class Decision:
     to: str = ""  # the job that waits
     withdraws: bool = False  # extras of its own that wait would take what others give
     takes_back: int = 0  # request so many places again, if so many were given
-    look_again: float = LATE_SECONDS  # in so many seconds
+    look_again: float = LATE_SECONDS  # the next look is this many seconds away
 
 
 class Sharing:

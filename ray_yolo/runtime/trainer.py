@@ -85,10 +85,10 @@ class TrainResult:
     best: Path  #: weights of the best epoch
     last: Path  #: weights of the last epoch
     epochs: int  #: trained in all
-    best_epoch: int  #: of weights/best.pt, counted from 1; 0 without a validation
-    best_fitness: float  #: by the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
+    best_epoch: int  #: weights/best.pt is from it, counted from 1; 0 without a validation
+    best_fitness: float  #: the recipe's objective: by default 0.1 mAP50 + 0.9 mAP50-95
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of weights/best.pt
-    paused: bool = False  #: after `stop_after` epochs or `max_hours`, with more to train
+    paused: bool = False  #: it ended after `stop_after` epochs or `max_hours`, with more to train
 
     def _repr_html_(self) -> str:
         """For a notebook: metrics, epochs and paths, and the curves if they are drawn."""
@@ -226,7 +226,7 @@ def _train(run: Run, spec: TrainSpec, placement: Placement, resources: Resources
 class Planned(NamedTuple):
     """What a start would train."""
 
-    config: RunConfig  # as far as it is known without a cluster
+    config: RunConfig  # it is complete as far as that is possible without a cluster
     notes: tuple[str, ...]  # about initial weights and settings that follow the placement
 
 

@@ -52,7 +52,7 @@ from ray_yolo.engine.loading import val_memory
 from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.engine.team import val_loader
 from ray_yolo.inference.output import CocoIds, coco_ids, coco_results, write_label_files
-from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained, select_classes
+from ray_yolo.inference.predictor import Trained, check_classes, input_size, load_trained, select_classes, warn_of_iou
 from ray_yolo.labels import LabelOptions, LabelSources
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.criterion import Criterion
@@ -77,9 +77,9 @@ _ID_0 = ("{} has an annotation with the id 0: here it counts like any other, but
 class ValResult:
     """The results of a validation."""
 
-    folder: Path  #: on this machine
+    folder: Path  #: the folder of the results on this machine
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95
-    losses: dict[str, float]  #: by term
+    losses: dict[str, float]  #: the terms are the keys
     per_class: list[dict[str, Any]]
     coco: dict[str, float]  #: the twelve numbers of the COCO protocol, if requested
     speed: dict[str, float]  #: mean ms per image: preprocess (reading included), inference, postprocess
@@ -180,11 +180,11 @@ def _write(config: ValConfig, evaluation: Evaluation, ids: Sequence[CocoIds], in
 class Checked(NamedTuple):
     """What a validation needs, read and checked."""
 
-    config: ValConfig  # with the settings of the weights
+    config: ValConfig  # the settings of the weights are filled in
     trained: Trained  # its classes are those of the data set
-    ids: Sequence[CocoIds]  # of the images, for `save_json`; else empty
+    ids: Sequence[CocoIds]  # `save_json` needs one for each image; else there is none
     labels: AnnotationIndex
-    note: str  # on the classes, if data set and weights do not name the same, and on ids; '' for neither
+    note: str  # it says how classes of other names were matched, and what ids are; '' for neither
 
 
 def check(config: ValConfig) -> Checked:
@@ -194,7 +194,7 @@ def check(config: ValConfig) -> Checked:
     """
     tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
     trained = load_trained(local_file(config.weights))
-    check_iou(trained, config.evaluate)
+    warn_of_iou(trained, config.evaluate)
     recipe = trained.recipe
     evaluate = recipe.evaluate.model_copy(update=config.evaluate.model_dump(exclude_unset=True))
     taken = [f"--set evaluate.{name}={value}" for name, value in evaluate if value != getattr(config.evaluate, name)]

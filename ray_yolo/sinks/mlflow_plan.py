@@ -77,7 +77,7 @@ class RunPlan:
     status: str = "RUNNING"
     end_ms: int | None = None  # None while it is running
     artifacts: Sequence[str] = ()  # glob patterns of files, delivered after the end of the run
-    experiment_id: str = ""  # if it is requested by number
+    experiment_id: str = ""  # a user may request it by number
 
 
 def requested_tracking() -> dict[str, str]:
@@ -212,7 +212,7 @@ def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:
     if name == "data" and path.parent.name:
         name = path.parent.name
     source = json.dumps({"uri": redact(run.recipe["data"])})
-    profiles: dict[str, str] = {}  # by digest
+    profiles: dict[str, str] = {}  # the keys are digests
     contexts: dict[str, list[str]] = {}
     for split, counts in dataset.splits.items():
         if counts.digest:

@@ -30,9 +30,9 @@ from ray_yolo.runs.event_log import epoch_rows, surviving
 from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
 from ray_yolo.sinks.retry import RecordError
 
-NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
-TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
-SHEET_PICTURES = 24  # of `val --worst` in each picture
+NUM_BATCHES = 3  # YOLOv5 draws as many
+TRAIN_PICTURES, VAL_PICTURES = 16, 8  # each batch shows this many pictures
+SHEET_PICTURES = 24  # each picture of `val --worst` shows this many
 SHOWN_CONFIDENCE = 0.25
 
 LAST_PICTURE = "confusion_matrix_normalized.png"

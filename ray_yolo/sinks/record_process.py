@@ -28,7 +28,7 @@ _MOST_STARTS = 3
 _POLL_SECONDS = 0.05
 
 _SHELLS = ("bash", "sh", "zsh", "fish", "dash", "ksh", "csh", "tcsh", "busybox")
-_OPTIONS_WITH_VALUE = ("--rcfile", "--init-file")  # of a shell, beside -o and -O
+_OPTIONS_WITH_VALUE = ("--rcfile", "--init-file")  # a shell has these beside -o and -O
 
 _left: list[subprocess.Popen[bytes]] = []  # still at work when their run ended
 

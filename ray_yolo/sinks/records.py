@@ -67,21 +67,21 @@ INCOMPLETE = 3
 """Exit status of a process that gives up records which it cannot make."""
 
 _TICK_SECONDS = 1.0
-_RETRY_SECONDS = 600.0  # after the end, for records that cannot be made; then sync or the project's next training
-_LOCK_SECONDS = 120.0  # for another process to complete the records of a run
-_CPU_SHARE = 0.04  # of one core while training runs, but a record is made at least once a minute
+_RETRY_SECONDS = 600.0  # records that fail are tried this long after the end; later by sync or the next training
+_LOCK_SECONDS = 120.0  # another process may take this long to complete the records of a run
+_CPU_SHARE = 0.04  # records take this share of a core while training runs, but each is made at least once a minute
 
 
 @dataclass(frozen=True)
 class RecordSettings:
     """Which records a run has."""
 
-    uri: str | None  # of the MLflow server; None: no tracking
+    uri: str | None  # the MLflow server's; None: no tracking
     plots: bool = True
     registered_name: str = ""
-    address: str = ""  # of a run in a bucket
-    trackers: tuple[str, ...] = ()  # by the names of their entry points
-    data_folders: tuple[Path, ...] = ()  # where a relative path of the data set may start
+    address: str = ""  # a run in a bucket has one
+    trackers: tuple[str, ...] = ()  # the names of their entry points
+    data_folders: tuple[Path, ...] = ()  # a relative path of the data set may start there
 
 
 def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
@@ -140,7 +140,7 @@ class _RecordState:
     retry: Retry
     holds: bool = False
     is_final: bool = False  # it holds for the log that has ended, or has failed for it
-    rests_until: float = 0.0  # by `time.monotonic`: training gets the processor's time first
+    rests_until: float = 0.0  # a time of `time.monotonic`: training gets the processor's time first
 
 
 @dataclass
@@ -449,8 +449,8 @@ def work_until_complete(work: Work, driver: Driver) -> bool:
 class ProcessContext(NamedTuple):
     """What a process that makes records is given."""
 
-    folder: Path  # of the run or sweep: the current folder
-    uri: str | None  # of the MLflow server
+    folder: Path  # the run's or the sweep's; it is the current folder
+    uri: str | None  # the MLflow server's
     start: Path  # the folder in which the command was started
     driver: Driver
     lock: IO[str]  # held

@@ -53,12 +53,12 @@ _DATA_COLUMNS = {"images": "images", "boxes": "boxes", "empty file": "empty_file
                  "not read": "unread", "twins": "twins", "clipped": "clipped", "specks": "specks"}
 _RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that are shown only if a split has any
 
-_LAYERS_SHOWN = 3  # of those that initial weights do not cover
-_CLASSES_SHOWN = 20  # on the console; the event log has all
+_LAYERS_SHOWN = 3  # of the layers that initial weights do not cover, this many are listed
+_CLASSES_SHOWN = 20  # the console shows this many; the event log has all
 _ROWS_PER_HEADER = 30
 _LARGE_BATCH = 4  # times the nominal batch: from here on, a batch that follows the workers is reported
-_IDLE_SHARE = 0.1  # of the workers' time in the first epoch; a start reports more
-_SMOOTHING = 0.9  # of images per second, over step events
+_IDLE_SHARE = 0.1  # a start reports workers that idle longer in the first epoch
+_SMOOTHING = 0.9  # each step event changes the shown images per second by the rest
 
 
 class TrainingReport:
@@ -76,10 +76,10 @@ class TrainingReport:
         self._terms: Sequence[str] = ANCHOR_TERMS
         self._epoch = 0
         self._batch: int | None = None  # batches done over all epochs; None before the first step after a start
-        self._losses: list[Sequence[float]] = []  # of this epoch's step events
+        self._losses: list[Sequence[float]] = []  # this epoch's step events hold them
         self._images_per_second: float | None = None
         self._memory_gb: float | None = None
-        self._rows_to_header = 0  # until the header is repeated where there is no terminal
+        self._rows_to_header = 0  # this many rows follow before the header is repeated, if there is no terminal
         self._worker_warnings: set[str] = set()  # workers often repeat the same warning
 
     def observe(self, event: Event) -> list[str]:

@@ -22,7 +22,7 @@ REPORT_FILE = "report.html"
 _CURVES = ("PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png")
 _MATRICES = ("confusion_matrix.png", "confusion_matrix_normalized.png")
 _CARDS = {"mAP50-95": "mAP50-95", "mAP50": "mAP50", "precision": "precision", "recall": "recall"}
-_NOT_OF_THE_RECIPE = ("data", "model")  # which the summary names
+_NOT_OF_THE_RECIPE = ("data", "model")  # the summary names them
 
 
 def run_page(folder: Path, state: RunState) -> str:

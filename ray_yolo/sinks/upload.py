@@ -50,7 +50,7 @@ class FileUpload:
     def __init__(self, folder: Path, address: str) -> None:
         self._folder, self._address = folder, address
         self._store: Store | None = None
-        self._attempt: int | None = None  # of the training that made these files
+        self._attempt: int | None = None  # the attempt that made these files
         self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of each file, by key
 
     def update(self, events: Sequence[Event], ended: bool) -> None:

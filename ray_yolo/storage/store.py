@@ -28,7 +28,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import HashingWriter, replacing
 from ray_yolo.core.redact import redact
 
-READ_TIMEOUT = timedelta(seconds=30)  # without a byte from the server; a request uploads at most 5 MB
+READ_TIMEOUT = timedelta(seconds=30)  # the server may send no byte for this long; a request uploads at most 5 MB
 RETRY_TIMEOUT = timedelta(seconds=60)  # A failed request is tried again for so long.
 _UNLIMITED = timedelta(days=7)  # otherwise obstore ends every request after 30 s, even one that progresses
 _CHUNK = 1 << 17  # bytes; an incomplete chunk is lost with its connection

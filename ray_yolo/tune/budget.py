@@ -26,14 +26,14 @@ from ray_yolo.tune.schedule import Ending, Outcome, Schedule, Task, genes_key
 from ray_yolo.tune.search import MOST_TRIALS
 from ray_yolo.tune.study import SweepEvent
 
-RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
-RESERVE_MOST = 0.01  # of the limit
-RESERVE_SHARE = 0.005  # of the limit, in addition, because equal trainings take unequal times
+RESERVE_SECONDS = 5.0  # files, plots and the tracking server need them at the end
+RESERVE_MOST = 0.01  # the reserve is at most this share of the limit
+RESERVE_SHARE = 0.005  # this share of the limit is added, because equal trainings take unequal times
 UNEVEN, UNEVEN_SHARE = 0.1, 0.05  # the share instead, where an epoch of some trial takes so much more or less
 ROUNDING = 1 + 1e-9  # a time that was planned is enough
 SIMULATED = 80  # trials up to which a forecast simulates the schedule
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
-_TIMED_FIELDS = ("imgsz", "batch_size", "microbatch", "precision", "noval")  # of a recipe, that decide this time
+_TIMED_FIELDS = ("imgsz", "batch_size", "microbatch", "precision", "noval")  # these fields of a recipe decide this time
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ def trained_spans(events: Sequence[Event], workers: int) -> list[tuple[int, floa
     """(epochs, seconds of a slot of `workers` workers) of each ended command of a log. The time lasts from the
     command's first worker to its end, so it includes validation and checkpoints."""
     spans: list[tuple[int, float]] = []
-    first: StartEvent | None = None  # of the command
+    first: StartEvent | None = None  # it is the first of the command
     since = 0.0  # up to here the seconds are counted; 0: the command has no worker yet
-    seconds = 0.0  # of the command so far, for `workers` workers
-    number = 0  # of workers since then
+    seconds = 0.0  # `workers` workers have taken them so far in the command
+    number = 0  # this many workers train since then
     for event in events:
         if isinstance(event, DatasetEvent):  # the next command starts
             first, since, seconds = None, 0.0, 0.0

@@ -16,7 +16,7 @@ from ray_yolo.tune.compare_settings import FEWEST_PAIRS
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
 
-NOISE = 0.1  # of one training, as a share of its fitness; that of two recipes on one seed is not correlated
+NOISE = 0.1  # one training deviates by this share of its fitness; two recipes on one seed deviate independently
 PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
 UNMEASURED, UNMEASURED_FREEDOM = 0.25, 2.0  # the noise where no side has a second training, and what it counts as
 FLOOR = 0.01  # a fitness that says whether a recipe has learned anything

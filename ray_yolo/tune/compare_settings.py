@@ -10,7 +10,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 
-FEWEST_PAIRS = 4  # before the first claim: three that one side wins are no rare event
+FEWEST_PAIRS = 4  # the first claim needs this many: three that one side wins are no rare event
 MOST_PAIRS = 1000
 
 Words = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]

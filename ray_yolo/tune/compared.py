@@ -47,7 +47,7 @@ class ComparedRow(NamedTuple):
     a: float  # mean of A
     b: float
     error: float | None  # standard error of the difference; None with a single pair
-    pairs: int  # in which both sides have a value
+    pairs: int  # both sides have a value in this many
 
     @property
     def difference(self) -> float:

@@ -54,7 +54,7 @@ from ray_yolo.sinks.report import settings_line
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.claim import PairsClaim
 from ray_yolo.tune.compare_settings import CompareConfig
-from ray_yolo.tune.compared import compared_classes, comparison_table, result_text
+from ray_yolo.tune.compared import ComparedRow, compared_classes, compared_metrics, comparison_table, result_text
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.identity import identity_of
@@ -85,13 +85,23 @@ class ComparisonResult:
     folder: Path
     claim: PairsClaim
 
+    @property
+    def metrics(self) -> list[ComparedRow]:
+        """Fitness and metrics of both sides, from the ledger."""
+        return compared_metrics(results_of(read_ledger(self.folder / LEDGER_FILE)), self.claim.pairs)
+
+    @property
+    def classes(self) -> list[ComparedRow]:
+        """The mAP50-95 of each class on both sides, from the ledger."""
+        return compared_classes(results_of(read_ledger(self.folder / LEDGER_FILE)), self.claim.pairs)
+
 
 class _CheckedComparison(NamedTuple):
     """A comparison after all checks that need no cluster."""
 
     config: CompareConfig  # the placement has the workers of each training
     asked: Recipes
-    train: tuple[AnnotationIndex, AnnotationIndex]  # of A and B
+    train: tuple[AnnotationIndex, AnnotationIndex]  # A has the first, B the second
     val: AnnotationIndex
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ray_yolo.tune.claim import LAW, Claim, Law, judge
 from ray_yolo.tune.surrogate import Surrogate
 
-TRAININGS_PER_RUN = 9.0  # of exploration, for each training on a fresh seed
+TRAININGS_PER_RUN = 9.0  # the exploration has this many for each training on a fresh seed
 MOST_RUNS = 16
 MOST_FINALISTS = 3
 RUNS_PER_FINALIST = 3  # runs on fresh seeds, the default's included, for each finalist

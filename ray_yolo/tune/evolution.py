@@ -21,13 +21,13 @@ GeneValue = float | int | str | bool
 Genes = dict[str, GeneValue]
 
 NUM_PARENTS = 5
-MUTATION_PROBABILITY = 0.8  # of each gene
+MUTATION_PROBABILITY = 0.8  # each gene mutates with it
 MUTATION_SIGMA = 0.2  # standard deviation of a factor of gain 1, before the child's common u
 FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
 WEIGHT_FLOOR = 1e-6  # the worst parent keeps a probability, and equal fitness gives equal weights
 DECIMALS = 5
-MAX_DRAWS = 1000  # without a changed gene: then no gene can change
+MAX_DRAWS = 1000  # after this many draws without a changed gene, none can change
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _weights_of(run: Path) -> list[Path]:
 class _OldResult(NamedTuple):
     """The genes of an old training."""
 
-    genes: Mapping[str, Any]  # by short name, as read
+    genes: Mapping[str, Any]  # the keys are short names, the values as read
     origin: str  # file and line, for messages
 
 

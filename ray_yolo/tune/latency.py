@@ -37,7 +37,7 @@ class SizedModel(NamedTuple):
 class Latency(NamedTuple):
     """The best trial of a network on the Pareto front."""
 
-    milliseconds: float  # per image
+    milliseconds: float  # one image takes them
     fitness: float
     trial: int
     network: str

@@ -62,7 +62,7 @@ class CountedEvent(LedgerEvent):
     metrics: TrialNumbers = {}
     losses: TrialNumbers = {}
     weights: str = ""
-    classes: TrialNumbers = {}  # in a comparison: mAP50-95 by class, of the epoch of `fitness`, the best one
+    classes: TrialNumbers = {}  # a comparison has each class's mAP50-95 of the epoch of `fitness`, the best one
 
 
 class FailedEvent(LedgerEvent):

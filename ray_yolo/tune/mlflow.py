@@ -53,7 +53,7 @@ CURVE = f"metrics/{METRICS[-1]}"
 BEST_TAG, BEST_TRIAL_TAG, CLAIM_TAG = "ray_yolo.best", "ray_yolo.best_trial", "ray_yolo.claim"
 ARTIFACTS = ("*.csv", "*.yaml", "report.html", "*.png", "*.jsonl", "weights/best.pt")
 _ARTIFACTS_OF_PAIRS = ("*.png", "*.jsonl", "report.html")
-LISTED_CLASSES = 40  # of a comparison in the description, those that differ most
+LISTED_CLASSES = 40  # a comparison's description lists the classes that differ most
 
 @dataclass(frozen=True)
 class SweepRun:
@@ -63,7 +63,7 @@ class SweepRun:
     trials: Sequence[Trial]  # all rows, by number
     status: Status
     claim: ClaimedEvent | None = None
-    command: str = ""  # that runs it
+    command: str = ""  # it runs the study
 
     @property
     def best(self) -> Trial | None:
@@ -134,7 +134,7 @@ class ComparisonRun:
 
     state: ComparisonState
     status: Status
-    command: str = ""  # that runs it
+    command: str = ""  # it runs the study
 
     def plan(self, folder: Path) -> RunPlan:
         """The content. The step of a point is the number of its pair, that of the claim its number of pairs."""

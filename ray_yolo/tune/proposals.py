@@ -20,8 +20,8 @@ from ray_yolo.tune.evolution import NUM_PARENTS, Gene, Genes, Space, TrialRow, d
 from ray_yolo.tune.surrogate import Observation, Surrogate, encode, fit_surrogate, propose_place
 
 RANDOM_FIRST = 8  # proposals after the starts that are drawn from the whole space
-RANDOM_SHARE = 0.3  # of the later ones
-PROCESS_SHARE = 0.5  # of the later ones that are not random
+RANDOM_SHARE = 0.3  # this share of the later ones is random
+PROCESS_SHARE = 0.5  # the process makes this share of the others
 
 
 class Proposal(NamedTuple):
@@ -36,7 +36,7 @@ class CountedResults(NamedTuple):
     """What a proposal may use: the results counted by then, and the trainings that run."""
 
     rows: Sequence[TrialRow]
-    observations: Sequence[Observation]  # in the order in which they were counted
+    observations: Sequence[Observation]  # they are sorted by the time at which they were counted
     running: Sequence[Observation]
     levels: int  # rungs, with the whole training
 

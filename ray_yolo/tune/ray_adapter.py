@@ -33,8 +33,8 @@ from ray_yolo.tune.trainable import wait_until_released
 if TYPE_CHECKING:
     from ray.tune.execution.tune_controller import TuneController
 
-_RECORD_SECONDS = 10.0  # for stopped trials to complete their records; the next start completes the others
-_END_SECONDS = 3.0  # for Tune to end after an interruption
+_RECORD_SECONDS = 10.0  # stopped trials may complete records for this long; the next start completes the others
+_END_SECONDS = 3.0  # Tune may take this long to end after an interruption
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # stands in for a report that was not made
 
 

@@ -41,7 +41,7 @@ from ray_yolo.tune.task import payload_of, task_config, train_to_outcome
 from ray_yolo.tune.trainable import train_task
 from ray_yolo.tune.trials import train_command
 
-NOTE_SECONDS = 5.0  # between two notes of the time
+NOTE_SECONDS = 5.0  # the time is noted this often
 
 Result = TypeVar("Result")
 

@@ -110,7 +110,7 @@ class _Closing:
     timeline: Timeline
     closed: ClosedEvent
     plan: ConfirmationPlan
-    process: Surrogate | None = None  # of the exploration's trainings
+    process: Surrogate | None = None  # it has learnt from the exploration's trainings
     finalists: tuple[int, ...] | None = None
     tasks: deque[tuple[int, int]] | None = None  # (trial, seed) still to be scheduled
     claimed: ClaimedEvent | None = None
@@ -180,9 +180,9 @@ class Schedule(Replayable):
         self._closing: _Closing | None = None
         self.genes: list[Genes] = []
         """Genes of each trial."""
-        self._places: list[tuple[float, ...]] = []  # of the genes in the unit cube
+        self._places: list[tuple[float, ...]] = []  # genes lie there in the unit cube
         self._owners: dict[tuple[Any, ...], int] = {}  # the first trial with these genes
-        self._known: dict[tuple[int, int, int], Outcome] = {}  # by owner, seed and epochs
+        self._known: dict[tuple[int, int, int], Outcome] = {}  # the keys are owner, seed and epochs
         self._handed: set[tuple[int, int, int]] = set()  # tasks, by the same
         self._ready: deque[Task] = deque()
         self._noted: set[tuple[int, int, int]] = set()  # trial, seed and epochs whose outcome has an event

@@ -55,7 +55,7 @@ class Recipes(NamedTuple):
 class _Word(NamedTuple):
     """The meaning of a side's word: settings by path, below and above those of the flags."""
 
-    below: Mapping[str, SourcedValue] = {}  # of a whole recipe: the flags override it, as they do after --recipe
+    below: Mapping[str, SourcedValue] = {}  # a whole recipe's: the flags override them, as they do after --recipe
     above: Mapping[str, SourcedValue] = {}
 
 

@@ -21,7 +21,7 @@ from ray_yolo.tune.study_state import SweepState, read_study_state
 from ray_yolo.tune.trials import Trial, best_trial, best_trials, short_value
 
 BEST = 5  # trials in the table
-POOL_LINES = 3  # of the newest events of the workers
+POOL_LINES = 3  # this many of the newest events of the workers are shown
 _REASON_LENGTH = 160
 
 

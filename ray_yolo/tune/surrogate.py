@@ -22,13 +22,13 @@ import numpy as np
 from ray_yolo.tune.evolution import Gene, Genes, GeneValue, at_share, nearest
 
 REFIT = 10  # rows between two fits
-STEPS = 40  # of a fit
+STEPS = 40  # a fit takes this many
 MOST = 200  # observations
 CANDIDATES = 400
 SOFT = 0.2  # share of the best fitness that is added before the logarithm
 ADDITIVE = 4.0  # prior sum of the axes' weights, beside a Matern part of weight 1
 ROUNDS = 3
-SURVIVORS = 8  # of the candidates, after each round
+SURVIVORS = 8  # this many candidates are left after each round
 SHARED = 0.7  # correlation of the noise of two rungs of one training
 
 
@@ -71,7 +71,7 @@ class Settings:
     """The parameters of a process: of the axes, of the levels, and the correlation of neighbouring levels."""
 
     lengths: np.ndarray
-    weights: np.ndarray  # of the parabolas
+    weights: np.ndarray  # each parabola has one
     noise: np.ndarray  # variance, relative to the signal's
     correlation: float
 
@@ -186,7 +186,7 @@ def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, r
         best = max(best, process.predict(places)[0].max())
         process = process.believe(places, np.array([row.level for row in running]))
     pool = tops[rng.integers(len(tops), size=CANDIDATES)]
-    size = 0.4  # of a move, in the unit cube
+    size = 0.4  # a move is this large in the unit cube
     for _ in range(ROUNDS):
         pool = _with_neighbours(genes, pool, size, rng)
         mean, spread = process.predict(pool)

@@ -23,7 +23,7 @@ class Timeline:
 
     slots: list[float]
     seed: int
-    running: dict[tuple[int, int], ScheduledEvent] = field(default_factory=dict)  # by trial and seed
+    running: dict[tuple[int, int], ScheduledEvent] = field(default_factory=dict)  # the keys are trial and seed
     until: dict[int, int] = field(default_factory=dict)  # epochs that a trial has or will have trained
     results: dict[int, dict[int, float]] = field(default_factory=dict)  # trial -> epochs -> fitness
     failed: dict[int, int] = field(default_factory=dict)  # trial -> epochs

@@ -32,7 +32,7 @@ from ray_yolo.tune.task import task_config, train_to_outcome
 from ray_yolo.tune.trials import train_command
 
 _PATIENCE_SECONDS = 60.0
-_RELEASE_SECONDS = 0.05  # between two checks of a lock
+_RELEASE_SECONDS = 0.05  # a lock is checked this often
 
 _logger = logging.getLogger(__name__)
 _earlier: list[Future[Any]] = []  # the last training of this process, whose records may not be complete yet

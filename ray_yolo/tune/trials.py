@@ -28,7 +28,7 @@ class Trial:
     genes: Genes
     parents: tuple[int, ...] = ()
     state: State = "proposed"
-    fitness: float | None = None  # of its best epoch, whose weights are best.pt
+    fitness: float | None = None  # its best epoch has it; best.pt holds the weights of that epoch
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     losses: Mapping[str, float | None] = field(default_factory=dict)
     epochs: int = 0  # trained; fitness is comparable only after equally many

@@ -65,7 +65,7 @@ ELSEWHERE = {
     "--keep-difficult": "labels/test_label_options.py::test_difficult_objects_are_labels_if_asked_for",
     "--keep-repeats": "labels/test_label_options.py::test_repeated_lines_of_a_training_list_are_kept",
     "--allow-names":
-        "runtime/test_class_order.py::test_a_training_on_other_names_is_refused_unless_that_is_meant",
+        "runtime/test_class_order.py::test_a_training_on_other_names_is_refused",
     "--match-classes":
         "runs/test_fork.py::test_a_fork_on_grown_data_matches_classes_and_leaves_the_old_run_as_it_was",
     "--from": "runs/test_fork.py::test_a_fork_has_the_recipe_with_the_given_changes",

@@ -95,7 +95,7 @@ def test_dangers_are_caught(source: str) -> None:
 MESSAGES = {"what", "why", "problem", "message", "reason", "note", "args"}  # attributes that hold a text for a reader
 SEARCHES = {"startswith", "endswith", "find", "rfind", "index", "search", "match", "fullmatch"}
 FOREIGN = {  # errors of libraries whose type does not say it
-    "engine/collectives.py": "a lost peer is a RuntimeError of torch",
+    "engine/collectives.py": "a departed peer is a RuntimeError of torch",
     "runtime/workers/failures.py": "the same",
     "tune/pairs.py": "the error of a training by another version is a line of its output",
 }

@@ -16,8 +16,8 @@ from ray_yolo.runtime.workers.coordinator import Heartbeat, HungWorker, Quorum, 
 from ray_yolo.runtime.workers.job_queue import JobAssignment, JobQueue, PoolWorker
 
 _ANSWER_SECONDS = 60.0
-_STOP_SECONDS = 2.0  # for the reply to an order to stop: the command has to end in time
-_NEWS_SECONDS = 0.2  # between two looks whether a worker itself has news, while its heartbeat waits for orders
+_STOP_SECONDS = 2.0  # the reply to an order to stop may take this long: the command has to end in time
+_NEWS_SECONDS = 0.2  # a worker looks this often whether it has news itself, while its heartbeat waits for orders
 
 QueueHandle: TypeAlias = "ActorHandle[JobQueue]"
 

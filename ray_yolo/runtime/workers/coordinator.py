@@ -24,11 +24,11 @@ from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Orders, Progress, WorkerStatus
 from ray_yolo.core.system import Process
 
-SILENCE_SECONDS = 3.0  # without a heartbeat until a worker counts as dead; it sends one a second
-STALL_REPORT_SECONDS = 8.0  # without a step, until a stall is reported
-ABSENCE_SECONDS = 60.0  # after the last worker departed, until that is reported; to start others takes less
-STACKS_SECONDS = 2.5  # from finding a hung worker to killing it, in which all workers dump their stacks
-SETTLE_SECONDS = 60.0  # to wait for more workers when the first generation forms
+SILENCE_SECONDS = 3.0  # a worker that is silent for this long counts as dead; it sends one heartbeat a second
+STALL_REPORT_SECONDS = 8.0  # a stall is reported after this time without a step
+ABSENCE_SECONDS = 60.0  # the departure of the last worker is reported this long after it; to start others takes less
+STACKS_SECONDS = 2.5  # a hung worker is killed this long after it was found: meanwhile all workers dump their stacks
+SETTLE_SECONDS = 60.0  # the first generation waits this long for more workers
 PEERS_NEEDED = ("exchanging", "validating", "joining")  # phases in which a worker may be inside a collective
 _PEERS_ONLY = ("exchanging", "joining")  # phases whose duration depends on peers alone
 _NOTHING_TO_SAVE = ("starting", "joining")  # phases of a worker that has not trained yet
@@ -41,10 +41,10 @@ class Heartbeat(NamedTuple):
 
     phase: str
     step: int
-    seconds: float  # since the phase began
+    seconds: float  # the phase began this long ago
     limit: float  # how long it may last while others wait
     heartbeat_limit: float = 30.0  # seconds without a heartbeat after which the worker counts as departed
-    leaves: bool = False  # after the current step
+    leaves: bool = False  # the worker leaves after the current step
 
 
 class Registration(NamedTuple):
@@ -52,11 +52,11 @@ class Registration(NamedTuple):
 
     worker: int  # its number in the job
     process: Process
-    address: tuple[str, int]  # at which peers reach it
-    progress: Progress | None  # of its training state; None: it has none
+    address: tuple[str, int]  # peers reach the worker there
+    progress: Progress | None  # its training state is at it; None: it has none
     heartbeat: Heartbeat
     node: str = ""  # Ray's id of it
-    timeout_seconds: float = 600.0  # after which a collective has failed
+    timeout_seconds: float = 600.0  # a collective that takes longer has failed
     is_saved: bool = False  # its state is on storage
 
 
@@ -66,7 +66,7 @@ class Quorum(NamedTuple):
     number: int
     rank: int
     size: int  # So many workers train in the generation.
-    address: tuple[str, int]  # of rank 0
+    address: tuple[str, int]  # rank 0 listens there
     source: int | None  # the rank with the furthest state; None: no worker has a state
     behind: bool
     members: tuple[int, ...] = ()  # their numbers in the job; for rank 0 alone, which records them

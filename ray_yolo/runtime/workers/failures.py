@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import ray.exceptions
 
-from ray_yolo.core.errors import LoaderError, LostWorkersError, PeerLostError, RayYoloError, TrainingError
+from ray_yolo.core.errors import LoaderError, LostWorkersError, PeerDepartedError, RayYoloError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -26,7 +26,7 @@ from ray_yolo.runtime.workers.client import JobClient
 # listed explicitly.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
-_LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
+_DEPARTED_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
 TOGETHER_SECONDS = 5.0  # workers that fail within it are one failure: those of one node end one after the other
 
@@ -79,8 +79,8 @@ class FailurePolicy:
             raise type(error)(reason) if isinstance(error, RayYoloError) else TrainingError(reason)
         step = reached_step(events) if others_continue else saved_step(events)
         if not (_was_preempted(failures) or self._is_counted(failures) or self._of_trainings.allow(step)):
-            # Ray has seen the worker die, or the worker has lost another one: the recipe is not at fault
-            lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
+            # Ray has seen the worker die, or another worker has departed: the recipe is not at fault
+            lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerDepartedError)
             kind = LostWorkersError if lost else TrainingError
             given_up = f"{reason}; given up after {self.max_failures} restarts without a new checkpoint"
             raise kind(given_up if self.max_failures else reason)
@@ -148,12 +148,12 @@ def run_gracefully(work: Callable[[], T], stop: Callable[[], bool], run_dir: Pat
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
-    """(worker, error) of the failure that caused the others: permanent errors first, lost connections last."""
+    """(worker, error) of the failure that caused the others: permanent errors first, departed peers last."""
     def order(failure: tuple[int, Exception]) -> tuple[int, int]:
         worker, error = failure
-        lost = isinstance(error, PeerLostError) or (
-            isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None)
-        return (0 if _is_permanent(error) else 1 + lost, worker)
+        is_by_peer = isinstance(error, PeerDepartedError) or (
+            isinstance(error, RuntimeError) and _DEPARTED_PEER.search(str(error)) is not None)
+        return (0 if _is_permanent(error) else 1 + is_by_peer, worker)
 
     return min(failures.items(), key=order)
 
@@ -166,7 +166,7 @@ def _was_preempted(failures: Mapping[int, Exception]) -> bool:
 
 def _is_permanent(error: Exception) -> bool:
     # A worker whose peer has departed is sound, and another process may have what a loader lacked.
-    return isinstance(error, PERMANENT) and not isinstance(error, (PeerLostError, LoaderError))
+    return isinstance(error, PERMANENT) and not isinstance(error, (PeerDepartedError, LoaderError))
 
 
 def describe_worker(worker: int, events: Sequence[Event]) -> str:

@@ -28,20 +28,20 @@ from ray_yolo.core.system import Process, undo_niceness
 from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_SILENCE_SECONDS
 from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
-HEARTBEAT_SECONDS = 1.0  # between two heartbeats of a worker, if its orders stay the same
-SILENCE_SECONDS = 10.0  # without a message, until an idle worker has departed; heartbeats contain a busy one's limit
+HEARTBEAT_SECONDS = 1.0  # a worker sends a heartbeat this often if its orders stay the same
+SILENCE_SECONDS = 10.0  # an idle worker departs after this silence; heartbeats contain a busy one's limit
 HUNG_SECONDS = 10.0
 """Beyond a busy worker's limit. Within it, the driver of its job finds that it hangs, and kills its process. If the
 queue forgot it earlier, the driver would not know it, and the process would hold its bundle for ever."""
-START_SECONDS = 90.0  # from an assignment to the first heartbeat, while the worker receives the job
-REASON_SECONDS = 3.0  # from the end of a worker's process, for the driver to report the reason
-ABSENCE_SECONDS = 20.0  # without a poll, until a job's trial counts as dead
-IDLE_SECONDS = 3.0  # until a worker without a job helps with a running one
+START_SECONDS = 90.0  # the first heartbeat may come this long after an assignment: the worker receives the job
+REASON_SECONDS = 3.0  # the driver may report the reason this long after the end of a worker's process
+ABSENCE_SECONDS = 20.0  # a job's trial that does not poll for this long counts as dead
+IDLE_SECONDS = 3.0  # a worker without a job helps with a running one after this time
 LEAST_WAIT, MOST_WAIT = 0.1, 2.0  # seconds until an idle worker asks again
-CALLS_PER_SECOND = 1000  # of all idle workers together, between these bounds
-_SCAN_SECONDS = 0.1  # between two scans of all workers
+CALLS_PER_SECOND = 1000  # all idle workers together make this many, within these bounds
+_SCAN_SECONDS = 0.1  # all workers are scanned this often
 _REMEMBERED = 100  # ended jobs, whose workers may still call their coordinators
-ENDING_SECONDS = 15.0  # from a job's summary, for its last workers to finish
+ENDING_SECONDS = 15.0  # a job's last workers may finish this long after its summary
 
 
 class PoolWorker(NamedTuple):
@@ -56,22 +56,22 @@ class JobAssignment(NamedTuple):
     """A job that a worker acquired."""
 
     job: str
-    number: int  # of this worker in the job
+    number: int  # the worker has this number in the job
     config: Any
 
 
 class NextTask(NamedTuple):
     """The queue's reply to an idle worker: what it shall do now."""
 
-    orders: Orders = Orders()  # to leave the pool, or to stop because the queue is closed
-    task: JobAssignment | None = None  # to train
+    orders: Orders = Orders()  # the worker is to leave the pool, or to stop because the queue is closed
+    task: JobAssignment | None = None  # the worker is to train it
     ask_again: float = 0.0  # seconds, if there is no task yet
 
 
 class Failure(NamedTuple):
     """The failure of a job on one worker."""
 
-    number: int  # of the worker in the job
+    number: int  # the worker had this number in the job
     error: Exception | None  # None: the worker has departed for an unknown reason
 
 
@@ -89,7 +89,7 @@ class _Job:
     wanted: int  # workers
     most: int  # workers that can help
     config: Any
-    heard: float  # when it was polled last
+    heard: float  # it was polled last at this time
     priority: float  # the least one is the most urgent
     summary: Summary | None = None
     ended: float = 0.0
@@ -102,21 +102,21 @@ class _Job:
 class _QueueWorker:
     identity: PoolWorker
     heard: float
-    since: float  # since when it is idle
+    since: float  # it is idle since this time
     job: str | None = None
-    number: int = 0  # in that job
-    step: int = 0  # of that job
-    limit: float = SILENCE_SECONDS  # without a message, until it counts as departed
-    leaving: bool = False  # leaves its job
+    number: int = 0  # the worker's number in that job
+    step: int = 0  # the job has reached it
+    limit: float = SILENCE_SECONDS  # seconds of silence after which it counts as departed
+    leaving: bool = False  # it leaves its job
 
 
 @dataclass
 class _Team:
     """The workers that train one job."""
 
-    workers: dict[str, _QueueWorker] = field(default_factory=dict)  # in the order in which they came
+    workers: dict[str, _QueueWorker] = field(default_factory=dict)  # they are sorted by the time at which they came
     leaving: set[str] = field(default_factory=set)  # those that leave after the current step
-    numbers: Counter[int] = field(default_factory=Counter)  # taken; twice by a worker that returns when it is replaced
+    numbers: Counter[int] = field(default_factory=Counter)  # they are taken; twice if a replaced worker returns
     first_free: int = 0  # all smaller numbers are taken
 
     @property

@@ -33,8 +33,8 @@ from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.watchdog import drain_nodes
 
 _POLL_SECONDS = 1.0
-_GATHER_SECONDS = 1.0  # after a worker has failed, to find the cause among the errors of others
-_END_SECONDS = 15.0  # for the other workers, after the first has finished
+_GATHER_SECONDS = 1.0  # errors of other workers may be the cause of a failure for this long
+_END_SECONDS = 15.0  # the other workers may finish this long after the first
 
 WorkerFunction = Callable[[dict[str, Any], int], Any]
 
@@ -187,7 +187,7 @@ class Supervisor:
         self._draining: set[str] = set()  # nodes
         self._leaving: dict[int, str] = {}  # workers on draining nodes: their end is no failure
         self._held: dict[int, str] = {}  # empty bundles on draining nodes; launched once Ray has moved them
-        self._trainable_at = time.monotonic()  # when a worker was present last, or could have been placed
+        self._trainable_at = time.monotonic()  # a worker was present or could be placed last at this time
         place = Bundle(cluster.resources_of(placement, gpus))
         self._sharing = Sharing(cluster.own_job(), place, time.monotonic)
         self._giving: set[int] = set()  # bundles whose workers are about to leave for other programs

@@ -26,9 +26,9 @@ from ray_yolo.runtime.workers.job_queue import JobStatus
 from ray_yolo.runtime.workers.pool import Supervisor, WorkerPool
 from ray_yolo.runtime.workers.watchdog import start_queue
 
-QUIET_SECONDS = 10.0  # without a worker, before a warning that other jobs hold the resources
-_STATUS_SECONDS = 0.5  # until a trial gets a reply if its job has no news
-_END_SECONDS = 30.0  # for the pool to end, which takes some seconds: then its resources are free
+QUIET_SECONDS = 10.0  # after this time without a worker, a warning names the jobs that hold the resources
+_STATUS_SECONDS = 0.5  # a trial gets a reply after this time if its job has no news
+_END_SECONDS = 30.0  # the pool may take this long to end: then its resources are free
 
 
 class PoolShare(NamedTuple):

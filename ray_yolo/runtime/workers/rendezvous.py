@@ -31,8 +31,8 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.coordinator import PEERS_NEEDED, Heartbeat, Quorum, Registration
 
-_POLL_SECONDS = 0.05  # between two heartbeats at least, and between two questions for a quorum at first
-_SLOWEST_SECONDS = 1.0  # between two questions for a quorum at last, and to a queue that does not answer
+_POLL_SECONDS = 0.05  # two heartbeats are at least this far apart; at first, so are two questions for a quorum
+_SLOWEST_SECONDS = 1.0  # later, questions for a quorum, or to a queue that does not answer, are this far apart
 
 
 def own_address() -> str:
@@ -77,7 +77,7 @@ class RendezvousClient(Rendezvous):
         """Wait for the next generation and form its process group. Collective.
 
         Raises:
-            PeerLostError: if a peer has departed meanwhile.
+            PeerDepartedError: if a peer has departed meanwhile.
             ray.exceptions.RayError: if the coordinator does not answer.
         """
         leave_process_group()

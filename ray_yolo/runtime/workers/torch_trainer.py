@@ -35,7 +35,7 @@ with uncollected():  # Ray's processes import torch, Ray Train and most of this 
     from ray_yolo.runtime.workers.worker import prepare_process
 
 _POLL_SECONDS = 0.5
-_END_SECONDS = 0.5  # for Ray to end after training has: everything is saved, and a user waits at the prompt
+_END_SECONDS = 0.5  # Ray may end this long after training: everything is saved, and a user waits at the prompt
 _COPY_SECONDS = 10.0  # the same for a run in a bucket: workers on other nodes remove their copies of the run
 
 

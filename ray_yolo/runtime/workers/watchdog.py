@@ -22,7 +22,7 @@ from ray_yolo.runtime.workers.job_queue import JobQueueActor
 _MAX_CALLS = 10_000  # The queue holds so many calls at once: each worker's heartbeat waits there for orders.
 _WATCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-_DEPARTURE_SECONDS = 15.0  # for the other workers, after the first has finished
+_DEPARTURE_SECONDS = 15.0  # the other workers may depart this long after the first
 
 
 def start_queue() -> QueueHandle:

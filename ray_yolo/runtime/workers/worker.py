@@ -45,12 +45,12 @@ with uncollected():  # a pool's process imports torch and most of this package w
     from ray_yolo.runtime.workers.rendezvous import RendezvousClient
     from ray_yolo.sinks.callbacks import load_callbacks
 
-_RECORDER_SECONDS = 60.0  # for the recorder to reply
+_RECORDER_SECONDS = 60.0  # the recorder may take this long to reply
 MARKET_TYPE = "ray.io/market-type"
 """Ray's label of a node, `spot` or `on-demand`. Ray sets it from the environment variable RAY_NODE_MARKET_TYPE."""
-_INDEX_SECONDS = 600.0  # for the labels of a large data set to arrive from the driver's node
+_INDEX_SECONDS = 600.0  # the labels of a large data set may take this long to arrive from the driver's node
 
-_sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be called in a signal handler
+_sigterms: SimpleQueue[int] = SimpleQueue()  # this process received them; put() may be called in a signal handler
 
 
 def to_payload(spec: TrainSpec) -> dict[str, Any]:

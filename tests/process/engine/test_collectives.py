@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ray_yolo.core.errors import PeerLostError
+from ray_yolo.core.errors import PeerDepartedError
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine.collectives import (
     Collectives,
@@ -86,7 +86,7 @@ def wait_for_an_absent_peer(collectives: Collectives) -> dict[str, float]:
         time.sleep(8.0)
         return {}
     threading.Timer(1.0, abort_process_group).start()
-    with pytest.raises(PeerLostError), collective_errors():
+    with pytest.raises(PeerDepartedError), collective_errors():
         quorum.gather(torch.zeros(1, 1))
     return {"seconds": time.monotonic() - began}
 
@@ -105,7 +105,7 @@ def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
     module._group.nccl = (group,)
     threading.Timer(1.0, abort_process_group).start()
     began = time.monotonic()
-    with pytest.raises(PeerLostError), collective_errors():
+    with pytest.raises(PeerDepartedError), collective_errors():
         dist.broadcast(torch.zeros(1), 1 - collectives.rank)
     seconds = time.monotonic() - began
     leave_process_group()
@@ -141,7 +141,7 @@ def exchange_on_two_machines(collectives: Collectives) -> dict[str, Any]:
     if formed.rank == 2:
         began = time.monotonic()
         threading.Timer(1.0, abort_process_group).start()
-        with pytest.raises(PeerLostError), collective_errors():
+        with pytest.raises(PeerDepartedError), collective_errors():
             dist.all_reduce(torch.zeros(1), group=groups.inside)
         assert time.monotonic() - began < 4.0
     return sums
@@ -168,7 +168,7 @@ def deaf_server() -> Iterator[tuple[str, int]]:
 def meet(worker: int, store: dist.TCPStore, address: tuple[str, int]) -> float:
     """Worker `worker` of two meets in a store where the other one never comes. Returns seconds until it gives up."""
     began = time.monotonic()
-    with pytest.raises(PeerLostError):
+    with pytest.raises(PeerDepartedError):
         form_process_group(store, address, worker, 2, 60.0, torch.device("cpu"))
     return time.monotonic() - began
 
@@ -188,7 +188,7 @@ def test_an_abort_ends_the_attempts_to_connect() -> None:
         assert 0.9 < meet(1, own, address) < 5.0
 
 
-def test_a_store_that_is_gone_is_a_lost_peer_at_once() -> None:
+def test_a_closed_store_is_a_departed_peer() -> None:
     own = serve_rendezvous_store("127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
@@ -207,7 +207,7 @@ def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:
         time.sleep(1.0)
         return {}
     began = time.monotonic()
-    with pytest.raises(PeerLostError):
+    with pytest.raises(PeerDepartedError):
         form_process_group(store, ("127.0.0.1", port), 0, 2, 60.0, cpu)
     return {"seconds": time.monotonic() - began}
 

@@ -26,7 +26,7 @@ from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import writer
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError, release_frames
+from ray_yolo.core.errors import CheckpointError, PeerDepartedError, TrainingError, WrongWeightsError, release_frames
 from ray_yolo.core.events import (
     CheckpointEvent,
     EndEvent,
@@ -683,12 +683,12 @@ def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_n
     assert [event.images for event in run_log.only(ShardEvent, events)] == [len(spec.train)] * 4
 
 
-def test_a_training_ends_when_no_other_generation_may_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_without_another_generation_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator counts the groups that fail by themselves, and the driver the workers that depart."""
     rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
     answers = iter([True, True, False])
     monkeypatch.setattr(rendezvous, "may_regroup", lambda: next(answers))
-    with pytest.raises(PeerLostError, match="Connection reset by peer"):
+    with pytest.raises(PeerDepartedError, match="Connection reset by peer"):
         run_session(rendezvous.spec, WorkerContext(), Placement(), lambda event: None, rendezvous)
     assert 100 - rendezvous.left == 3
 
@@ -707,7 +707,7 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Ordered(collectives, flip))
     try:
         made.train()
-    except (WrongWeightsError, PeerLostError) as error:
+    except (WrongWeightsError, PeerDepartedError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -866,16 +866,16 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     try:
         with made.join():
             pass
-    except (WrongWeightsError, PeerLostError) as error:
+    except (WrongWeightsError, PeerDepartedError) as error:
         return type(error).__name__, [path.name for path in checkpoint.newest_first(spec.run_dir)]
     return "nothing", []
 
 
-def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp_path: Path) -> None:
+def test_rejoining_workers_compare_their_weights(tmp_path: Path) -> None:
     """A checkpoint that one of them saved meanwhile was not compared: it is removed."""
     spec = make_spec(tmp_path, **EXACT)
     results = run_workers(3, join_with_other_weights, spec, 1)
-    assert [name for name, _ in results] == ["PeerLostError", "WrongWeightsError", "PeerLostError"]
+    assert [name for name, _ in results] == ["PeerDepartedError", "WrongWeightsError", "PeerDepartedError"]
     assert results[0][1] == ["step-2"]
 
 
@@ -948,8 +948,8 @@ def test_colours_that_are_left_to_the_device_give_the_same_training(
 
 
 @pytest.mark.parametrize(("workers", "ended"), [
-    (3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights", "WrongWeights"])])
-def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
+    (3, ["PeerDeparted", "WrongWeights", "PeerDeparted"]), (2, ["WrongWeights", "WrongWeights"])])
+def test_a_flipped_bit_is_found_before_a_checkpoint(
         tmp_path: Path, workers: int, ended: list[str]) -> None:
     """The majority decides; of two workers either could be wrong."""
     spec = make_spec(tmp_path, **EXACT)

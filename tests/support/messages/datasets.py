@@ -5,23 +5,32 @@ Label files and the remarks about them are in `tests/support/label_cases.py`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
+from ray_yolo import cli
+from ray_yolo.core import files
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index, require_boxes
+from ray_yolo.data.remote import localize, snapshot
 from ray_yolo.data.sources import find_media, read_source
+from ray_yolo.data.synthetic import ensure_shapes
 from ray_yolo.labels.description import describe
+from ray_yolo.storage.store import Fetched, FolderStore
+from tests.support.jobs import make_dataset
 from tests.support.messages import Refusal
-from tests.support.pictures import smooth_picture, write_dataset
+from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 ROW = "1 0.5 0.5 0.5 0.5\n"
 CODE = "import os\nurl = 'https://example.com/data'\nos.system(f'curl {url} https://example.com/images.zip')"
@@ -170,6 +179,36 @@ OBJECTS: list[tuple[Any, str]] = [
 """Sources of a Python call."""
 
 
+FINDINGS = {
+    ROW + "0 0.5 0.5 0 0\n": "1 findings: …/labels/a.txt:2: …",
+    ROW + "0 0.5 0.5 nan 0.5\n7 0.5 0.5 0.5 0.5\noops\n":
+        "3 findings: …/labels/a.txt:2: …; …/labels/a.txt:3: …; …/labels/a.txt:4: …",
+    ROW + "7 0.5 0.5 0.5 0.5\n" * 25: "25 findings: …/labels/a.txt:2: …; …/labels/a.txt:11: …; and 15 more",
+}
+"""Rows of labels/a.txt, and what --strict says about them."""
+
+DIFFICULT = ("<annotation><size><width>64</width><height>48</height></size><object><name>cat</name><difficult>1"
+             "</difficult><bndbox><xmin>9</xmin><ymin>9</ymin><xmax>40</xmax><ymax>40</ymax></bndbox>"
+             "</object></annotation>")
+OTHER_NUMBER = ("gives class 'cat' the number 1, but …/data.yaml 0, and labels have numbers alone; correct the one "
+                "that is wrong, or remove this file if it is out of date")
+NAMES: list[tuple[str, bytes]] = [
+    ("classes.txt", b"dog\ncat\n"), ("obj.names", b"dog\r\ncat\r\n"), ("labels/classes.txt", b"Dog\ncat\n"),
+    ("images/classes.txt", "0: dog\n1: cat\n".encode("utf-16")), ("labels/_darknet.labels", b"0 dog\n1 cat\n"),
+    ("notes.json", b'{"categories": [{"id": 1, "name": "cat"}, {"id": 0, "name": "dog"}]}'),
+]
+"""Files that give the classes other numbers than the description."""
+
+DESCRIPTIONS = {
+    "train: [": "file:///…/bucket/set/data.yaml:2: not YAML: …",
+    "train: images/trian\nval: images/val\nnames: [a]":
+        "file:///…/bucket/set/data.yaml:1: train: 'images/trian' does not exist; looked for file:///…/bucket/set/images/"
+        "trian; correct the entry or `path`",
+}
+"""Descriptions in a bucket; the messages name no file of this machine."""
+
+CHANGED = "data: file:///…/bucket/set/data.yaml: …images/train/003.png: the download does not match the listing (…)…"
+CACHE = "the cache cannot be written ({}); set RAY_YOLO_CACHE to a folder that can be"
 NO_LIST = "…/list.txt: cannot be read as text; expected one path per line"
 NO_BOX = ("…/data.yaml: train: none of its 1 images has a box; looked for labels in …/labels/*.txt, …/images/*.xml; "
           "{}; correct the paths, or add --allow-empty if this is intended")
@@ -222,6 +261,12 @@ def _scan_endless(name: str, make: Callable[[str], object]) -> None:
     _scan(name)
 
 
+def _require_of_unusable() -> None:
+    """Require boxes of an image without labels and of one whose only row cannot be used."""
+    description = write_dataset(Path.cwd(), {"a": None, "b": "0 50 50 20 20\n"})
+    require_boxes(read_index(description, "train"), description, "train")
+
+
 def _require(files: dict[str, str]) -> None:
     """Require boxes of a folder of one image with these files."""
     write_dataset(Path.cwd(), {"a": None})
@@ -230,6 +275,95 @@ def _require(files: dict[str, str]) -> None:
         Path(name).write_text(content)
     description = describe({"train": "images", "names": ["cat", "dog"]}, Path("data.yaml").absolute())
     require_boxes(read_index(description, "train"), description, "train")
+
+
+def _scan_strictly(rows: str) -> None:
+    read_index(write_dataset(Path.cwd(), {"a": rows}), "train", strict=True)
+
+
+def _scan_empty() -> None:
+    os.mkdir("images")
+    Path("images/a.jpg").touch()
+    _scan("images")
+
+
+def _scan_file(content: str) -> None:
+    """A file of another tool in the place of a COCO file."""
+    Path("instances_a.json").write_text(content)
+    _scan("instances_a.json")
+
+
+def _scan_names(file: str, content: bytes) -> None:
+    """A data set of cats and dogs beside a file of other names."""
+    description = write_dataset(Path.cwd(), {"a": ROW})
+    Path(file).write_bytes(content)
+    read_index(description, "train")
+
+
+def _scan_on_failing_storage() -> None:
+    for number in range(12):
+        write_image(Path(f"images/{number:02}.png"), smooth_picture(48, 64))
+    with mock.patch.object(files, "_PAUSES", ()), mock.patch.object(Path, "read_bytes", side_effect=OSError(
+            errno.EIO, "Input/output error")):
+        _scan("images")
+
+
+def _bucket() -> str:
+    """The address of a folder with a data set."""
+    return f"file://{make_dataset(Path('bucket/set').absolute(), 9)}"
+
+
+def _fetch_description(text: str) -> None:
+    address = _bucket()
+    Path("bucket/set/data.yaml").write_text(text)
+    read_description(address)
+
+
+def _fetch_from_refusing_storage() -> None:
+    with mock.patch.object(FolderStore, "fetch", side_effect=OSError("AccessDenied")):
+        snapshot(_bucket())
+
+
+def _fetch_to_a_full_disk() -> None:
+    with mock.patch.object(shutil, "disk_usage", return_value=shutil.disk_usage(".")._replace(free=10)):
+        snapshot(_bucket())
+
+
+def _fetch_what_changes(key: str) -> None:
+    """Fetch a data set whose file changes after it was listed."""
+    fetch = FolderStore.fetch
+
+    def cut(self: FolderStore, name: str, path: Path) -> Fetched:
+        fetched = fetch(self, name, path)
+        return fetched._replace(size=fetched.size - 1) if name == key else fetched
+
+    with mock.patch.object(FolderStore, "fetch", cut):
+        snapshot(_bucket())
+
+
+def _localize_what_has_changed() -> None:
+    """Fetch a data set on a second machine after it has changed."""
+    index = read_index(read_description(_bucket()), "train")
+    Path("bucket/set/images/train/003.png").unlink()
+    with mock.patch.dict(os.environ, {"RAY_YOLO_CACHE": str(Path("other").absolute())}):
+        localize(index)
+
+
+def _make_shapes(variable: str) -> None:
+    """Make a built-in data set where a file is in the place of a folder."""
+    Path("file").touch()
+    with mock.patch.dict(os.environ, {variable: str(Path("file").absolute())}):
+        if variable != "RAY_YOLO_CACHE":
+            del os.environ["RAY_YOLO_CACHE"]
+        ensure_shapes("shapes8")
+
+
+def _compare_versions(*runs: str) -> None:
+    """Compare a version with one whose validation images are empty files, or with itself for two runs."""
+    old, new = (make_dataset(Path(name).absolute(), 6) for name in ("old", "new"))
+    for file in (new.parent / "images/val").iterdir():
+        file.write_bytes(b"")
+    cli.checks(["--data", str(old if runs else new), "--against", str(old), *(["--runs", *runs] if runs else [])])
 
 
 def _scan_unread() -> None:
@@ -287,6 +421,42 @@ def _refusals() -> Iterator[Refusal]:
                partial(_require, {"labels/x.txt": ROW, "labels/y.txt": ROW}))
     yield case("pictures that are not read", "…/data.yaml: train: no images in …/images (looked for …; 1 picture "
                "(…/images/a.heic) in formats that are not read: use JPEG or PNG); correct the path", _scan_unread)
+    for rows, message in FINDINGS.items():
+        yield case(f"--strict: {rows!r:.60}", f"…/data.yaml: train: {message}; correct the files or drop --strict",
+                   partial(_scan_strictly, rows))
+    yield case("an empty folder", "…/data.yaml: train: no images in …/images (looked for …); correct the path",
+               lambda: (os.mkdir("images"), _scan("images")))
+    yield case("an empty picture", "…/data.yaml: train: none of its images can be used: …/images/a.jpg: is empty (0 "
+               "bytes)…", _scan_empty)
+    for file, content in NAMES:
+        yield case(f"names in {file}", f"…/{file}: {OTHER_NUMBER}", partial(_scan_names, file, content))
+    yield case("no usable row", NO_BOX.format(
+        "1 rows and images are unusable, the first: …/labels/b.txt:1: has values outside 0 to 1; …"),
+               _require_of_unusable)
+    yield case("objects marked difficult", NO_BOX.format("…/images/a.xml: …the first of 1 objects marked difficult; "
+               "…--keep-difficult…"), partial(_require, {"images/a.xml": DIFFICULT}))
+    yield case("storage that fails", "…/data.yaml: train: 12 of 12 images or their labels cannot be read, more than "
+               "10%: …/images/00.png: …; check the storage, and run the same command again", _scan_on_failing_storage)
+    for text, message in DESCRIPTIONS.items():
+        yield case(f"in a bucket: {text!r:.20}", message, partial(_fetch_description, text))
+    yield case("a bucket that refuses", "data: file:///…/bucket/set/data.yaml: AccessDenied; see that the "
+               "environment's credentials may list and read it", _fetch_from_refusing_storage)
+    yield case("a full disk", "data: … files of … GB do not fit in …, where 1e-08 GB are free; free some, or set "
+               "RAY_YOLO_CACHE to a folder of a larger disk, on every node", _fetch_to_a_full_disk)
+    yield case("a file that changes meanwhile", CHANGED, partial(_fetch_what_changes, "images/train/003.png"))
+    yield case("a bucket that has changed", "data: file:///…/bucket/set/data.yaml has changed since this command was "
+               "started; start it again", _localize_what_has_changed)
+    yield Refusal("RAY_YOLO_CACHE is a file", f"…/file: {CACHE.format('File exists')}",
+                  partial(_make_shapes, "RAY_YOLO_CACHE"))
+    yield Refusal("XDG_CACHE_HOME is a file", f"…/file/ray_yolo: {CACHE.format('Not a directory')}",
+                  partial(_make_shapes, "XDG_CACHE_HOME"))
+    yield Refusal("a version without a usable image", "…/new/data.yaml: val: none of its images can be used: …",
+                  _compare_versions)
+    yield Refusal("runs without a validation", "runs: …: its log has no validation with results of classes; give the "
+                  "folder of a run, …", partial(_compare_versions, "x", "y"))
+    for tool, content in TOOLS.items():
+        yield case(f"a source of {tool}", f"…/instances_a.json: is a file of {tool}…, which is not read; export YOLO, "
+                   "COCO or Pascal VOC from it", partial(_scan_file, json.dumps(content)))
     for source, message in SOURCES.items():
         yield Refusal(f"source {source}", f"source: {message}", partial(_find, source))
     for number, (thing, message) in enumerate(OBJECTS):

@@ -185,7 +185,7 @@ def test_an_image_damaged_after_the_check_is_missing_on_access(index: Annotation
 
 def test_an_image_of_another_size_is_refused(index: AnnotationIndex) -> None:
     write_image(Path(index.paths[0]), smooth_picture(50, 70))
-    with pytest.raises(UnreadableImageError, match="changed its size"):
+    with pytest.raises(UnreadableImageError):
         ImageStore(index, 64).load(0)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ray_yolo.cli import _status, train
-from ray_yolo.core.errors import InputError
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.images import read_image
 from ray_yolo.data.index import read_index
@@ -71,18 +70,6 @@ def test_concurrent_processes_create_one_complete_data_set(own_cache: Path) -> N
     assert files == {own_cache / f"shapes8-v{VERSION}" / "data.yaml"}
     assert [path.name for path in own_cache.iterdir()] == [f"shapes8-v{VERSION}"]
     assert len(list((own_cache / f"shapes8-v{VERSION}").rglob("*.jpg"))) == 16
-
-
-def test_a_cache_folder_that_cannot_be_made_is_one_line_about_the_setting(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(InputError, match=r"file/cache: the cache cannot be written \(Not a directory\); set RAY"):
-        ensure_shapes("shapes8")
-    monkeypatch.delenv("RAY_YOLO_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InputError, match=r"file/ray_yolo: the cache cannot be written \(Not a directory\); set RAY"):
-        ensure_shapes("shapes8")
 
 
 def test_a_command_without_its_cache_ends_with_2(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_yolo.core.errors import PeerLostError
+from ray_yolo.core.errors import PeerDepartedError
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine.collectives import (
     Collectives,
@@ -30,12 +30,12 @@ from ray_yolo.engine.collectives import (
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4711",
     "Application timeout caused pair closure",  # of a peer whose network is cut; tests/cluster/test_cluster_real.py
     "NCCL communicator was aborted on rank 0."])
-def test_errors_of_a_lost_peer_are_recognised(said: str) -> None:
-    with pytest.raises(PeerLostError), collective_errors():
+def test_errors_of_a_departed_peer_are_recognised(said: str) -> None:
+    with pytest.raises(PeerDepartedError), collective_errors():
         raise RuntimeError(said)
 
 
-def test_other_errors_are_not_a_lost_peer() -> None:
+def test_other_errors_are_no_departed_peer() -> None:
     with pytest.raises(RuntimeError, match="shape"), collective_errors():
         raise RuntimeError("shape mismatch")
 

@@ -153,7 +153,7 @@ def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("suppress", [False, True])
 @pytest.mark.parametrize("command", ["val", "predict", "export", "serve", "api"])
-def test_a_given_iou_that_has_no_effect_is_said_once(
+def test_an_iou_without_effect_is_said_once(
         trained: Trained, tmp_path: Path, command: str, suppress: bool, caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch) -> None:
     def check(*given: str) -> None:
@@ -173,7 +173,7 @@ def test_a_given_iou_that_has_no_effect_is_said_once(
     for user in (validator, prediction, export, serving, api):
         name = "open_weights" if hasattr(user, "open_weights") else "load_trained"
         monkeypatch.setattr(user, name, lambda _: family)
-    module._warn_of_iou.cache_clear()
+    module._warn_once.cache_clear()
     family = replace(trained, family=trained.family._replace(suppress=suppress))
     weights, data = str(tmp_path / "best.pt"), str(make_dataset(tmp_path, 1))
     Path(weights).touch()

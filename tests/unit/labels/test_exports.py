@@ -253,15 +253,6 @@ def test_an_export_that_is_not_read_is_refused_by_name(
     assert "a training refuses this" in page.err
 
 
-@pytest.mark.parametrize("tool", ["LabelMe", "VIA", "VoTT"])
-def test_a_file_that_is_not_read_is_refused_as_a_source(tmp_path: Path, tool: str) -> None:
-    REFUSED[tool](tmp_path / "export")
-    file = next((tmp_path / "export").rglob("*.json"))
-    put(tmp_path, "export/data.yaml", f"train: {file}\n{NAMES}")
-    with pytest.raises(DatasetError, match=f"{file.name}: is a file of {tool}"):
-        cli.checks(["--data", str(tmp_path / "export")])
-
-
 def test_the_lines_of_a_list_lack_the_same_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     darknet(tmp_path / "export")
     put(tmp_path, "export/data.yaml", f"train: train.txt\n{NAMES}")

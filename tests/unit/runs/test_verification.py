@@ -11,7 +11,6 @@ import torch
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.cli import verify
-from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.verification import check_files, compare_runs
@@ -48,14 +47,13 @@ def test_sound_files_are_listed_one_by_one(uninterrupted: Path, capsys: pytest.C
         "weights/last.pt", "ok"]
 
 
-def test_a_flipped_byte_is_found(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_byte_is_found(uninterrupted: Path) -> None:
     path = uninterrupted / "checkpoints" / "step-4" / "state.pt"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     assert verify([str(uninterrupted)]) == 3
     assert [found.what for found in check_files(uninterrupted) if found.problem] == ["checkpoints/step-4/state.pt"]
-    assert "its SHA-256 does not match" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["weights/last.pt", "checkpoints/step-4/state.pt"])
@@ -66,17 +64,6 @@ def test_one_file_is_checked_against_its_manifest(
     assert capsys.readouterr().out.split() == [Path(name).name, "ok"]
     (uninterrupted / name).write_bytes(b"torn")
     assert verify([str(uninterrupted / name)]) == 3
-    assert "4 bytes instead of" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("name", "what"), [
-    ("none", "no such file or folder"), ("none.pt", "no such file or folder"),
-    (EVENTS_FILE, "has neither checkpoints nor weights")])
-def test_what_is_no_run_is_refused_in_one_line(uninterrupted: Path, name: str, what: str) -> None:
-    with pytest.raises(InputError, match=rf"{name}: {what}; give the folder of a run"):
-        verify([str(uninterrupted / name)])
-    with pytest.raises(InputError, match="is not a run folder; give the folders of two runs"):
-        verify([str(uninterrupted / "weights" / "last.pt"), str(uninterrupted)])
 
 
 def test_equal_runs_are_compared_at_every_step_that_both_have_saved(uninterrupted: Path, tmp_path: Path) -> None:
@@ -93,13 +80,6 @@ def test_the_first_step_and_the_first_tensor_that_differ_are_named(uninterrupted
     ]
     gone = make(tmp_path / "gone", {4: 0.26, 6: 0.13}, kept=1)
     assert compare_runs(uninterrupted, gone)[-1].problem.startswith("different tensors (the files are gone")
-
-
-def test_what_cannot_be_compared_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="have saved no step in common \\(steps 2, 4, 6; steps 3\\)"):
-        compare_runs(uninterrupted, make(tmp_path / "other", {3: 0.5}))
-    with pytest.raises(InputError, match="nothing: no such file or folder"):
-        check_files(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(("weights", "code"), [

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.core.errors import InputError
 from ray_yolo.runs.worker_lock import WORKERS_LOCK, await_former_workers, hold_folder
 
 
@@ -19,15 +18,6 @@ def test_workers_of_one_driver_do_not_wait_for_each_other_and_leave_nothing(tmp_
     await_former_workers(tmp_path, notices.append)
     assert not notices
     assert (tmp_path / WORKERS_LOCK).read_text() == ""
-
-
-def test_a_damaged_line_names_no_process(tmp_path: Path) -> None:
-    """Two clients of a network file system may write at the same place."""
-    (tmp_path / WORKERS_LOCK).write_text("a\tb\nhost\tboot pid:[1]\t12host\n\xff\n")
-    with (tmp_path / WORKERS_LOCK).open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        with pytest.raises(InputError, match="end them"):
-            await_former_workers(tmp_path, lambda text: None, wait_seconds=0.1)
 
 
 def test_storage_without_locks_does_not_prevent_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

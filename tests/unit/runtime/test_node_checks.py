@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.runtime import node_checks
@@ -25,20 +24,6 @@ from tests.support.jobs import make_dataset, make_index
 
 OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
 SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12, shared=10**9)
-
-
-@pytest.mark.parametrize(("change", "kind", "message"), [
-    ({"versions": {**OURS, "torch": "2.8.0"}}, ResourcesError, "node n1 has torch 2.8.0, the driver 2.9.0: results"),
-    ({"versions": {}}, ResourcesError, r"node n1 has ray_yolo \(none\), the driver 0.2.0 \(aaaaaaaa\)"),
-    ({"versions": {**OURS, "ray_yolo": "0.2.0 (bbbbbbbb)"}}, ResourcesError, r"has ray_yolo 0.2.0 \(bbbbbbbb\)"),
-    ({"unseen": True}, InputError, "storage_path: node n1 does not see /runs"),
-    ({"refuses": "Read-only file system"}, InputError, "n1 cannot write to /runs: Read-only file system"),
-    ({"lacks": ("/data/1.jpg",)}, InputError, r"data: node n1 lacks /data/1.jpg, .* \(1 of 32 checked\)"),
-])
-def test_a_node_is_refused_with_its_name_and_what_to_do(
-        change: dict[str, object], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        raise next(node_errors("n1", SOUND._replace(**change), OURS, "/runs", 32))
 
 
 def test_a_sound_node_has_no_errors_and_small_faults_are_warnings() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import yaml
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.config.sections import OptimizerConfig
-from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
+from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.run_dir import begin_run
@@ -33,36 +31,18 @@ from ray_yolo.sinks.report import fine_tuning_line
 from tests.support.jobs import TINY, make_config, make_dataset
 
 
-@pytest.mark.parametrize(("shift", "names", "refused"), [
-    (1, "[dark, bright]", True),  # 1 and 2 of 2
-    (1, "[dark, bright, third]", False),  # 1 and 2 of 3: 0 has no label
-    (0, "[dark]", False),  # 0 and 1 of 1: a name is missing, which the findings say
+@pytest.mark.parametrize(("shift", "names"), [
+    (1, "[dark, bright, third]"),  # 1 and 2 of 3: 0 has no label
+    (0, "[dark]"),  # 0 and 1 of 1: a name is missing, which the findings say
 ])
-def test_classes_that_look_counted_from_1_are_refused(tmp_path: Path, shift: int, names: str, refused: bool) -> None:
+def test_labels_without_a_class_are_read(tmp_path: Path, shift: int, names: str) -> None:
     data = make_dataset(tmp_path, 8)
     for file in tmp_path.glob("labels/*/*.txt"):
         rows = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
         file.write_text("\n".join(f"{int(kind) + shift} {box}" for kind, box in rows))
     data.write_text(f"train: images/train\nval: images/val\nnames: {names}\n")
     for single_cls in (False, True):
-        recipe = Recipe(data=str(data), single_cls=single_cls)
-        if not refused:
-            read_dataset(recipe)
-            continue
-        with pytest.raises(DatasetError, match=r"seem to count from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
-            read_dataset(recipe)
-
-
-@pytest.mark.parametrize("number", ["2", "2.0", "2.000000000000000000e+00", "+2", "02"])
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_the_spelling_of_a_class_does_not_matter(tmp_path: Path, split: str, number: str) -> None:
-    """Labels that count from 1 are refused in either split, as every tool writes them. `np.savetxt` writes floats."""
-    data = make_dataset(tmp_path, 8)
-    for file in tmp_path.glob(f"labels/{split}/*.txt"):
-        rows = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
-        file.write_text("\n".join(f"{number if kind == '1' else 1} {box}" for kind, box in rows))
-    with pytest.raises(DatasetError, match=r"seem to count from 1: none is 0, and .*\.txt:\d has 2; .* subtract 1"):
-        read_dataset(Recipe(data=str(data)))
+        read_dataset(Recipe(data=str(data), single_cls=single_cls))
 
 
 def test_some_classes_can_be_trained_as_one(tmp_path: Path) -> None:
@@ -167,84 +147,58 @@ def test_anchors_of_the_weights_stay_where_they_fit_the_labels(tmp_path: Path) -
     assert fitted(str(tmp_path / "tiny.pt")) is not None
 
 
-@pytest.mark.parametrize(("freeze", "message"), [
-    ([99], "there is no layer 99; yolov5n has layers 0 to 24"), (25, "no layer would be trained")])
-def test_layers_that_cannot_be_frozen_are_refused(freeze: object, message: str) -> None:
+def test_all_layers_but_the_last_can_be_frozen() -> None:
     check_model(Recipe.model_validate({"model": "yolov5n", "freeze": 24}))
-    with pytest.raises(ConfigError, match=message):
-        check_model(Recipe.model_validate({"model": "yolov5n", "freeze": freeze}))
+    with pytest.raises(ConfigError):
+        check_model(Recipe.model_validate({"model": "yolov5n", "freeze": 25}))
 
 
 @pytest.mark.parametrize("settings", [
     {"optimizer": {"backbone_lr": 0.1}}, {"epochs": 8, "changes": "4: optimizer.backbone_lr=0.1"}])
-def test_a_model_whose_backbone_has_no_end_has_no_rate_for_it(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_backbone_without_an_end_has_no_rate(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = tmp_path / "tiny.yaml"
     model.write_text(yaml.safe_dump(TINY))
     check_model(Recipe.model_validate({"model": "yolov5n", **settings}))
     check_model(Recipe.model_validate({"model": str(model)}))
-    with pytest.raises(ConfigError, match="backbone_lr: the model has no upsampling layer"):
+    with pytest.raises(ConfigError):
         check_model(Recipe.model_validate({"model": str(model), **settings}))
 
 
-@pytest.mark.parametrize(("row", "message"), [
-    ("[-1, 1, Cnov, [16, 3, 2]]", r"mine\.yaml:5: backbone\[1\]: module 'Cnov' is unknown; did you mean Conv"),
-    ("[-1, 1, Conv, [many, 3, 2]]", r"mine\.yaml:5: backbone\[1\] Conv: argument 'many' is not a number"),
-    ("[7, 1, Conv, [16, 3, 2]]", r"mine\.yaml: .*row 1, .*its source is not an earlier row"),
-])
-def test_a_model_file_that_makes_no_model_is_refused_before_any_cluster_work(
-        tmp_path: Path, row: str, message: str) -> None:
-    model = tmp_path / "mine.yaml"
-    model.write_text("nc: 2\nanchors: [[10, 13, 16, 30]]\nbackbone:\n- [-1, 1, Conv, [8, 3, 2]]\n"
-                     f"- {row}\nhead:\n- [[1], 1, Detect, [nc, anchors]]\n")
-    with pytest.raises(ConfigError, match=message):
-        check_early(make_config(tmp_path, 2, model=str(model)))
-
-
-@pytest.mark.parametrize(("file", "table", "assumed"), [
-    ("mine.yaml", {"scales": {"m": [0.67, 0.75, 768], "n": [0.33, 0.25, 1024]}}, "m"),
-    ("mine8z.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}}, "n"),
-    ("mine8m.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}}, ""),
-    ("mine.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}, "scale": "m"}, ""),
-    ("mine.yaml", {"scales": {"n": [0.33, 0.25, 1024]}}, ""),
-    ("mine.yaml", {}, ""),
+@pytest.mark.parametrize(("file", "table", "is_reported"), [
+    ("mine.yaml", {"scales": {"m": [0.67, 0.75, 768], "n": [0.33, 0.25, 1024]}}, True),
+    ("mine8z.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}}, True),
+    ("mine8m.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}}, False),
+    ("mine.yaml", {"scales": {"n": [0.33, 0.25, 1024], "m": [0.67, 0.75, 768]}, "scale": "m"}, False),
+    ("mine.yaml", {"scales": {"n": [0.33, 0.25, 1024]}}, False),
+    ("mine.yaml", {}, False),
 ])
 def test_a_scale_that_nothing_chooses_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str,
-                                                  table: dict[str, Any], assumed: str) -> None:
+                                                  table: dict[str, Any], is_reported: bool) -> None:
     model = tmp_path / file
     model.write_text(yaml.safe_dump(TINY | table, sort_keys=False))
     check_model(Recipe.model_validate({"model": str(model)}))
-    assert (f"the first, {assumed}, is used" in caplog.text) == bool(assumed)
-    assert bool(caplog.records) == bool(assumed)
+    assert bool(caplog.messages) == is_reported
 
 
-def test_a_multiple_beside_scales_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = tmp_path / "mine8n.yaml"
-    model.write_text(yaml.safe_dump(TINY | {"scales": {"n": [0.33, 0.25, 1024]}, "depth_multiple": 1,
-                                            "width_multiple": 0.5}))
-    check_model(Recipe(model=str(model)))
-    [said] = caplog.messages
-    assert said.endswith("mine8n.yaml: width_multiple: 0.5 is not used, because the file has scales")
-
-
-def test_a_missing_model_file_beside_one_of_all_scales_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_the_missing_file_of_one_scale_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture
                                                                   ) -> None:
     """Ultralytics reads yolov8.yaml at scale n for yolov8n.yaml."""
     missing = Recipe(model=str(tmp_path / "yolov8n.yaml"))
     check_model(missing)
-    assert "yolov8n.yaml: no such file; the built-in yolov8n is used" in caplog.text
+    assert caplog.messages
     (tmp_path / "yolov8.yaml").write_text("nc: 2\n")
-    with pytest.raises(ConfigError, match=r"yolov8\.yaml exists; to use it, add the line `scale: n`"):
+    with pytest.raises(ConfigError):
         check_model(missing)
     caplog.clear()
     check_model(Recipe(model="yolov8n.yaml"))
     assert not caplog.records
 
 
-def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
+def test_the_driver_checks_weights_and_their_place(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = make_config(tmp_path, 1, weights="mine.pt").recipe
-    with pytest.raises(CheckpointError, match=r"mine\.pt: no such weights file"):
+    with pytest.raises(CheckpointError):
         check_model(recipe)
     torch.save({"w": torch.zeros(1)}, "mine.pt")
     check_model(recipe)
@@ -264,44 +218,14 @@ def test_a_start_and_its_dry_run_have_the_optimiser_of_short_trainings_from_weig
     assert fine_tuning_line(given, given) == ""
 
 
-@pytest.mark.parametrize(("workers", "gpus", "strategy", "refused"), [
-    (2, 0.5, "PACK", True), ((1, 4), 0.25, "PACK", True), (2, 0.5, "STRICT_PACK", True),
-    (1, 0.5, "PACK", False), (2, 1, "PACK", False), (2, 0, "PACK", False), (2, "auto", "PACK", False),
-    (2, 0.5, "STRICT_SPREAD", False)])
-def test_workers_of_a_training_share_no_gpu(
-        tmp_path: Path, workers: object, gpus: object, strategy: str, refused: bool) -> None:
-    config = make_config(tmp_path, workers, {"gpus_per_worker": gpus, "placement_strategy": strategy})
-    if not refused:
-        check_early(config)
-        return
-    with pytest.raises(ConfigError, match=r"^gpus_per_worker: 0\.\d+ for \d workers: .* cannot share a GPU, .*; use "):
-        check_early(config)
+@pytest.mark.parametrize(("workers", "gpus", "strategy"), [
+    (1, 0.5, "PACK"), (2, 1, "PACK"), (2, 0, "PACK"), (2, "auto", "PACK"), (2, 0.5, "STRICT_SPREAD"),
+    ((2, 4), 0, "PACK"), (2, 0, "STRICT_PACK"), (0, 0, "STRICT_SPREAD")])
+def test_other_placements_of_workers_are_allowed(
+        tmp_path: Path, workers: object, gpus: object, strategy: str) -> None:
+    """Than those that `tests/support/messages/starts.py` lists."""
+    check_early(make_config(tmp_path, workers, {"gpus_per_worker": gpus, "placement_strategy": strategy}))
 
 
-@pytest.mark.parametrize(("workers", "strategy", "refused"), [
-    ((2, 4), "STRICT_PACK", True), ((2, 4), "STRICT_SPREAD", True), ((2, 4), "PACK", False), (2, "STRICT_PACK", False),
-    (0, "STRICT_SPREAD", False)])
-def test_a_range_under_a_strict_strategy_is_refused(
-        tmp_path: Path, workers: object, strategy: str, refused: bool) -> None:
-    config = make_config(tmp_path, workers, {"placement_strategy": strategy})
-    message = r"^placement_strategy: STRICT_\w+ for 2-4 workers: .*; use --num-workers 4, or --placement-strategy PACK"
-    with pytest.raises(ConfigError, match=message) if refused else contextlib.nullcontext():
-        check_early(config)
-
-
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"freeze": [-1, 2]}, "greater than or equal to 0"),
-    ({"quad": True, "microbatch": 2, "batch_size": 16}, "multiples of 4, not 2"),
-    ({"quad": True, "batch_size": 10}, "multiples of 4, not 10"),
-    ({"quad": True, "sync_bn": True}, "exclude each other"),
-    ({"rect": True, "image_weights": True}, "exclude each other"),
-])
-def test_settings_that_would_not_do_what_they_say_are_refused(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Recipe.model_validate(fields)
-
-
-def test_quad_keeps_groups_of_four_together_on_any_number_of_workers() -> None:
+def test_quad_keeps_groups_of_four_together() -> None:
     assert resolve(Recipe(quad=True, batch_size=32), 9, gpu=False).microbatch == 4
-    with pytest.raises(ConfigError, match="only 4 parts"):
-        resolve(Recipe(quad=True, batch_size=16, optimizer=OptimizerConfig(nominal_batch=16)), 8, gpu=False)

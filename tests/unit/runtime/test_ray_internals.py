@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +12,6 @@ import pytest
 import ray
 import ray.exceptions
 
-from ray_yolo.core.errors import InputError
 from ray_yolo.core.internals import NEEDED, internal
 from ray_yolo.runtime import ray_internals
 
@@ -51,21 +48,6 @@ def test_the_tables_of_jobs_and_actors_have_the_fields_that_are_read() -> None:
 def test_failures_have_the_attributes_that_are_read(sources: str) -> None:
     for name in ("controller_failure", "health_check_failure", "preempted"):
         assert re.search(rf"self\.{name}\b|\b{name}:", sources), name
-
-
-@pytest.mark.parametrize(("module", "name", "use"), [
-    ("ray._private.state", "available_resources_per_node", ray_internals.available_resources),
-    ("ray._private.state", "state", ray_internals.draining_nodes),
-    ("ray._private.state", "state", ray_internals._state),
-    ("ray._raylet", "RAY_INTERNAL_NAMESPACE_PREFIX", ray_internals._running_jobs),
-    ("ray.util.placement_group", "NODE_ID_LABEL_KEY", lambda: ray_internals.on_node("a")),
-    ("ray.train.torch.config", "_TorchBackend", lambda: ray_internals.in_place_backend.__wrapped__(print)),
-])
-def test_a_ray_without_one_is_a_plain_error(module: str, name: str, use: Callable[[], Any],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(import_module(module), name)
-    with pytest.raises(InputError, match=rf"ray {ray.__version__} has no {module}.{name}; this needs Ray 2\.60: "):
-        use()
 
 
 @pytest.mark.parametrize(("state", "nodes", "expected"), [

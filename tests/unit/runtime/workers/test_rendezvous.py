@@ -119,7 +119,7 @@ def test_workers_on_one_node_meet_at_its_loopback_address(
 
 @pytest.mark.parametrize(("phase", "device", "aborts"), [
     ("exchanging", "cpu", True), ("computing", "cpu", False), ("computing", "cuda", True), ("saving", "cuda", True)])
-def test_a_worker_that_may_wait_for_a_lost_peer_aborts_its_group(
+def test_waiting_for_a_departed_peer_is_aborted(
         monkeypatch: pytest.MonkeyPatch, phase: str, device: str, aborts: bool) -> None:
     """The host of a GPU waits in any phase: for a kernel that waits for the peer."""
     beside, asked, cuts = Beside(monkeypatch, alone=True), itertools.count(), []
