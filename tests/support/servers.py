@@ -100,8 +100,10 @@ def answering(reply: bytes = HEAD) -> Iterator[str]:
                 client.sendall(reply)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, daemon=True).start()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
+        thread.join()  # it may have accepted a client that it has not yet listed
     for client in clients:
         client.close()
