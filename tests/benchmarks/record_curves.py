@@ -73,8 +73,8 @@ ANCHOR_FREE = {gene: limits for gene, limits in SPACE.items() if gene != "obj"} 
 class Contents:
     """What a table holds: the trainings of `base`, with genes of `space`.
 
-    The start is followed, in turns, by `num_random` draws and `num_near` children of it. The first `num_repeated` of all
-    these recipes are trained on `num_seeds` seeds, so that their noise is known; the others on one.
+    The start is followed, in turns, by `num_random` draws and `num_near` children of it. The first `num_repeated` of
+    all these recipes are trained on `num_seeds` seeds, so that their noise is known; the others on one.
     """
 
     base: Recipe
