@@ -360,6 +360,11 @@ class Sweep(Study[SearchResult]):
             is_slow = limit and time_per_image > limit.latency_ms
             lines.append(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained"
                          * bool(is_slow))
+        paused = [trial for trial in self.ledger.trials if trial.state == "paused"]
+        lost = [trial for trial in paused if not used_bytes(self.trials / trial.folder_name / "checkpoints")]
+        if lost and not self.run.remote:  # a store has those of a working copy
+            lines.append(f"paused without weights: {format_count(len(lost), 'trial')}; one that goes on trains again "
+                         "from its first epoch")
         return lines + [f"warning: {text}" for text in warnings(begun.space, begun.recipe, sweep.most_trials)]
 
     def started(self, name: str, until: int) -> None:

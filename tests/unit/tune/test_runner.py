@@ -104,6 +104,9 @@ def test_the_end_of_a_sweep_says_how_much_disk_its_trials_hold(
     size = f"disk: {sweep.trials} holds {format_size(1000 * (len(everyone) + 2 * len(kept)))}"
     more = f", {format_size(2000 * len(paused))}" + end.format(paused=len(paused)) if end else ""
     assert lines[0] == size + more
+    said = [line for line in sweep.describe() if line.startswith("paused without weights")]
+    assert said == [f"paused without weights: {len(paused)} trials; one that goes on trains again from its first epoch"
+                    ] * bool(settings.get("drop_paused_weights"))
 
 
 def test_weights_stay_while_a_process_holds_their_folder(
