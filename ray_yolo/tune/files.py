@@ -6,6 +6,7 @@ They are computed from the ledger and can be rewritten from it at any time.
 from __future__ import annotations
 
 import csv
+import itertools
 import logging
 import math
 import os
@@ -126,10 +127,10 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
             store.delete(DETECTIONS_FILE)
 
 
-def used_bytes(folder: Path) -> int:
-    """The bytes of the files below a folder on this disk; a file with several names counts once."""
+def used_bytes(*folders: Path) -> int:
+    """The bytes of the files below some folders on this disk; a file with several names counts once."""
     sizes = {}
-    for path in folder.rglob("*"):
+    for path in itertools.chain.from_iterable(folder.rglob("*") for folder in folders):
         with suppress(FileNotFoundError):  # its records may still be written
             if path.is_file():
                 status = path.stat()

@@ -437,7 +437,7 @@ class Sweep(Study[SearchResult]):
         """The disk that the trials hold at the end, and the flag that frees most of it."""
         line = f"disk: {self.trials} holds {format_size(used_bytes(self.trials))}"
         paused = [self.trials / trial.folder_name for trial in trials if trial.state == "paused"]
-        weights = sum(used_bytes(folder / name) for folder in paused for name in WEIGHTS_FOLDERS)
+        weights = used_bytes(*(folder / name for folder in paused for name in WEIGHTS_FOLDERS))
         if weights and not self.config.sweep.keep_weights:
             line += (f", {format_size(weights)} of it in weights of {format_count(len(paused), 'paused trial')}, from "
                      "which more --trials or --hours go on; --drop-paused-weights removes them at the end")
