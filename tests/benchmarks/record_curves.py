@@ -7,7 +7,7 @@
     tuned_curves             the same from the best genes of yolo_curves: a default that is good
     yolo11n_curves           another model
     bccd_curves              other data: 154 images of BCCD
-    MODEL_DATA_EPOCHS_curves two models on half of BCCD and a third of cards, with the noise of five recipes
+    MODEL_DATA_EPOCHS_curves two models on half of BCCD and a third of cards, with the noise of three or five recipes
 
 May be stopped and started again at any time: rows that are there are kept, a training that was begun goes on from its
 checkpoint, and the table is whole after every row. The first training, on shapes1k, makes the weights that all rows
@@ -101,10 +101,10 @@ class Contents:
                 yield mutate(bold, start, np.random.default_rng([10, number]))
 
 
-def trainings_of(model: str, data: str, epochs: int, **settings: Any) -> Contents:
-    """Contents of a table of other data: 16 recipes, the first five on three seeds."""
+def trainings_of(model: str, data: str, epochs: int, num_repeated: int = 5, **settings: Any) -> Contents:
+    """Contents of a table of other data: 16 recipes, the first few on three seeds."""
     base = base_of(model).model_copy(update={"data": data, "epochs": epochs, **settings})
-    return Contents(base, SPACE if model == "yolov5n" else ANCHOR_FREE, 8, 7, 5, 3)
+    return Contents(base, SPACE if model == "yolov5n" else ANCHOR_FREE, 8, 7, num_repeated, 3)
 
 
 def base_of(model: str) -> Recipe:
@@ -117,7 +117,7 @@ TABLES = {
     "tuned_curves": Contents(overlay(BASE, TUNED), SPACE),
     "yolo11n_curves": Contents(base_of("yolo11n"), ANCHOR_FREE),
     "bccd_curves": Contents(BASE.model_copy(update={"data": "bccd", "imgsz": 128, "fraction": 0.75}), SPACE),
-    "yolov5n_bccd_27_curves": trainings_of("yolov5n", "bccd", 27, fraction=0.5),
+    "yolov5n_bccd_27_curves": trainings_of("yolov5n", "bccd", 27, num_repeated=3, fraction=0.5),
     "yolov5n_cards_12_curves": trainings_of("yolov5n", "cards", 12, fraction=0.35, allow_names=True),
     "yolo11n_bccd_12_curves": trainings_of("yolo11n", "bccd", 12, fraction=0.5),
     "yolo11n_cards_27_curves": trainings_of("yolo11n", "cards", 27, fraction=0.35, allow_names=True)}
