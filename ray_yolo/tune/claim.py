@@ -19,7 +19,9 @@ SIDES: tuple[Side, Side] = ("A", "B")
 NOISE = 0.1  # one training deviates by this share of its fitness; two recipes on one seed deviate independently
 PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
 UNMEASURED, UNMEASURED_FREEDOM = 0.25, 2.0  # the noise where no side has a second training, and what it counts as
-FLOOR = 0.01  # a fitness that says whether a recipe has learned anything
+FLOOR, RISE, ENOUGH = 0.01, 2.0, 0.1
+"""A training has learned something if its fitness is `FLOOR` or more, and `RISE` times that of the default's first rung
+or `ENOUGH`."""
 DOUBT = 1.5  # standard deviations of the exploration that are subtracted
 QUANTILES = {1: NORMAL_95, 2: 1.9599640, 3: 2.1280452}
 """Of the normal distribution at 1 - 5 % / candidates, by the number of candidates that are compared."""
@@ -29,11 +31,11 @@ class Law(NamedTuple):
     """What a sweep's claim assumes and asks for."""
 
     asks_for_repeats: bool = True  # nothing is better than a default with one training
-    floor: float = FLOOR
+    asks_for_learning: bool = True  # nothing is compared where no training has learned anything
 
 
 LAW = Law()
-FORMER_LAW = Law(asks_for_repeats=False, floor=0.0)
+FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False)
 """Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
 
 
@@ -52,15 +54,15 @@ class Claim(BaseModel, frozen=True):
     runs: int = 0
     detectable: float = 0.0
     is_repeated: bool = True  #: the default has several trainings; with one, nothing can be shown
-    is_long_enough: bool = True  #: the trainings learn enough to judge a recipe
+    floor: float = 0.0  #: no mean fitness reaches it, so the trainings are too short to judge a recipe; 0: one does
 
     def __str__(self) -> str:
         seeds = format_count(self.runs, "fresh seed")
         if self.better:
             return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {seeds}"
-        if not self.is_long_enough:
-            return (f"not compared with the default: no mean fitness reaches {FLOOR:g}, so these trainings are too "
-                    "short to judge a recipe; give more --epochs, larger images or initial weights")
+        if self.floor:
+            return (f"not compared with the default: no mean fitness reaches {self.floor:.2g}, so these trainings are "
+                    "too short to judge a recipe; give more --epochs, larger images or initial weights")
         if not self.is_repeated:
             return (f"not shown to be better than the default: a gain of {self.gain:.4g} +- {self.margin:.2g}, and one "
                     "training of the default cannot show it; a longer sweep repeats it")
@@ -70,7 +72,8 @@ class Claim(BaseModel, frozen=True):
 
 
 def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0.0,
-          expected: tuple[float, float] | None = None, candidates: int = 1, law: Law = LAW) -> Claim:
+          expected: tuple[float, float] | None = None, candidates: int = 1, law: Law = LAW, first: float = 0.0
+          ) -> Claim:
     """The claim from the fitness of a candidate on fresh seeds, and of the default on any seeds.
 
     The candidate is better if the difference of the means and the gain are both significant (one-sided, 5 %). The gain
@@ -80,14 +83,18 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
 
     Noise is a share of the fitness, the same for candidate and default. It is estimated from all trainings. Its prior
     is the measured noise and the exploration's `noise` (0: unknown). With one training of each nothing measures it, and
-    the default's one may have collapsed: the interval is wide, and nothing is better. Where neither mean reaches the
-    law's floor, the trainings were too short, and nothing is compared.
+    the default's one may have collapsed: the interval is wide, and nothing is better.
+
+    Nothing is compared where neither mean shows that anything was learned. That is the case below twice the default's
+    fitness at its first rung (`first`; 0: unknown), but at least below 0.01 and at most below 0.1: a training from
+    good weights has nothing to learn.
     """
     if not len(candidate) or not len(default) or max(*candidate, *default) <= 0:
         return Claim(better=False)
     ours, theirs = float(np.mean(candidate)), float(np.mean(default))
-    if max(ours, theirs) < law.floor:
-        return Claim(better=False, is_long_enough=False)
+    floor = max(FLOOR, min(RISE * first, ENOUGH))
+    if law.asks_for_learning and max(ours, theirs) < floor:
+        return Claim(better=False, floor=_rounded(floor))
     shown = ours - theirs
     share, freedom = _noise(candidate, default, noise, law)
     is_repeated = len(default) > 1 or not law.asks_for_repeats

@@ -51,7 +51,8 @@ class Finalist(NamedTuple):
 
 
 def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[float], process: Surrogate | None,
-                      places: Mapping[int, Sequence[float]], law: Law = LAW) -> list[Finalist]:
+                      places: Mapping[int, Sequence[float]], law: Law = LAW, first: float = 0.0
+                      ) -> list[Finalist]:
     """Each finalist's claim against the default (trial 0), the highest expected gain first.
 
     Args:
@@ -59,10 +60,11 @@ def compare_finalists(runs: Mapping[int, Sequence[float]], default: Sequence[flo
         default: fitness of the default on all its seeds.
         process: of the exploration.
         places: of the finalists and the default, see `surrogate.encode`.
+        first: fitness of the default at its first rung; 0: unknown.
     """
     comparisons = []
     for trial, fitness in runs.items():
         expected = process.gain(places[trial], places[0]) if process else None
         noise = process.noise if process else 0.0
-        comparisons.append(Finalist(trial, judge(fitness, default, noise, expected, len(runs), law)))
+        comparisons.append(Finalist(trial, judge(fitness, default, noise, expected, len(runs), law, first)))
     return sorted(comparisons, key=lambda each: -each.claim.gain if each.claim.runs else math.inf)

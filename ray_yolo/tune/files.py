@@ -6,6 +6,7 @@ They are computed from the ledger and can be rewritten from it at any time.
 from __future__ import annotations
 
 import csv
+import itertools
 import logging
 import math
 import os
@@ -41,6 +42,8 @@ from ray_yolo.tune.space import WITH_ANCHORS, WITHOUT_ANCHORS
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name
 
 RUNG = "rung"  # epochs trained
+WEIGHTS_FOLDERS = "checkpoints", "weights"
+"""The folders of a trial from which it can go on, or be used."""
 _RECIPE = config_fields(Recipe)
 _log = logging.getLogger(__name__)
 
@@ -109,11 +112,12 @@ def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Se
 
 
 def drop_weights(folder: str | os.PathLike[str]) -> None:
-    """Remove checkpoints, weights and detections of a trial that cannot win. Its command can train it again.
+    """Remove checkpoints, weights and detections of a trial that cannot win. Its command can train it again, and so
+    does a sweep that needs more of its epochs: a training without any checkpoint starts at its first step.
 
     An error of a store is ignored: the end of the sweep tries again.
     """
-    for name in ("checkpoints", "weights"):
+    for name in WEIGHTS_FOLDERS:
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
     (Path(folder) / DETECTIONS_FILE).unlink(missing_ok=True)
     if address := address_of(Path(folder)):
@@ -121,6 +125,17 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
         with suppress(OSError):
             RemoteCheckpoints(store, 0).drop()
             store.delete(DETECTIONS_FILE)
+
+
+def used_bytes(*folders: Path) -> int:
+    """The bytes of the files below some folders on this disk; a file with several names counts once."""
+    sizes = {}
+    for path in itertools.chain.from_iterable(folder.rglob("*") for folder in folders):
+        with suppress(FileNotFoundError):  # its records may still be written
+            if path.is_file():
+                status = path.stat()
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def keep_best(folder: Path, runs: Iterable[Path]) -> bool:

@@ -551,7 +551,8 @@ class Schedule(Replayable):
         if control is not None:
             default = [control, *default]
         places = {trial: self._places[trial] for trial in (0, *finalists)}
-        comparisons = compare_finalists(runs, default, closing.process, places, self._law)
+        first = closing.timeline.results.get(0, {}).get(self._rungs[0], 0.0) if len(self._rungs) > 1 else 0.0
+        comparisons = compare_finalists(runs, default, closing.process, places, self._law, first)
         chosen, claim = comparisons[0] if comparisons else (0, Claim(better=False))
         self._emit(ChosenEvent(trial=chosen))
         wins = claim.ahead or 0 in closing.timeline.failed

@@ -48,6 +48,9 @@ class SweepConfig(ConfigModel):
     sweeps on any cluster; 0: chosen by the first start for its cluster."""
     keep_weights: bool = False
     """Keep the weights and checkpoints of every trial, not only those of the best one and of paused ones."""
+    drop_paused_weights: bool = False
+    """Remove the weights and checkpoints of paused trials, too, once the sweep has its claim; if it is extended later,
+    those that go on train again from their first epoch."""
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files: their genes are tried first."""
 
@@ -55,6 +58,8 @@ class SweepConfig(ConfigModel):
     def _fits_together(self) -> SweepConfig:
         if self.max_concurrent != "auto" and self.min_slots > self.max_concurrent:
             raise ValueError(f"min_slots {self.min_slots} is more than max_concurrent {self.max_concurrent}")
+        if self.keep_weights and self.drop_paused_weights:
+            raise ValueError("keep_weights keeps those that drop_paused_weights removes; leave one of them out")
         return self
 
     @property

@@ -29,6 +29,7 @@ from ray_yolo.config.settings import canonical
 from ray_yolo.core import deadline
 from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.files import atomic_write
+from ray_yolo.core.formatting import format_count, format_size
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.runs.folders import is_held, project_folder
 from ray_yolo.runs.location import location
@@ -52,7 +53,14 @@ from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
-from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
+from ray_yolo.tune.files import (
+    WEIGHTS_FOLDERS,
+    drop_weights,
+    keep_best,
+    read_warm_start,
+    used_bytes,
+    write_sweep_files,
+)
 from ray_yolo.tune.identity import DATA, identity_of
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Ledger, read_ledger, read_trials, results_elsewhere, rung_results
@@ -352,6 +360,11 @@ class Sweep(Study[SearchResult]):
             is_slow = limit and time_per_image > limit.latency_ms
             lines.append(f"{network}: {time_per_image:.3g} ms an image" + ", over the limit: it is not trained"
                          * bool(is_slow))
+        paused = [trial for trial in self.ledger.trials if trial.state == "paused"]
+        lost = [trial for trial in paused if not used_bytes(self.trials / trial.folder_name / "checkpoints")]
+        if lost and not self.run.remote:  # a store has those of a working copy
+            lines.append(f"paused without weights: {format_count(len(lost), 'trial')}; one that goes on trains again "
+                         "from its first epoch")
         return lines + [f"warning: {text}" for text in warnings(begun.space, begun.recipe, sweep.most_trials)]
 
     def started(self, name: str, until: int) -> None:
@@ -404,7 +417,9 @@ class Sweep(Study[SearchResult]):
             self.say("warning: weights/best.pt: the sweep that trained it has dropped its weights; the command below "
                      "trains them again")
         if not self.config.sweep.keep_weights:
-            kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
+            kept = {best.folder_name}
+            if not self.config.sweep.drop_paused_weights:
+                kept |= {trial.folder_name for trial in trials if trial.state == "paused"}
             names = {path.name for path in self.trials.iterdir()}
             names |= {trial.folder_name for trial in trials}  # also those that another machine has trained
             others = [self.trials / name for name in sorted(names - kept)]
@@ -412,11 +427,21 @@ class Sweep(Study[SearchResult]):
                 list(pool.map(drop_weights, others))
         draw_plots(folder, trials, best, rung_results(self.ledger.lines))
         write_page(folder)
-        lines = [closing_message(folder, begun.recipe, best, claim)]
+        lines = [self._describe_disk(trials), closing_message(folder, begun.recipe, best, claim)]
         lines += [f"{row.milliseconds:.3g} ms an image: fitness {row.fitness:.5g} (trial {row.trial}, {row.network})"
                   for row in front]
         assert isinstance(claim.claim, Claim)
         return SearchResult(folder, trials, best, claim.claim), lines
+
+    def _describe_disk(self, trials: Sequence[Trial]) -> str:
+        """The disk that the trials hold at the end, and the flag that frees most of it."""
+        line = f"disk: {self.trials} holds {format_size(used_bytes(self.trials))}"
+        paused = [self.trials / trial.folder_name for trial in trials if trial.state == "paused"]
+        weights = used_bytes(*(folder / name for folder in paused for name in WEIGHTS_FOLDERS))
+        if weights and not self.config.sweep.keep_weights:
+            line += (f", {format_size(weights)} of it in weights of {format_count(len(paused), 'paused trial')}, from "
+                     "which more --trials or --hours go on; --drop-paused-weights removes them at the end")
+        return line
 
     def _runs_elsewhere(self, trial: Trial) -> list[Path]:
         """The runs of a trial in other sweeps."""

@@ -3,9 +3,10 @@
     {"format": 1, "about": {...}, "space": {...}, "recipe": {...}, "epochs": E, "start_seconds": s,
      "rows": [{"genes": {...}, "seed": 0, "fitness": [E numbers], "seconds": [E numbers]}, ...]}
 
-`space` has the form of `tune_spaces/*.yaml`; the first row is the start of every search, and rows with its genes but
-another seed are its repetitions, from which the noise is taken. A proposal between the recorded rows gets the curve
-that a Gaussian process expects there, so that a search meets a smooth surface that goes through recorded numbers.
+`space` has the form of `tune_spaces/*.yaml`; the first row is the start of every search. Rows with equal genes and
+different seeds are repetitions, from which the noise is taken: of the start, in some tables also of other recipes. A
+proposal between the recorded rows gets the curve that a Gaussian process expects there, so that a search meets a
+smooth surface that goes through recorded numbers.
 """
 
 from __future__ import annotations
@@ -81,18 +82,23 @@ class Surface:
     points: np.ndarray = field(init=False)  # (points, genes) distinct recorded places
     lengths: np.ndarray = field(init=False)  # (genes,) how far a recorded curve speaks for its neighbours
     best: float = field(init=False)  # highest fitness, without noise, that any genes reach
+    _residuals: np.ndarray = field(init=False)
+    """(repetitions, epochs) deviations relative to their recipe's mean curve, scaled so that their squares add up to
+    the variance of a training."""
 
     def __post_init__(self) -> None:
         places = np.array([coordinates(self.table.space.genes, genes) for genes in self.table.genes])
         self.points, owner = np.unique(places, axis=0, return_inverse=True)
         counts = np.bincount(owner)
         curves = np.stack([self.table.curves[owner == point].mean(axis=0) for point in range(len(counts))])
-        repeated = int(counts.argmax())
-        self._residuals = _relative_residuals(self.table.curves[owner == repeated])
+        repeated = [self.table.curves[owner == point] for point in np.flatnonzero(counts > 1)]
+        residuals = np.concatenate([_relative_residuals(each) for each in repeated])
+        self._residuals = residuals / math.sqrt(len(residuals) - len(repeated))
         self._mean = curves.mean(axis=0)
         final = curves[:, -1] - self._mean[-1]
         spread = final.std() or 1.0
-        noise = (self._residuals[:, -1].std() * curves[repeated, -1] / spread) ** 2 / counts + JITTER
+        share = float(np.linalg.norm(self._residuals[:, -1]))  # the standard deviation of a training at its end
+        noise = (share * curves[owner[0], -1] / spread) ** 2 / counts + JITTER
         self.lengths = _fit_lengths(self.points, final / spread, noise)
         kernel = _kernel(self.points, self.points, self.lengths) + np.diag(noise)
         self._weights = np.linalg.solve(kernel, curves - self._mean)  # (points, epochs)
@@ -106,7 +112,7 @@ class Surface:
     def observe(self, genes: Mapping[str, GeneValue], *key: int) -> np.ndarray:
         """(epochs,) fitness as one training with this key would report it: a draw with the recorded covariance."""
         draw = np.random.default_rng([7, *key]).standard_normal(len(self._residuals))
-        noise = draw @ self._residuals / math.sqrt(max(1, len(self._residuals) - 1))
+        noise = draw @ self._residuals
         return np.maximum(self.curve(genes) * (1 + np.clip(noise, -0.9, 0.9)), 0.0)
 
     def _climb(self) -> float:

@@ -3,10 +3,11 @@
     python -m tests.benchmarks.record_curves --table tests/benchmarks/yolo_curves.json
     python -m tests.benchmarks.record_curves --table tests/benchmarks/bccd_curves.json --data COPY_OF_BCCD/data.yaml
 
-    yolo_curves     yolov5n on shapes, from the defaults
-    tuned_curves    the same from the best genes of yolo_curves: a default that is good
-    yolo11n_curves  another model
-    bccd_curves     other data: 154 images of BCCD
+    yolo_curves              yolov5n on shapes, from the defaults
+    tuned_curves             the same from the best genes of yolo_curves: a default that is good
+    yolo11n_curves           another model
+    bccd_curves              other data: 154 images of BCCD
+    MODEL_DATA_EPOCHS_curves two models on half of BCCD and a third of cards, with the noise of three or five recipes
 
 May be stopped and started again at any time: rows that are there are kept, a training that was begun goes on from its
 checkpoint, and the table is whole after every row. The first training, on shapes1k, makes the weights that all rows
@@ -21,7 +22,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import overlay
 
 FORMAT = 1
-NUM_RANDOM, NUM_NEAR, NUM_REPEATS = 90, 62, 8  # 160 trainings
 NEAR_GAIN = 3.0
 SPACE: dict[str, Any] = {
     "lr0": {"type": "loguniform", "low": 1e-4, "high": 0.1},
@@ -69,30 +69,58 @@ ANCHOR_FREE = {gene: limits for gene, limits in SPACE.items() if gene != "obj"} 
     "loss.dfl": {"type": "loguniform", "low": 0.3, "high": 6.0}}
 
 
-def base_of(table: str, data: str) -> tuple[Recipe, dict[str, Any]]:
-    """What the rows of a table have in common, and its space."""
-    if table == "tuned_curves":
-        return overlay(BASE, TUNED), SPACE
-    if table == "yolo11n_curves":
-        return Recipe.model_validate(BASE.model_dump(exclude={"loss"}) | {"model": "yolo11n"}), ANCHOR_FREE
-    if table == "bccd_curves":
-        return BASE.model_copy(update={"data": data, "imgsz": 128, "fraction": 0.75}), SPACE
-    return BASE, SPACE
+@dataclass(frozen=True)
+class Contents:
+    """What a table holds: the trainings of `base`, with genes of `space`.
+
+    The start is followed, in turns, by `num_random` draws and `num_near` children of it. The first `num_repeated` of
+    all these recipes are trained on `num_seeds` seeds, so that their noise is known; the others on one.
+    """
+
+    base: Recipe
+    space: Mapping[str, Any]
+    num_random: int = 90
+    num_near: int = 62
+    num_repeated: int = 1
+    num_seeds: int = 8
+
+    def rows(self, space: Space) -> Iterator[tuple[Genes, int]]:
+        """(genes, training seed) of each row. A table that is not finished is a smaller table of the same mixture."""
+        for number, genes in enumerate(self._recipes(space)):
+            yield from ((genes, seed) for seed in range(self.num_seeds if number < self.num_repeated else 1))
+
+    def _recipes(self, space: Space) -> Iterator[Genes]:
+        start = dict(space.starts[0])
+        yield start
+        bold = tuple(replace(gene, gain=gene.gain * NEAR_GAIN) for gene in space.genes)
+        random = replace(space, algorithm="random", starts=())
+        for number in range(max(self.num_random, self.num_near)):
+            if number < self.num_random:
+                yield propose(random, 0, number, ())[0]
+            if number < self.num_near:
+                yield mutate(bold, start, np.random.default_rng([10, number]))
 
 
-def configurations(space: Space, num_random: int, num_near: int, num_repeats: int) -> Iterator[tuple[Genes, int]]:
-    """(genes, training seed) of each row: the start with several seeds; then, in turns, random draws and children of
-    the start, so that a table that is not finished is a smaller table of the same mixture."""
-    start = dict(space.starts[0])
-    for seed in range(num_repeats):
-        yield start, seed
-    bold = tuple(replace(gene, gain=gene.gain * NEAR_GAIN) for gene in space.genes)
-    random = replace(space, algorithm="random", starts=())
-    for number in range(max(num_random, num_near)):
-        if number < num_random:
-            yield propose(random, 0, number, ())[0], 0
-        if number < num_near:
-            yield mutate(bold, start, np.random.default_rng([10, number])), 0
+def trainings_of(model: str, data: str, epochs: int, num_repeated: int = 5, **settings: Any) -> Contents:
+    """Contents of a table of other data: 16 recipes, the first few on three seeds."""
+    base = base_of(model).model_copy(update={"data": data, "epochs": epochs, **settings})
+    return Contents(base, SPACE if model == "yolov5n" else ANCHOR_FREE, 8, 7, num_repeated, 3)
+
+
+def base_of(model: str) -> Recipe:
+    """The recipe of `BASE` for another model, with the loss gains of its family."""
+    return Recipe.model_validate(BASE.model_dump(exclude={"loss"}) | {"model": model})
+
+
+TABLES = {
+    "yolo_curves": Contents(BASE, SPACE),
+    "tuned_curves": Contents(overlay(BASE, TUNED), SPACE),
+    "yolo11n_curves": Contents(base_of("yolo11n"), ANCHOR_FREE),
+    "bccd_curves": Contents(BASE.model_copy(update={"data": "bccd", "imgsz": 128, "fraction": 0.75}), SPACE),
+    "yolov5n_bccd_27_curves": trainings_of("yolov5n", "bccd", 27, num_repeated=3, fraction=0.5),
+    "yolov5n_cards_12_curves": trainings_of("yolov5n", "cards", 12, fraction=0.35, allow_names=True),
+    "yolo11n_bccd_12_curves": trainings_of("yolo11n", "bccd", 12, fraction=0.5),
+    "yolo11n_cards_27_curves": trainings_of("yolo11n", "cards", 27, fraction=0.35, allow_names=True)}
 
 
 def train(recipe: Recipe, work: Path, name: str, cpus: float) -> dict[str, Any]:
@@ -139,16 +167,16 @@ def train_missing(work: Path, recipes: Sequence[Recipe], cpus: float) -> Iterato
     log.close()
 
 
-def record(work: Path, table: Path, num_rows: int, cpus: float, data: str = "") -> None:
+def record(work: Path, table: Path, num_rows: int | None, cpus: float, data: str = "") -> None:
     """Train what is not recorded yet, and write the table after every row."""
-    base, limits = base_of(table.stem, data)
+    contents = TABLES[table.stem]
+    base = contents.base.model_copy(update={"data": data} if data else {})
     base = base.model_copy(update={"weights": base_weights(work, cpus, base.model)})
-    space = read_space(limits, base).space
-    wanted = list(configurations(space, NUM_RANDOM, NUM_NEAR, NUM_REPEATS))[:num_rows]
+    wanted = list(contents.rows(read_space(contents.space, base).space))[:num_rows]
     recipes, rows = [overlay(base, genes).model_copy(update={"seed": seed}) for genes, seed in wanted], []
     for (values, seed), result in zip(wanted, train_missing(work, recipes, cpus), strict=True):
         rows.append({"genes": values, "seed": seed, **result})
-        atomic_write(table, format_table(rows, base, limits), durable=False)
+        atomic_write(table, format_table(rows, base, contents.space), durable=False)
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe, space: Mapping[str, Any]) -> str:
@@ -168,9 +196,9 @@ def main() -> None:
     """Record as many rows as asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="its name says what is trained")
-    parser.add_argument("--data", default="", help="of bccd_curves")
+    parser.add_argument("--data", default="", help="data.yaml of a copy of BCCD or cards")
     parser.add_argument("--work", type=Path, default=Path("runs/curves"), help="folder of the trainings")
-    parser.add_argument("--rows", type=int, default=NUM_RANDOM + NUM_NEAR + NUM_REPEATS)
+    parser.add_argument("--rows", type=int, help="of the table; default: all")
     parser.add_argument("--cpus", type=float, default=2.0, help="threads of a training; 1 where others use the machine")
     options = parser.parse_args()
     record(options.work, options.table, options.rows, options.cpus, options.data)

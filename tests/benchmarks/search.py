@@ -46,6 +46,7 @@ from tests.benchmarks.search_race import Result, Rival, race, race_ours
 
 BUDGETS = ((1, 10), (1, 30), (8, 4), (8, 10))  # slots, trainings' time
 SEEDS = 30
+CLAIMED_ON = ("good", "fragile", "hill", "level")
 DEFAULT = "ladder"  # the shipped space whose settings `ours` has
 
 
@@ -280,18 +281,25 @@ def compete(name: str, land: Landscape, slots: int, trainings: float, seed: int)
     return race(land, RIVALS[name](land, seed), slots, trainings, seed)
 
 
-def compare(file: str, names: Sequence[str], seeds: int, budgets: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Mean true fitness by budget, contestant and landscape, with the mean over landscapes."""
+def compare(file: str, names: Sequence[str], seeds: int, budgets: Sequence[tuple[int, int]], of: Sequence[str]
+            ) -> dict[str, Any]:
+    """Mean true fitness by budget, contestant and landscape, and over the landscapes. `first less it` is the difference
+    from the first contestant, paired over landscape and seed, with its standard error."""
     table: dict[str, Any] = {}
     for slots, trainings in budgets:
         rows = table[f"{trainings} on {slots}"] = {}
+        truths: list[np.ndarray] = []  # (landscapes, seeds) of each contestant
         for name in names:
             began, found = time.process_time(), dict[str, list[float]]()
             for seed in range(seeds):
-                for land in load_landscapes(file, seed):
+                for land in (land for only in of or [""] for land in load_landscapes(file, seed, only)):
                     found.setdefault(land.name, []).append(compete(name, land, slots, trainings, seed).truth)
-            means = {land: round(float(np.mean(truths)), 3) for land, truths in found.items()}
-            rows[name] = {"mean": round(float(np.mean(list(means.values()))), 3), **means}
+            truths.append(np.array(list(found.values())))
+            less = truths[0] - truths[-1]
+            error = less.std(ddof=1) / math.sqrt(less.size)
+            means = {land: round(float(np.mean(each)), 3) for land, each in found.items()}
+            rows[name] = {"mean": round(float(truths[-1].mean()), 3),
+                          "first less it": f"{less.mean():+.3f} +- {error:.3f}", **means}
             print(f"{trainings} on {slots}, {name}: {rows[name]}, {time.process_time() - began:.0f} s", flush=True)
     return table
 
@@ -337,17 +345,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--contestants", nargs="+", default=["ours", *(name for name in RIVALS if name != "smac")])
     parser.add_argument("--budgets", nargs="+", default=[f"{slots}:{trainings}" for slots, trainings in BUDGETS],
                         help="slots:trainings")
-    parser.add_argument("--claims", action="store_true", help="200 sweeps each on flat and noisy landscapes")
+    parser.add_argument("--claims", action="store_true", help=f"200 sweeps on each of {CLAIMED_ON}, or of --of")
     parser.add_argument("--sweeps", type=int, default=200)
-    parser.add_argument("--of", nargs="+", default=["good", "fragile", "hill", "level"], help="landscapes of --claims")
+    parser.add_argument("--of", nargs="+", default=[], help="landscapes; default: all")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     budgets = [(int(slots), int(trainings)) for slots, trainings in (text.split(":") for text in options.budgets)]
     if options.claims:
-        found = claims(options.lands, options.of, options.sweeps, *budgets[1 % len(budgets)])
+        found = claims(options.lands, options.of or CLAIMED_ON, options.sweeps, *budgets[1 % len(budgets)])
     else:
-        found = compare(options.lands, options.contestants, options.seeds, budgets)
+        found = compare(options.lands, options.contestants, options.seeds, budgets, options.of)
     print(json.dumps({"id": "search", "seeds": options.seeds, "found": found, "machine": machine()}))
 
 

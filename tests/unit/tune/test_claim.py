@@ -1,13 +1,16 @@
 """What sweeps and comparisons claim: their intervals, and how often they are wrong."""
 
+import json
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ray_yolo.ops.statistics import student, student_quantile, student_tail
 from ray_yolo.tune.claim import FORMER_LAW, difference_error, judge, judge_pairs, share_not_excluded
+from ray_yolo.tune.schedule import rungs_of
 
 
 def trials(gain, noise, runs, count=2000):
@@ -116,6 +119,29 @@ def test_trainings_too_short_to_learn_are_not_compared():
     assert "no mean fitness reaches 0.01, so these trainings are too short to judge a recipe" in str(claim)
     assert judge([0.099, 0.1], [0.0018, 0.0018]).better  # the default alone has learned nothing
     assert judge([0.0023, 0.0023], [0.0018, 0.0018], 0.001, law=FORMER_LAW).better
+
+
+RECORDED = sorted((Path(__file__).parents[2] / "benchmarks").glob("*_curves.json"))
+
+
+@pytest.mark.parametrize("table", RECORDED, ids=[table.stem for table in RECORDED])
+def test_recorded_trainings_that_learn_are_compared(table):
+    """Also those whose first epochs are nearly as good as the last ones. The best epoch is a trial's fitness."""
+    rows = json.loads(table.read_text())["rows"]
+    curves = [row["fitness"] for row in rows if row["genes"] == rows[0]["genes"]]
+    rung = rungs_of(len(curves[0]))[0]
+    assert len(curves) >= 3
+    for curve in curves:
+        assert not judge([max(curve)], [max(curve)], first=max(curve[:rung])).floor
+
+
+@pytest.mark.parametrize(("first", "last", "floor"), [
+    (0.0004, 0.0014, 0.01), (0.0003, 0.0043, 0.01), (0.0003, 0.0016, 0.01), (0.0002, 0.0018, 0.01),
+    (0.0578, 0.0796, 0.1), (0.0222, 0.0222, 0.0444), (0.0171, 0.0285, 0.0342)])
+def test_recorded_trainings_without_a_clear_rise_are_not_compared(first, last, floor):
+    """Four of yolov5n from scratch on BCCD (64 px, 9 epochs); then the first four epochs of yolo11n_bccd_12_curves and
+    of yolov5n_cards_12_curves, whose weights find something at once and lose it."""
+    assert judge([last, last], [last, last], first=first).floor == floor
 
 
 def compare_until_claimed(rng, gain, noises, most_pairs):

@@ -18,6 +18,7 @@ from ray_yolo.tune.files import (
     format_hyp_evolve,
     keep_best,
     read_warm_start,
+    used_bytes,
     write_sweep_files,
 )
 from ray_yolo.tune.ledger_events import ClaimedEvent
@@ -131,6 +132,15 @@ class TestBest:
     def test_files_without_a_result_are_a_header_alone(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS[2:3])
         assert [path.name for path in tmp_path.iterdir()] == ["evolve.csv"]
+
+
+def test_a_file_with_two_names_takes_its_place_on_the_disk_once(tmp_path):
+    for name in ("checkpoints", "weights"):
+        (tmp_path / name / "step-3").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-3/best.pt").write_bytes(bytes(500))
+    (tmp_path / "weights/best.pt").hardlink_to(tmp_path / "checkpoints/step-3/best.pt")
+    assert used_bytes(tmp_path / "checkpoints", tmp_path / "weights") == used_bytes(tmp_path) == 500
+    assert used_bytes(tmp_path / "none") == used_bytes() == 0
 
 
 def test_a_trial_whose_weights_are_dropped_keeps_its_records(tmp_path):

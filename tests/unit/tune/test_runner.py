@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.formatting import format_size
 from ray_yolo.runs.folders import is_held, lock_file
 from ray_yolo.runs.run_dir import Run, begin_run
 from ray_yolo.runs.run_record import SweepRecord
@@ -75,6 +76,37 @@ def test_weights_of_trials_that_can_win_stay(
     ended = {row.number for row in sweep.ledger.trials if row.has_ended}
     assert sorted(dropped) == ([] if keep else sorted(f"trial{number}" for number in ended - best - {0}))
     assert "paused" in {row.state for row in sweep.ledger.trials}
+
+
+@pytest.mark.parametrize(("settings", "end"), [
+    ({}, " of it in weights of {paused} paused trials, from which more --trials or --hours go on; "
+         "--drop-paused-weights removes them at the end"),
+    ({"drop_paused_weights": True}, ""), ({"keep_weights": True}, "")])
+def test_the_end_of_a_sweep_says_how_much_disk_its_trials_hold(
+        config: TuneConfig, run_folder: Run, settings: dict[str, bool], end: str) -> None:
+    sweep_config = config.sweep.model_copy(update=settings)
+    sweep = make_study(config.model_copy(update={"sweep": sweep_config}), run_folder)
+    train(sweep)
+    sweep.close()
+    for trial in sweep.ledger.trials:
+        for path in ("checkpoints/step-3/state.pt", "weights/best.pt", "events.jsonl"):
+            (sweep.trials / trial.folder_name / path).parent.mkdir(parents=True, exist_ok=True)
+            (sweep.trials / trial.folder_name / path).write_bytes(bytes(1000))
+    assert sweep.dispatcher.over is not None
+    result, lines = sweep.finish(sweep.dispatcher.over)
+    paused = {trial.folder_name for trial in result.trials if trial.state == "paused"}
+    holding = {path.parent.name for path in sweep.trials.glob("*/weights")}
+    everyone = {trial.folder_name for trial in result.trials}
+    kept = everyone if settings.get("keep_weights") else {result.best.folder_name} | (set() if settings else paused)
+    assert holding == kept
+    assert (sweep.folder / "weights" / "best.pt").exists()
+    assert {path.parent.name for path in sweep.trials.glob("*/events.jsonl")} == everyone
+    size = f"disk: {sweep.trials} holds {format_size(1000 * (len(everyone) + 2 * len(kept)))}"
+    more = f", {format_size(2000 * len(paused))}" + end.format(paused=len(paused)) if end else ""
+    assert lines[0] == size + more
+    said = [line for line in sweep.describe() if line.startswith("paused without weights")]
+    assert said == [f"paused without weights: {len(paused)} trials; one that goes on trains again from its first epoch"
+                    ] * bool(settings.get("drop_paused_weights"))
 
 
 def test_weights_stay_while_a_process_holds_their_folder(

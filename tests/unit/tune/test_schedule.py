@@ -228,6 +228,16 @@ def test_without_a_training_that_ends_the_default_is_kept():
     assert str(over).endswith("it is kept because the default failed")
 
 
+@pytest.mark.parametrize(("rungs", "floor"), [(RUNGS, 0.04), ((9,), 0.0)])
+def test_nothing_is_compared_where_no_training_rises_beyond_the_defaults_first_rung(rungs, floor):
+    """Without rungs there is no curve, and 0.03 counts as learned."""
+    def trained(task):
+        return Outcome(fitness=0.02 if task.until == 3 else 0.03)
+
+    over = run(Schedule(SPACE, 0, rungs, 1), 20, train=trained)
+    assert (over.winner, over.claim.floor) == (0, floor)
+
+
 def test_a_failed_trial_does_not_continue_and_equal_genes_are_not_trained_again():
     grid = Space((Gene("a", "choice", values=(0.2, 0.2, 0.9)), Gene("b", "int", low=8, high=9),
                   Gene("c", "choice", values=(1,))), (), "grid")

@@ -63,6 +63,11 @@ def test_a_sweep_cannot_keep_more_trials_than_it_may_have() -> None:
         parse_tune(["--min-slots", "3", "--max-concurrent", "2"])
 
 
+def test_weights_are_kept_or_dropped() -> None:
+    with pytest.raises(ConfigError, match="keep_weights keeps those that drop_paused_weights removes"):
+        parse_tune(["--keep-weights", "--drop-paused-weights"])
+
+
 def test_few_trials_get_ready_while_others_train() -> None:
     for slots, ahead in ((1, 1), (2, 2), (4, 2), (64, 8)):
         assert trials_ahead(slots) == ahead, slots
