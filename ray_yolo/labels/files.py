@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import glob
 import logging
@@ -127,7 +128,8 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
 def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
     if isinstance(error, PermissionError):
         raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+    is_no_folder = isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ELOOP
+    if not is_no_folder:
         raise DatasetError(f"{error.filename}: cannot be listed: {error.strerror}; check the storage, and run the same "
                            "command again") from None
 
