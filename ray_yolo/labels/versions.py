@@ -102,6 +102,7 @@ def count_boxes(images: Iterable[Image]) -> Counter[str]:
 
 def _match(old: Sequence[Image], new: Sequence[Image]) -> list[tuple[Image, Image]]:
     """Pairs of the same image in both versions; each image is in one pair at most."""
+    # Most images have the same split and path in both versions.
     by_place = {(image.split, image.path): image for image in old}
     pairs = []
     rest = []
@@ -111,6 +112,7 @@ def _match(old: Sequence[Image], new: Sequence[Image]) -> list[tuple[Image, Imag
             rest.append(image)
         else:
             pairs.append((same, image))
+    # Of the others, an image with the same path has gone to another split.
     by_path = _grouped(by_place.values(), "path")
     unmatched = []
     for image in rest:
@@ -118,6 +120,7 @@ def _match(old: Sequence[Image], new: Sequence[Image]) -> list[tuple[Image, Imag
             pairs.append((by_path[image.path].pop(0), image))
         else:
             unmatched.append(image)
+    # What is left has another path: files of equal content are the same image.
     left = [image for group in by_path.values() for image in group]
     by_file = _grouped(left, "file")
     original = dict(find_twins([image.file for image in left], [image.file for image in unmatched]))

@@ -280,7 +280,7 @@ class GoodputMeter:
         if isinstance(event, DatasetEvent):
             self._progress = event
         elif isinstance(event, StartEvent):
-            if self._reached or event.step:
+            if self._reached or event.step:  # it continues a training; the first start of all interrupts nothing
                 self._regroupings += event.regrouped
                 self._restarts += not event.regrouped
                 self._repeated += max(self._reached - event.step, 0)
@@ -290,7 +290,7 @@ class GoodputMeter:
             self._reached = event.step
         elif isinstance(event, (StepEvent, EpochEvent)):
             seconds = event.time - self._progress.time if self._progress else 0.0
-            if self._is_interrupted:
+            if self._is_interrupted:  # all time since the last progress was lost
                 self._idle += seconds
             else:
                 self._training += seconds

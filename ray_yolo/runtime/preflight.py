@@ -179,7 +179,7 @@ def check_model(recipe: Recipe) -> None:
         _check_model_file(name, architecture, recipe.imgsz)
     epochs = [0, *(change.epoch for change in recipe.changes)]
     if any(recipe.at(epoch).optimizer.backbone_lr != 1 for epoch in epochs):
-        backbone_of(build_model(architecture or name, 1))
+        backbone_of(build_model(architecture or name, 1))  # for its error: the model must have a backbone
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model

@@ -110,7 +110,7 @@ def _settings_of(side: str, word: str, extra: tuple[str, ...], common: Mapping[s
     added: dict[str, SourcedValue] = {}
     for text in extra:
         added |= _assignment(f"--set-{side.lower()}", text)
-    meaning = _read_word(side, word, common, added)
+    meaning = _read_word(side, word, common, added)  # a whole recipe stands below the flags, single settings above them
     own = {**meaning.above, **added}
     _check_settings(own)
     below = {path: value for path, value in meaning.below.items() if path != "seed"}
