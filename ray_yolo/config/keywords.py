@@ -65,7 +65,7 @@ def read_keywords(command: Command[Any], settings: Mapping[str, Any]) -> dict[st
     short_names = _short_names(fields)
     sections = {path.partition(".")[0] for path in fields if "." in path}
     values: dict[str, Any] = {}
-    keywords: dict[str, str] = {}  # that have given the values
+    keywords: dict[str, str] = {}  # they have given the values
     for keyword, value in settings.items():
         name = keyword if keyword in fields else SPELLINGS.get(keyword, keyword)
         switch = command.switches.get(_flag(keyword)) if isinstance(value, bool) else None

@@ -28,8 +28,8 @@ _GRACE_SECONDS = 1.0  # The last steps of an orderly exit may take so long.
 
 _at = math.inf  # a moment of time.monotonic
 _started = math.inf  # a moment of time.time, as in event logs
-_exit_status: int | None = None  # of the signal; it is also what says that a deadline has started
-_final_status: int | None = None  # of a command that has come to its end, and leaves
+_exit_status: int | None = None  # what the signal asks for; None: no deadline has started
+_final_status: int | None = None  # what a command that leaves returns; None: it has not come to its end
 _ends_process = False
 _changed = threading.Condition()
 

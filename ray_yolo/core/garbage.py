@@ -10,7 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_NEW_OBJECTS = 50_000  # that start a collection; 14 MB more memory after the imports
+_NEW_OBJECTS = 50_000  # this many start a collection, for 14 MB more memory after the imports
 
 
 def collect_rarely() -> None:

@@ -47,7 +47,7 @@ def values_of(pixels: np.ndarray) -> PixelValues | None:
     values = pixels[np.isfinite(pixels)] if kind == "float" else pixels.reshape(-1)
     if kind is None or values.size == 0:
         return None
-    no_data: dict[str, float] = {}  # by end
+    no_data: dict[str, float] = {}  # the value at each end of the range
     for end in ("high", "low", "high"):  # the lowest may hide that the highest is far from the others
         extreme = values.max() if end == "high" else values.min()
         others = values[values != extreme]

@@ -18,7 +18,7 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.engine.devices import device_name
 
-_THREADS = 16  # which decode images at once, at most
+_THREADS = 16  # at most this many decode images at once
 _log = logging.getLogger(__name__)
 
 

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_ELEMENTS = 4096  # of a program's tile
-_CHANNELS = 64  # of a tile, at most
+_ELEMENTS = 4096  # a program's tile has this many
+_CHANNELS = 64  # a tile has at most this many
 _PARTS = 512  # whose sums are added in a second step, at most
 _FOLDED = 16  # channels of a program of that
 _OPTIONS = {"enable_fp_fusion": False}  # the same rounding in each release of Triton

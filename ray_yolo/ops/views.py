@@ -29,9 +29,9 @@ RenderedInput = Callable[[Tensor, Tensor | None, tuple[int, int], torch.memory_f
 class Source(NamedTuple):
     """One image of a view."""
 
-    start: int  # of its first byte among those of all images
+    start: int  # the place of its first byte among those of all images
     size: tuple[int, int]  # (height, width)
-    before: tuple[bool, bool]  # per (x, y): left of / above the seam, else right of / below it
+    before: tuple[bool, bool]  # (x, y): it lies left of, above the seam; else right of, below it
     room: tuple[int, int]  # (x, y) lengths of the canvas on this side of the seam
 
 

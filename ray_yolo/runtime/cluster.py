@@ -55,11 +55,11 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
           "glibc.malloc.top_pad=268435456")
 
 _TYPE = "accelerator_type:"  # Ray's resource of a node with GPUs of a type begins with it
-_CONNECT_SECONDS, _INIT_SECONDS = 10.0, 60.0  # for an answer of a head's port, and to join its cluster
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings
+_CONNECT_SECONDS, _INIT_SECONDS = 10.0, 60.0  # a head's port answers within, a cluster is joined within
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # the settings are empty
 _FRAME_HEAD, _SETTINGS = 9, b"\4"  # bytes; a frame's type follows its length of three bytes
 _LONGEST_JOB = 100  # characters of another job's command
-_DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
+_DYING_SECONDS = 1.0  # a worker ends within, after it has lost its placement group
 _is_shared = True  # whether other jobs may use the cluster: False if `connect` has started it
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 

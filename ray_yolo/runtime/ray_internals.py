@@ -64,7 +64,7 @@ class GroupRow(NamedTuple):
 
     id: str
     name: str
-    strategy: str  # as Ray's users give it
+    strategy: str  # its name is the one that Ray's users give
     bundles: Sequence[tuple[Mapping[str, float], str, Mapping[str, str]]]
     """What each reserves, its node ('': it waits), and the label selector of the node."""
 
@@ -92,8 +92,8 @@ class Holding(NamedTuple):
     """Resources that an actor holds outside of placement groups."""
 
     job: str  # id; of an entry point, that of its command, '' if this is not connected
-    is_entry_point: bool  # of `ray job submit`
-    name: str  # of the actor's class
+    is_entry_point: bool  # `ray job submit` has started it
+    name: str  # the actor's class
     node: str
     resources: Mapping[str, float]
 

@@ -18,9 +18,9 @@ from ray_yolo.runs.status import STARTUP_FILE, write_startup
 from ray_yolo.sinks.console import build_console
 
 _TICK_SECONDS = 0.5
-_FIRST_SECONDS, _NEXT_SECONDS = 10.0, 30.0  # until a phase is printed where there is no terminal, and printed again
-_WAIT_SECONDS = 10.0  # without a worker, until the resources it waits for are looked up, and looked up again
-_FILE_SECONDS = 2.0  # between updates of the file that `ray_yolo.status` reads
+_FIRST_SECONDS, _NEXT_SECONDS = 10.0, 30.0  # without a terminal, a phase is printed after, and then again every
+_WAIT_SECONDS = 10.0  # without a worker, what it waits for is looked up this often
+_FILE_SECONDS = 2.0  # the file that `ray_yolo.status` reads is written this often
 
 
 class StartupStatus:

@@ -162,7 +162,7 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     """
     search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
     genes: dict[str, Gene] = {}
-    places: dict[str, str] = {}  # of the genes, for messages
+    places: dict[str, str] = {}  # where each gene stands, for messages
     for key, entry, where_entry in _entries(data, recipe, where):
         gene = _read_gene(key, entry, where_entry)
         if gene.name in genes:

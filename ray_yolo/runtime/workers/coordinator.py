@@ -125,7 +125,7 @@ class View:
         self.group = [member for member in members.values() if member.place != "newcomer"]
         self.inside = {uid: member for uid, member in members.items() if member.place == "training"}
         self.alive = {uid: member for uid, member in members.items() if not self.is_silent(member)}
-        self.waiting = [member for member in self.alive.values() if member.place != "training"]  # for a generation
+        self.waiting = [member for member in self.alive.values() if member.place != "training"]
         staying = any(not member.leaving and not self.is_silent(member) for member in self.group)
         has_newcomer = any(member.place == "newcomer" for member in self.waiting)
         self.all_leave = not staying
