@@ -105,7 +105,7 @@ def _by_samples(recipe: Recipe, epoch: int, around: Surroundings) -> Reasons:
         yield _MOSAICS, f"augment.close_mosaic {augment.close_mosaic} leaves no epoch with mosaics"
     if around.has_outlines is False:
         yield ("augment.copy_paste",), "no training label has an outline"
-    if needs_host(recipe):
+    if augment.render == "device" and needs_host(recipe):
         yield ("augment.render",), f"the loaders render, because {needs_host(recipe)}"
     if around.num_classes == 1:
         yield ("single_cls",), "the data set has one class"

@@ -29,6 +29,7 @@ from ray_yolo.core.cache_folder import home_folder
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
+from ray_yolo.core.signals import undropped
 from ray_yolo.core.system import SPINS, cores
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.devices import local_device
@@ -92,7 +93,7 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
             if address == "local":
                 own_token()
                 os.environ[LOCAL] = "1"  # its workers inherit it
-                with in_own_groups():
+                with in_own_groups(), undropped():
                     init(num_cpus=cores(), include_dashboard=False,  # a dashboard would add eleven processes
                          _temp_dir=str(session_folder()))  # Ray's own folder is writable by all users
             else:
