@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ray_yolo.core.deadline import seconds_left
+from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent
 from ray_yolo.core.system import set_priority
 from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.earlier_runs import incomplete_runs
@@ -165,21 +166,28 @@ class RecordProcess:
 
 
 class RecordSink(Sink):
-    """Runs the record process of a training. Its imports take what the start of workers leaves of the processors."""
+    """Runs the record process of a training, from its first step on: before it, imports would delay training."""
 
     name, interval_seconds = "records", 0.5
 
     def __init__(self, process: RecordProcess, limit_seconds: Callable[[], float]) -> None:
         self._process, self._limit = process, limit_seconds
+        self._is_training = False
+
+    def event(self, event: Event) -> None:
+        """Notice the first step."""
+        self._is_training = self._is_training or isinstance(event, (StepEvent, EpochEvent, EndEvent))
 
     def update(self, last: bool = False) -> None:
         """Start the process; forward its warnings."""
-        self._process.keep_running()
+        if self._is_training:
+            self._process.keep_running()
 
     def finish(self) -> None:
         """Wait for the process as long as the end of this command permits."""
-        with suppress(KeyboardInterrupt):  # the user does not want to wait
-            self._process.finish(self._limit())
+        if self._is_training:
+            with suppress(KeyboardInterrupt):  # the user does not want to wait
+                self._process.finish(self._limit())
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,7 @@ Each record is an object with `update(events, ended)`, which compares the record
 called again after new events, and after a failure until it succeeds. What is pending is therefore what the log has and
 the record lacks: a process that was killed, a server that was away, and a call of `ray_yolo.sync` are the same case.
 
-The driver starts the process with the log (`record_process`). The process runs at idle priority. It ends when
+The driver starts the process after the first step (`record_process`). The process runs at idle priority. It ends when
 the log has ended and all records hold. It works in the run folder as its current folder: if the folder is moved, the
 records follow; if it is removed, the process ends. The file `.records` is locked while a process makes the records of a
 run. It says how much of the log they hold once they are complete; the process that makes them empties it first.

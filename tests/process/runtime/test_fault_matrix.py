@@ -91,7 +91,8 @@ class Training:
         assert status == 0, errors.decode()
 
     def child(self, *words: str) -> int:
-        """The newest process of the command whose command line has these words."""
+        """The newest process of the command whose command line has these words. The record process starts after the
+        first step."""
         deadline = time.monotonic() + 60
         while True:
             found = []
