@@ -156,5 +156,6 @@ def train_on_queue(coordinator: JobClient, payload: dict[str, Any], placement: P
             elif status.summary:
                 return status.summary
     finally:
-        with contextlib.suppress(ray.exceptions.RayError):
-            answer(queue.cancel.remote(job))
+        if ray.is_initialized():  # else the command ends; a call to Ray would end it at once, with status 1
+            with contextlib.suppress(ray.exceptions.RayError):
+                answer(queue.cancel.remote(job))

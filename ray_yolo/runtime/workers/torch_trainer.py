@@ -127,12 +127,16 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
 def _fit(trainer: TorchTrainer, coordinator: JobClient, policy: FailurePolicy, patience: float) -> Any:
     """Return the training's outcome as soon as the coordinator has it. Meanwhile workers leave draining nodes.
 
+    It is None if this process has shut Ray down, as an interrupted command does at its end.
+
     Ray's controller blocks until the resources of a lost worker are available again; training may end before that. If
     Ray has not ended `patience` seconds after all workers have left, they are killed.
     """
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
     while not wait([result], _POLL_SECONDS).done:
+        if not ray.is_initialized():  # The command ends; a call to Ray would end it at once, with status 1.
+            return None
         if outcome := outcome_of(coordinator):
             await_departure(coordinator)
             if not wait([result], patience).done:

@@ -47,6 +47,7 @@ class Coordinator:
     """The client of one that says how training ended, from a moment on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
         self.ended, self.lost, self.leaving = ended, [], set()
         self.staying = 0  # one leaves at each call
 
@@ -134,6 +135,17 @@ def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
     assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path), 0.3) is ENDED
     assert freed == ["ab"]
     assert 0.3 <= time.monotonic() - began < 5
+    trainer.free.set()
+
+
+def test_once_ray_is_shut_down_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends a process that calls it then, with status 1; an interrupted command has another one."""
+    coordinator: Any = Coordinator(monkeypatch)
+    coordinator.outcome = lambda: pytest.fail("a call")
+    trainer = Trainer()
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert torch_trainer._fit(trainer, coordinator, policy_of(tmp_path), 0.1) is None
     trainer.free.set()
 
 
