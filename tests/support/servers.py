@@ -102,8 +102,10 @@ def answering(reply: bytes = HEAD) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()  # it may have accepted a client that it has not yet listed
-    for client in clients:
-        client.close()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()  # it may have accepted a client that it has not yet listed
+            for client in clients:
+                client.close()
