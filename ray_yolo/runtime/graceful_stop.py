@@ -30,6 +30,7 @@ FAILED_SECONDS = 12.5  # the command ends this long after the signal if the step
 END_SECONDS = 10.0  # what follows a save may take this long: the command ends 22 s after the signal at the latest
 MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.1
+_REPORT_SECONDS = 0.5  # workers report within, after an order
 
 T = TypeVar("T")
 
@@ -168,7 +169,11 @@ def request_stop(stop: Callable[[], bool], run_dirs: Iterable[Path], notify: Cal
         ended: whether they have ended; None: when no worker has steps to save any more.
     """
     if not stop():
-        return
+        # What is known of the workers may be a second old, and they may have begun to train. The order makes them
+        # report at once.
+        time.sleep(_REPORT_SECONDS)
+        if not stop():
+            return
     notify(MESSAGE)
     until = time.monotonic() + SAVE_SECONDS
     while time.monotonic() < until:

@@ -240,18 +240,29 @@ class Workers:
         return not self.hangs and time.monotonic() - self.asked_at > 0.5
 
 
-@pytest.mark.parametrize(("trains", "hangs", "seconds"), [(False, False, 0.0), (True, False, 0.5), (True, True, 1.5)])
+@pytest.mark.parametrize(("trains", "hangs", "seconds"), [(False, False, 0.5), (True, False, 0.5), (True, True, 1.5)])
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, hangs: bool, seconds: float, is_asked: bool
         ) -> None:
-    """Workers that have not begun have nothing to save. The order is repeated, as the queue may be restarted."""
+    """Workers that have not begun have nothing to save, as the second answer confirms. The order is repeated, as the
+    queue may be restarted."""
     monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 1.5)
     workers, messages, began = Workers(tmp_path, trains=trains, hangs=hangs), list[str](), time.monotonic()
     request_stop(workers.stop, [tmp_path], messages.append, workers.has_ended if is_asked else None)
     assert seconds <= time.monotonic() - began < seconds + 1.0
     assert messages == [MESSAGE] * trains
-    assert (workers.orders > 1) is trains
+    assert workers.orders > 1
+
+
+def test_workers_that_have_just_begun_save_although_the_first_answer_lacks_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the coordinator knows of them is up to a second old."""
+    monkeypatch.setattr(graceful_stop, "_REPORT_SECONDS", 0.1)
+    workers, messages = Workers(tmp_path), list[str]()
+    answers = iter([False])
+    request_stop(lambda: next(answers, workers.stop()), [tmp_path], messages.append)
+    assert messages == [MESSAGE]
 
 
 def test_what_follows_the_stop_has_time_if_a_step_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
