@@ -77,6 +77,7 @@ class _SynchronisedNorm(torch.autograd.Function):
         of_input = None
         if ctx.needs_input_grad[0]:
             total = ctx.exchange.global_sum(torch.cat((sums, products)))
+            # torch's stub of this function still lacks its last argument, the counts.
             of_input = torch.batch_norm_backward_elemt(
                 gradient, x, mean, inverse_std, weight, *total.chunk(2), counts.to(torch.int32))  # type: ignore[call-arg]
         return of_input, of_weight, of_bias, None, None, None, None

@@ -53,10 +53,10 @@ _DATA_COLUMNS = {"images": "images", "boxes": "boxes", "empty file": "empty_file
                  "not read": "unread", "twins": "twins", "clipped": "clipped", "specks": "specks"}
 _RARE = ("orphans", "not read", "twins", "clipped", "specks")  # columns that are shown only if a split has any
 
-_LAYERS_SHOWN = 3  # of the layers that initial weights do not cover, this many are listed
+_LAYERS_SHOWN = 3  # this many of the layers that initial weights do not cover are listed
 _CLASSES_SHOWN = 20  # the console shows this many; the event log has all
 _ROWS_PER_HEADER = 30
-_LARGE_BATCH = 4  # times the nominal batch: from here on, a batch that follows the workers is reported
+_LARGE_BATCH = 4  # a batch that follows the workers is reported from this many nominal batches on
 _IDLE_SHARE = 0.1  # a start reports workers that idle longer in the first epoch
 _SMOOTHING = 0.9  # each step event changes the shown images per second by the rest
 

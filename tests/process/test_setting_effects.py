@@ -99,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     _make_data(folder / "outlines", seed=0, outlines=True)  # some small, which leaves room to paste them
     _make_data(folder / "one", seed=0, names=("cat",))
     for family, table in MODELS.items():
-        wider = {**table, "backbone": [[-1, 1, "Conv", [12, 3, 2]], *TINY["backbone"][1:]]}  # type: ignore[index]
+        wider = {**table, "backbone": [[-1, 1, "Conv", [12, 3, 2]], *TINY["backbone"][1:]]}
         (folder / f"{family}.yaml").write_text(json.dumps(table))
         (folder / f"{family}-wider.yaml").write_text(json.dumps(wider))
         with torch.random.fork_rng(devices=[]):

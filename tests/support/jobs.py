@@ -19,7 +19,7 @@ from ray_yolo.engine.team import Team, form_team, image_stores
 
 NAMES = ("dark", "bright")
 
-TINY = {
+TINY: dict[str, Any] = {
     "nc": 2,
     "depth_multiple": 1.0,
     "width_multiple": 1.0,

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 import torch
@@ -59,8 +60,8 @@ def slow_worker(config: dict[str, Any], number: int) -> bool:
             time.sleep(2.0)
         after_step(session, *args)
 
-    Session.after_step = slow_after_step  # type: ignore[method-assign]
-    return pool_worker(config, number)
+    with mock.patch.object(Session, "after_step", slow_after_step):
+        return pool_worker(config, number)
 
 
 def command(config: TuneConfig, folder: Path) -> list[str]:
