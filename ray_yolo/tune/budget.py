@@ -174,7 +174,8 @@ class Budget:
         self._limit = 3600 * hours if hours else math.inf
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
         self._began = clock()
-        self._measured: list[tuple[float, float]] = []  # (work, slot seconds) of finished tasks
+        self._work = 0.0  # of the finished tasks, in epochs of the base recipe
+        self._slot_seconds = 0.0  # that they took
         self._of_length: dict[int, list[float]] = {}
         """Seconds of each finished task over its trial's cost, by the number of its epochs."""
         self._of_trial: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
@@ -198,8 +199,7 @@ class Budget:
         The record counts as two trainings, because after a restart the first tasks are short and include the start of
         their workers.
         """
-        work = sum(work for work, _ in self._measured)
-        seconds = sum(seconds for _, seconds in self._measured)
+        work, seconds = self._work, self._slot_seconds
         if self._known:
             prior = 2.0 * self._begun.rungs[-1]
             work = prior + work
@@ -209,7 +209,8 @@ class Budget:
     def measure(self, genes: Genes, epochs: int, seconds: float) -> None:
         """Note that a slot took `seconds` for some epochs of a trial."""
         cost = self._begun.cost(genes)
-        self._measured.append((epochs * cost, seconds))
+        self._work += epochs * cost
+        self._slot_seconds += seconds
         self._of_length.setdefault(epochs, []).append(seconds / cost)
         self._of_trial.setdefault(genes_key(genes), []).append((epochs, seconds / cost))
 
@@ -224,8 +225,7 @@ class Budget:
         each = self.epoch_seconds
         if trial == 0 or not each:
             return 1.0
-        genes = self.schedule.genes[trial]
-        cost = self._begun.cost(genes)
+        genes, cost = self.schedule.genes[trial], self.schedule.costs[trial]
         ratios = [seconds / fmean(self._of_length[epochs])
                   for epochs, seconds in self._of_trial.get(genes_key(genes), [])]
         measured = cost * (0.5 + sum(ratios)) / (0.5 + len(ratios))

@@ -180,6 +180,8 @@ class Schedule(Replayable):
         self._closing: _Closing | None = None
         self.genes: list[Genes] = []
         """Genes of each trial."""
+        self.costs: list[float] = []
+        """Virtual time of an epoch of each trial."""
         self._places: list[tuple[float, ...]] = []  # genes lie there in the unit cube
         self._owners: dict[tuple[Any, ...], int] = {}  # the first trial with these genes
         self._known: dict[tuple[int, int, int], Outcome] = {}  # the keys are owner, seed and epochs
@@ -410,7 +412,7 @@ class Schedule(Replayable):
         if seed == self._seed:
             trained = timeline.until.get(trial, 0)
         start = timeline.slots[slot]
-        end = start + (until - trained) * self._cost(self.genes[trial])
+        end = start + (until - trained) * self.costs[trial]
         event = ScheduledEvent(trial=trial, seed=seed, until=until, start=start, end=end, why=why,
                                closing=self._closing is not None)
         self._emit(event)
@@ -434,6 +436,7 @@ class Schedule(Replayable):
         self._emit(ProposedEvent(
             trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))
         self.genes.append(dict(genes))
+        self.costs.append(self._cost(genes))
         self._places.append(encode(self._space.genes, genes))
         self._owners.setdefault(genes_key(genes), number)
         self._schedule(timeline, number, self._seed, self._rungs[0], "new")
@@ -458,8 +461,8 @@ class Schedule(Replayable):
         runs = number_of_runs(timeline.work / self._epochs, len(timeline.slots))
         plan = plan_confirmation(runs)
         longest = float(self._epochs - self._rungs[0])  # for a trial that is paused at the first rung
-        for trial in self._likely_finalists(timeline, plan, lambda trial: self._cost(self.genes[trial])):
-            longest = max(longest, (self._epochs - timeline.until[trial]) * self._cost(self.genes[trial]))
+        for trial in self._likely_finalists(timeline, plan, self.costs.__getitem__):
+            longest = max(longest, (self._epochs - timeline.until[trial]) * self.costs[trial])
         until = min(max(until, timeline.now), timeline.now + longest)
         closed = ClosedEvent(at=timeline.now, until=until, runs=runs, too_slow=too_slow)
         return _Closing(timeline, closed, plan)
@@ -499,7 +502,7 @@ class Schedule(Replayable):
                 return trial
             if trial in closing.closed.too_slow:
                 continue
-            end = timeline.now + (self._epochs - rung) * self._cost(self.genes[trial])
+            end = timeline.now + (self._epochs - rung) * self.costs[trial]
             if end <= closing.closed.until:
                 candidates.append(trial)
         ranked = self._ranked(candidates, self._process(timeline))

@@ -82,6 +82,14 @@ def test_a_sweep_continues_from_each_of_its_lines():
         assert sweep(20, lines=whole[:count]) == whole, count
 
 
+def test_the_cost_of_a_trial_is_computed_once():
+    asked = []
+    schedule = Schedule(SPACE, 0, RUNGS, 3, lambda genes: asked.append(genes) or cost(genes))
+    run(schedule, 20)
+    assert asked == schedule.genes  # a real one validates a whole recipe
+    assert schedule.costs == [cost(genes) for genes in schedule.genes]
+
+
 def test_the_ledger_verifies_and_a_changed_line_does_not():
     lines = sweep(20)
     assert Schedule(SPACE, 0, RUNGS, 3, cost).verify(lines) == []
