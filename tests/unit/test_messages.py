@@ -19,12 +19,13 @@ from tests.support.messages import (
     runs,
     starts,
     studies,
+    sweeps,
     warned,
     weights,
 )
 
 ROOMS = {"config": config, "weights": weights, "data": datasets, "pictures": pictures, "models": models, "runs": runs,
-         "clusters": clusters, "starts": starts, "studies": studies, "requests": requests}
+         "clusters": clusters, "starts": starts, "studies": studies, "sweeps": sweeps, "requests": requests}
 CASES = [(room, refusal) for room, table in ROOMS.items() for refusal in table.REFUSALS]
 
 

@@ -223,6 +223,14 @@ LINES = {
     "replay --step 3": "the following arguments are required: RUN; see python -m ray_yolo.replay --help",
     "replay runs/exp other --step 3":
         "unexpected 'other'; values follow their flags, see python -m ray_yolo.replay --help",
+    "tune --max-concurrent=0": "--max-concurrent: got '0'; expected a whole number >= 1 or auto",
+    "tune --max-concurrent=-1": "--max-concurrent: got '-1'; expected a whole number >= 1 or auto",
+    "tune --max-concurrent=none": "--max-concurrent: got 'none'; expected a whole number >= 1 or auto",
+    "tune --min-slots 3 --max-concurrent 2":
+        "--min-slots, --max-concurrent: min_slots 3 is more than max_concurrent 2",
+    "tune --keep-weights --drop-paused-weights":
+        "--keep-weights, --drop-paused-weights: keep_weights keeps those that drop_paused_weights removes; leave one "
+        "of them out",
     "compare base": "the following arguments are required: B; see python -m ray_yolo.compare --help",
 }
 """Command lines of other commands, as they are parsed."""
