@@ -15,6 +15,7 @@ from tests.support.messages import (
     datasets,
     models,
     pictures,
+    records,
     requests,
     runs,
     starts,
@@ -25,7 +26,8 @@ from tests.support.messages import (
 )
 
 ROOMS = {"config": config, "weights": weights, "data": datasets, "pictures": pictures, "models": models, "runs": runs,
-         "clusters": clusters, "starts": starts, "studies": studies, "sweeps": sweeps, "requests": requests}
+         "clusters": clusters, "starts": starts, "studies": studies, "sweeps": sweeps, "requests": requests,
+         "records": records}
 CASES = [(room, refusal) for room, table in ROOMS.items() for refusal in table.REFUSALS]
 
 
