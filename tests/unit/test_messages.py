@@ -10,6 +10,7 @@ import pytest
 from tests.support.messages import (
     Refusal,
     Warned,
+    calls,
     clusters,
     config,
     datasets,
@@ -27,7 +28,7 @@ from tests.support.messages import (
 
 ROOMS = {"config": config, "weights": weights, "data": datasets, "pictures": pictures, "models": models, "runs": runs,
          "clusters": clusters, "starts": starts, "studies": studies, "sweeps": sweeps, "requests": requests,
-         "records": records}
+         "records": records, "calls": calls}
 CASES = [(room, refusal) for room, table in ROOMS.items() for refusal in table.REFUSALS]
 
 

@@ -360,6 +360,8 @@ f.yaml:3: optimizer.lr0: got '7'; expected a number >= 1e-06 and <= 1.0""",
                   partial(_train_with, "--config", "epochs: 3\ncallbacks: evil.py\n"))
     for settings, message in KEYWORDS:
         yield Refusal(f"keywords {settings}", message, partial(_resolve_keywords, settings))
+    yield Refusal("--json of a dry run", "--json: a dry run has no result; leave out one of them",
+                  lambda: cli.parse_val(["--weights", "best.pt", "--json", "--dry-run"]))
     yield Refusal("more workers than microbatches", (
         "num_workers: 17 workers, but a step of batch size 64 and microbatch 4 has only 16 parts; use 1 to 16 workers, "
         "a smaller --microbatch, a larger --batch-size, or --sync-bn"),

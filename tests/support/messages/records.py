@@ -60,9 +60,10 @@ TRACKERS: dict[tuple[str, ...], str] = {
 """The entry points of installed packages, ours0 and ours1, where the tracker team is asked for."""
 
 
-PRIVATE = {"mlflow.store.tracking.sqlalchemy_store": "SqlAlchemyStore",
-           "mlflow.system_metrics.system_metrics_monitor": "SystemMetricsMonitor"}
-"""Names of MLflow by their module."""
+PRIVATE = {"mlflow.store.tracking.sqlalchemy_store": ("SqlAlchemyStore", "MLflow 3.17"),
+           "mlflow.system_metrics.system_metrics_monitor": ("SystemMetricsMonitor", "MLflow 3.17"),
+           "torch._gone": ("name", "PyTorch 2.11 to 2.15")}
+"""Private names of other packages by their module, and the releases that have them."""
 
 
 def _load(path: str) -> None:
@@ -117,9 +118,10 @@ def _refusals() -> Iterator[Refusal]:
         yield Refusal(f"callbacks: {functions}", f"callbacks: {message}", partial(check_functions, functions))
     for entries, message in TRACKERS.items():
         yield Refusal(f"trackers: {entries}", f"trackers: {message}", partial(_track, entries))
-    for module, name in PRIVATE.items():
-        yield Refusal(f"an MLflow without {name}", f"mlflow … has no {module}.{name}; this needs MLflow 3.17: "
-                      "install the versions of constraints.txt", partial(_lack, module, name))
+    for module, (name, needed) in PRIVATE.items():
+        package = module.partition(".")[0]
+        yield Refusal(f"{package} without {name}", f"{package} … has no {module}.{name}; this needs {needed}: install "
+                      "the versions of constraints.txt", partial(_lack, module, name))
     yield Refusal("no database", "…/here/mlflow.db: is no SQLite database; move it away, or name another one with "
                   "--mlflow-uri", partial(_open, lambda path: path.write_text("nothing of the kind, but long enough")))
     yield Refusal("half a database", "…/here/mlflow.db: its creation was interrupted; move it away, and ray_yolo.sync "
