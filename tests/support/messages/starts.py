@@ -192,7 +192,7 @@ def _refusals() -> Iterator[Refusal]:
     yield Refusal("quad on eight workers", "num_workers: 8 workers, but a step of batch size 16 and microbatch 4 has "
                   "only 4 parts; use 1 to 4 workers, a smaller --microbatch, a larger --batch-size, or --sync-bn",
                   _split_over_eight, ConfigError)
-    yield Refusal("a microbatch that does not fit", "microbatch: 7 does not divide batch size 16; legal: 1, 2, 4, 8, 16",
+    yield Refusal("an odd microbatch", "microbatch: 7 does not divide batch size 16; legal: 1, 2, 4, 8, 16",
                   lambda: resolve(Recipe(batch_size=None, microbatch=7), 1, gpu=False), ConfigError)
     yield Refusal("more images than memory", "augment.render: device: the 37 decoded images need 341 kB, and … has "
                   "341 kB free; leave augment.render out, and the loaders render", _hold_images, ConfigError)
