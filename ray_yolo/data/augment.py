@@ -17,9 +17,10 @@ from ray_yolo.labels.rows import Labels
 from ray_yolo.ops.recolour import ColourTables
 
 _MAX_COVERED = 0.30
-GREY = 114  # value of pixels without an image
-FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}  # code of `cv2.flip` by mirrored axes (x, y)
-_BAND_PIXELS = 2**15  # bands fit the CPU cache and need no new memory
+GREY = 114  # Pixels without an image have this value.
+FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}
+"""Mirrored axes (x, y) have this code of `cv2.flip`."""
+_BAND_PIXELS = 2**15  # Bands of so many pixels fit the CPU cache and need no new memory.
 
 
 def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple[float, float, float]:

@@ -35,8 +35,8 @@ from ray_yolo.storage.lease import try_lock
 Mode = Literal["none", "ram", "disk"]
 MEMORY_SHARE = 0.25  # Images are cached by default in this share of the free memory.
 FORMAT = 3  # The version of the cache file; raise it when a pixel of it would change.
-SHARED_MEMORY = Path("/dev/shm")  # Linux's file system in memory
-_MARGIN = 1.1  # required free space per byte, to leave some for others
+SHARED_MEMORY = Path("/dev/shm")  # Linux has its file system in memory here.
+_MARGIN = 1.1  # A cached byte needs so many free ones, to leave some for others.
 _LOCK_SECONDS = 3600.0  # Another process may take so long to decode a large data set.
 _log = logging.getLogger(__name__)
 
@@ -109,8 +109,10 @@ class ImageStore:
         self._smooth = smooth
         self._original = index.sizes
         self._mapped: np.ndarray | None = None
-        self._tried: set[int] = set()  # images that this process has decoded or asked for
-        self._damaged: set[int] = set()  # those of them that could not be decoded
+        self._tried: set[int] = set()
+        """This process has decoded or asked for these images."""
+        self._damaged: set[int] = set()
+        """These of them could not be decoded."""
         lengths = self.sizes.prod(axis=1) * 3  # bytes of each image
         self.starts = np.concatenate([[0], np.cumsum(lengths)])
         """(n + 1,) int64: the first byte of each image where all are back to back, and the number of bytes."""

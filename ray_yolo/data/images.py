@@ -22,15 +22,15 @@ from ray_yolo.labels.files import OPTIONAL_FORMATS, SUFFIXES
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
 MIN_SIDE_PX = 10
-MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
+MAX_PIXELS = 178_956_970  # Pillow takes an image with more for a decompression bomb.
 # OpenCV's flags for a half, quarter and eighth; combined with RGB they do not mean grey.
 _REDUCED = {1: 0, 2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
             8: cv2.IMREAD_REDUCED_GRAYSCALE_8}
-_ORIENTATION = 0x0112  # tag of EXIF
-_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_ORIENTATION = 0x0112  # EXIF has the orientation under this tag.
+_TURNED = (5, 6, 7, 8)  # These orientations of EXIF exchange width and height.
 # The formats that Pillow may detect, for any suffix. EPS would start a program.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", *OPTIONAL_FORMATS)
-_UNREAD = {  # place and bytes that identify files of other formats
+_UNREAD = {  # These bytes, at these places, identify files of other formats.
     (4, b"ftyphei"): "HEIC", (4, b"ftypmif1"): "HEIF", (4, b"ftypavif"): "AVIF", (128, b"DICM"): "DICOM",
     (0, b"v/1\x01"): "OpenEXR", (0, b"#?RADIANCE"): "Radiance HDR", (0, b"8BPS"): "Photoshop",
     (0, b"\xff\x0a"): "JPEG XL", (0, b"\0\0\0\x0cJXL "): "JPEG XL", (0, b"\0\0\0\x0cjP"): "JPEG 2000",
@@ -39,9 +39,10 @@ _UNREAD = {  # place and bytes that identify files of other formats
 _PNM = re.compile(rb"P[56](?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+(\d+)")  # width, height, white
 _PNM_BYTES = 1024  # A header with its comments has so many at most.
 _JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
-_PNG_DEPTH, _HEAD = 24, 256  # place of a PNG's bits per channel; bytes that identify a format
+_PNG_DEPTH, _HEAD = 24, 256
+"""A PNG has its bits per channel at the first place; as many bytes as the second identify a format."""
 _OPENCV_ONLY = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
-_FILLED = 128  # grey of missing JPEG data
+_FILLED = 128  # A decoder shows missing JPEG data as this grey.
 _MORE = bytes(range(1, 255)) * 4
 DECODERS = (Image.__version__, cv2.__version__, *sorted(SUFFIXES))
 """What decides which files can be decoded, and to which pixels; part of the key of all that is cached of them."""
@@ -65,9 +66,12 @@ class UnreachableImageError(UnreadableImageError):
 class ImageFacts(NamedTuple):
     """The findings of the check of a usable image."""
 
-    size: tuple[int, int]  # (height, width) of the upright image
-    values: PixelValues | None = None  # the values of an image with more than 8 bits
-    notes: tuple[str, ...] = ()  # about its contents
+    size: tuple[int, int]
+    """The upright image has this (height, width)."""
+    values: PixelValues | None = None
+    """An image with more than 8 bits has these values."""
+    notes: tuple[str, ...] = ()
+    """These are remarks about the image's contents."""
 
 
 def read_image(path: str | bytes, reduction: int = 1, pixel_range: PixelRange = OWN_RANGE) -> np.ndarray:
@@ -286,7 +290,8 @@ def _is_truncated(content: bytes, small: np.ndarray) -> bool:
 
 class _Header(NamedTuple):
     size: tuple[int, int]
-    complete: bool  # known without decoding, and levels
+    complete: bool
+    """All facts are known without decoding, and the pixels are levels."""
     frames: int = 1
     is_tiff: bool = False
 

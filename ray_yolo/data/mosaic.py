@@ -72,10 +72,14 @@ def enclosing_range(rows: list[range]) -> range:
 class _Span(NamedTuple):
     """One axis of a resized image, as far as the output shows it."""
 
-    num_needed: int  # source pixels at the seam's end
-    num_resized: int  # pixels after these are resized
-    visible: slice  # the part of the resized pixels that is visible
-    target: slice  # their position in the output
+    num_needed: int
+    """So many source pixels at the seam's end are resized."""
+    num_resized: int
+    """They become so many pixels."""
+    visible: slice
+    """This part of the resized pixels is visible."""
+    target: slice
+    """The visible pixels have this position in the output."""
 
 
 def _span(axis: int, out: np.ndarray, tile: Tile[np.ndarray], seam: tuple[int, int], canvas: tuple[int, int],

@@ -44,14 +44,17 @@ from ray_yolo.storage.lease import try_lock
 from ray_yolo.storage.store import Store, open_store
 
 MANIFEST, _LOCK, _IN_USE, _PARTIAL = ".manifest.json", ".lock", ".in-use", ".coming"
-_UNREAD = ".unread.json"  # names of pictures that are not downloaded, because their formats are not read
+_UNREAD = ".unread.json"  # It names pictures that are not downloaded, because their formats are not read.
 WAIT_SECONDS = 3600.0  # Another process may take so long to download a snapshot.
-_REQUESTS, _PART = 32, 8192  # concurrent; queued in memory
+_REQUESTS, _PART = 32, 8192
+"""So many requests are made at once, and so many are queued in memory."""
 _LABEL_KINDS = frozenset({".txt", ".xml", ".json"})
 _KINDS = SUFFIXES | _LABEL_KINDS
 _log = logging.getLogger(__name__)
-_used: dict[Path, int] = {}  # versions that this process uses, with the locked file
-_ListedObjects = Mapping[str, tuple[int, str]]  # key -> size, tag
+_used: dict[Path, int] = {}
+"""This process uses these versions; each has the descriptor of its locked file."""
+_ListedObjects = Mapping[str, tuple[int, str]]
+"""Each key has its object's size and tag."""
 
 
 class _File(NamedTuple):
@@ -60,7 +63,8 @@ class _File(NamedTuple):
     size: int
     tag: str
     sha256: str
-    time: int  # when it was modified, ns
+    time: int
+    """It was modified at this time, in ns."""
 
 
 def address_parts(address: str) -> tuple[str, str]:

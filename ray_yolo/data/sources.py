@@ -30,9 +30,9 @@ from ray_yolo.labels.notes import counted
 
 VIDEO_SUFFIXES = frozenset({".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
                             ".mts", ".ts", ".webm", ".wmv"})
-_MISSING = 0.05  # share of the frames; where the file has no number of frames, OpenCV estimates it
-_ROUNDED = 0.5 / 255  # beyond 0..1 a tensor's values still round to the same byte
-USUAL_RATE = 30.0  # frames per second of a video without a rate
+_MISSING = 0.05  # A video may lack this share of its frames: OpenCV estimates a number that the file does not have.
+_ROUNDED = 0.5 / 255  # Values of a tensor that are so far outside of 0..1 still round to the same byte.
+USUAL_RATE = 30.0  # A video without a rate has so many frames per second.
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
 _log = logging.getLogger(__name__)
@@ -41,9 +41,12 @@ _log = logging.getLogger(__name__)
 class Media(NamedTuple):
     """One file or stream to detect in."""
 
-    path: str  # absolute path, address of a stream, or number of a camera
-    name: str  # path below the common folder of the source's files
-    stem: str  # name of results: unique in a source; `name` without its suffix if that is unique
+    path: str
+    """It is an absolute path, the address of a stream, or the number of a camera."""
+    name: str
+    """It is the path below the common folder of the source's files."""
+    stem: str
+    """Results have this name, which is unique in a source: `name` without its suffix, if that is unique."""
 
     @property
     def is_video(self) -> bool:
@@ -168,10 +171,14 @@ class Frame(NamedTuple):
     """An image, or a frame of a video."""
 
     media: Media
-    number: int | None = None  # the frame's number in a video, from 1
-    pixels: np.ndarray | None = None  # (height, width, 3) RGB values; None: not read yet
-    content: bytes | None = None  # a file's content; None: it is read from the path
-    error: str = ""  # why it cannot be read
+    number: int | None = None
+    """The frame has this number in its video, from 1."""
+    pixels: np.ndarray | None = None
+    """These are RGB values (height, width, 3). None: they are not read yet."""
+    content: bytes | None = None
+    """The file has these bytes. None: they are read from the path."""
+    error: str = ""
+    """The frame cannot be read for this reason."""
 
     def read(self, pixel_range: PixelRange = OWN_RANGE) -> Frame:
         """The frame with its pixels as uint8 levels, or with its error."""
@@ -191,7 +198,8 @@ class Frame(NamedTuple):
 class InputSource(NamedTuple):
     """The parsed input of a prediction."""
 
-    parts: Sequence[tuple[Media, np.ndarray | bytes | None]]  # files, streams; arrays with pixels; files' contents
+    parts: Sequence[tuple[Media, np.ndarray | bytes | None]]
+    """Beside a medium are its pixels or a file's bytes, if the input holds them. None: they are read from its path."""
 
     @property
     def alone(self) -> bool:

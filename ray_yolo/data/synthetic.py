@@ -22,7 +22,7 @@ from ray_yolo.core.structures import Annotation
 from ray_yolo.data.geometry import covered
 from ray_yolo.labels.yolo_txt import shares_of
 
-VERSION = 2  # raise it when any pixel or label changes: tables of results refer to it
+VERSION = 2  # Tables of results refer to it; raise it when any pixel or label changes.
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")
 _SUBPIXEL_BITS = 4
 _SPLITS = ("train", "val")
@@ -36,9 +36,11 @@ class SyntheticDataset(NamedTuple):
     num_val: int
     side_px: int
     num_classes: int
-    scale: tuple[float, float]  # figure diameter as a share of the image side
+    scale: tuple[float, float]
+    """Figures have diameters in this range, as shares of the image side."""
     max_figures: int
-    turn_degrees: float  # largest rotation of a figure
+    turn_degrees: float
+    """A figure is rotated by at most this angle."""
 
 
 BUILT_IN = {

@@ -10,21 +10,27 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, SAMPLES, PLANES, EXTRA_SAMPLES = 254, 258, 262, 277, 284, 338
-REDUCED = 1  # bit of the subfile's type: a smaller copy of another picture in the file
-_LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # `struct`'s letters by type of a value: 8, 16, 32 and 64-bit integers
+REDUCED = 1  # This bit of the subfile's type marks a smaller copy of another picture in the file.
+_LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
+"""A type of a value has this letter of `struct`. The types are integers of 8, 16, 32 and 64 bits."""
 _MOST_TAGS, _MOST_VALUES = 1000, 1000
 MIN_IS_WHITE, MIN_IS_BLACK = 0, 1
 SEPARATE = 2
-BLENDED, APART = 1, 2  # kinds of alpha among the extra samples: the colours are multiplied by it, or not
+BLENDED, APART = 1, 2
+"""These are the kinds of alpha among the extra samples: the colours are multiplied by it, or they are not."""
 
 
 class _Layout(NamedTuple):
     """Where a kind of TIFF file has what."""
 
-    order: str  # the order of bytes, as `struct` has it
-    place: str  # letter of a place in the file
-    place_of_start: int  # where the place of the first picture's tags is written
-    of_number: str  # letter of the number of tags
+    order: str
+    """`struct` has this character for the order of bytes."""
+    place: str
+    """`struct` has this letter for a place in the file."""
+    place_of_start: int
+    """The place of the first picture's tags is written here."""
+    of_number: str
+    """`struct` has this letter for the number of tags."""
 
 
 _LAYOUTS = {b"II*\0": _Layout("<", "I", 4, "H"), b"MM\0*": _Layout(">", "I", 4, "H"),

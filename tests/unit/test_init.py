@@ -33,5 +33,5 @@ def test_a_source_tree_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_else_is_offered() -> None:
     assert ray_yolo.__all__ == ["YOLO", "__version__"]
     assert dir(ray_yolo) == ["YOLO", "__version__"]
-    with pytest.raises(AttributeError, match="module 'ray_yolo' has no attribute 'yolo'"):
+    with pytest.raises(AttributeError):
         _ = ray_yolo.yolo

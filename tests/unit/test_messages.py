@@ -10,21 +10,25 @@ import pytest
 from tests.support.messages import (
     Refusal,
     Warned,
+    calls,
     clusters,
     config,
     datasets,
     models,
     pictures,
+    records,
     requests,
     runs,
     starts,
     studies,
+    sweeps,
     warned,
     weights,
 )
 
 ROOMS = {"config": config, "weights": weights, "data": datasets, "pictures": pictures, "models": models, "runs": runs,
-         "clusters": clusters, "starts": starts, "studies": studies, "requests": requests}
+         "clusters": clusters, "starts": starts, "studies": studies, "sweeps": sweeps, "requests": requests,
+         "records": records, "calls": calls}
 CASES = [(room, refusal) for room, table in ROOMS.items() for refusal in table.REFUSALS]
 
 

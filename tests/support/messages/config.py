@@ -223,6 +223,14 @@ LINES = {
     "replay --step 3": "the following arguments are required: RUN; see python -m ray_yolo.replay --help",
     "replay runs/exp other --step 3":
         "unexpected 'other'; values follow their flags, see python -m ray_yolo.replay --help",
+    "tune --max-concurrent=0": "--max-concurrent: got '0'; expected a whole number >= 1 or auto",
+    "tune --max-concurrent=-1": "--max-concurrent: got '-1'; expected a whole number >= 1 or auto",
+    "tune --max-concurrent=none": "--max-concurrent: got 'none'; expected a whole number >= 1 or auto",
+    "tune --min-slots 3 --max-concurrent 2":
+        "--min-slots, --max-concurrent: min_slots 3 is more than max_concurrent 2",
+    "tune --keep-weights --drop-paused-weights":
+        "--keep-weights, --drop-paused-weights: keep_weights keeps those that drop_paused_weights removes; leave one "
+        "of them out",
     "compare base": "the following arguments are required: B; see python -m ray_yolo.compare --help",
 }
 """Command lines of other commands, as they are parsed."""
@@ -352,6 +360,8 @@ f.yaml:3: optimizer.lr0: got '7'; expected a number >= 1e-06 and <= 1.0""",
                   partial(_train_with, "--config", "epochs: 3\ncallbacks: evil.py\n"))
     for settings, message in KEYWORDS:
         yield Refusal(f"keywords {settings}", message, partial(_resolve_keywords, settings))
+    yield Refusal("--json of a dry run", "--json: a dry run has no result; leave out one of them",
+                  lambda: cli.parse_val(["--weights", "best.pt", "--json", "--dry-run"]))
     yield Refusal("more workers than microbatches", (
         "num_workers: 17 workers, but a step of batch size 64 and microbatch 4 has only 16 parts; use 1 to 16 workers, "
         "a smaller --microbatch, a larger --batch-size, or --sync-bn"),

@@ -6,6 +6,7 @@ Label files and the remarks about them are in `tests/support/label_cases.py`.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -20,7 +21,9 @@ import torch
 
 from ray_yolo import cli
 from ray_yolo.core import files
+from ray_yolo.core.cache_folder import build_in_place
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.data import image_cache
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index, require_boxes
 from ray_yolo.data.remote import localize, snapshot
@@ -308,6 +311,25 @@ def _scan_on_failing_storage() -> None:
         _scan("images")
 
 
+def _scan_on_storage_without_lists() -> None:
+    write_image(Path("images/a.png"), smooth_picture(48, 64))
+    error = OSError(errno.EIO, "Input/output error", str(Path("images").absolute()))
+    with mock.patch.object(os, "scandir", side_effect=error):
+        _scan("images")
+
+
+def _wait_for_a_lock() -> None:
+    Path(".lock").touch()
+    with Path(".lock").open() as other, Path(".lock").open() as mine, \
+            mock.patch.object(image_cache, "_LOCK_SECONDS", 0.1):
+        fcntl.flock(other, fcntl.LOCK_EX)
+        image_cache._lock(Path(".lock"), mine, fcntl.LOCK_EX)
+
+
+def _build_on_lost_storage() -> None:
+    build_in_place(Path("cache/w.pt"), mock.Mock(side_effect=OSError("the server hung up")))
+
+
 def _bucket() -> str:
     """The address of a folder with a data set."""
     return f"file://{make_dataset(Path('bucket/set').absolute(), 9)}"
@@ -437,6 +459,11 @@ def _refusals() -> Iterator[Refusal]:
                "…--keep-difficult…"), partial(_require, {"images/a.xml": DIFFICULT}))
     yield case("storage that fails", "…/data.yaml: train: 12 of 12 images or their labels cannot be read, more than "
                "10%: …/images/00.png: …; check the storage, and run the same command again", _scan_on_failing_storage)
+    yield case("a folder that cannot be listed", "…/here/images: cannot be listed: Input/output error; check the "
+               "storage, and run the same command again", _scan_on_storage_without_lists)
+    yield Refusal("a locked cache", ".lock: another process has locked it for 0.1 s; end that process, or use --cache "
+                  "none", _wait_for_a_lock, TimeoutError)
+    yield Refusal("a cache that hangs up", f"cache: {CACHE.format('the server hung up')}", _build_on_lost_storage)
     for text, message in DESCRIPTIONS.items():
         yield case(f"in a bucket: {text!r:.20}", message, partial(_fetch_description, text))
     yield case("a bucket that refuses", "data: file:///…/bucket/set/data.yaml: AccessDenied; see that the "

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ray_yolo.core.errors import ConfigError
+import torch
+
+from ray_yolo.config.model_facts import GROUP, plugins
+from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models.blocks import C3, Concat, Conv, MaxPool2d
 from ray_yolo.models.detector import Architecture, Detector
-from ray_yolo.models.families import build_model
-from ray_yolo.models.heads import Anchors, Detect
+from ray_yolo.models.families import build_model, find_family, load_weights
+from ray_yolo.models.heads import Anchors, Detect, Head
 from ray_yolo.models.rows import Row, row
 from ray_yolo.models.yaml_rows import read_architecture
 from tests.support.messages import Refusal
+from tests.support.packages import installed
 
 
 def small(**changes: object) -> dict[str, Any]:
@@ -87,6 +91,47 @@ ROWS: list[tuple[tuple[Row, ...], str]] = [
 ]
 """Tables whose rows do not fit together."""
 
+WITHOUT_ANCHORS = {"scales": {"n": [0.5, 0.25, 1024]}, "backbone": small()["backbone"],
+                   "head": [[[1], 1, "Detect", ["nc"]]]}
+REG_MAX = ": reg_max: must be 1 with end2end: True, else 16"
+SCALED: list[tuple[dict[str, Any], str]] = [
+    ({"scale": "q"}, ": scale: 'q' is none of scales: n"),
+    ({"scales": {"n": [0.5, 0.25]}}, ": scales.n.2: Field required"),
+    ({"scales": {"n": [0.0, 0.25, 512]}}, ": scales.n.0: Input should be greater than 0"),
+    ({"anchors": 3, "end2end": True, "reg_max": 1}, ": end2end: a head with anchors has none; remove one of the two"),
+    ({"end2end": True}, REG_MAX), ({"reg_max": 1}, REG_MAX), ({"reg_max": 8}, ": reg_max: Input should be 1 or 16"),
+    ({"anchors": 3}, ": head[0] Detect: its arguments are [nc, anchors], as given at the top of the file"),
+    ({"head": [[-1, 1, "Detect", [3]]]}, ": head[0] Detect: its arguments are [nc], as given at the top of the file"),
+    ({"head": [[-1, 1, "Detect", ["nc", "anchors"]]]},
+     ": head[0] Detect: argument 'anchors' is not a number; known names: None, True, False, nearest, nc"),
+    ({"head": [[-1, 1, "A2C2f", [64, True, 0]], [-1, 1, "Detect", ["nc"]]]},
+     f" row 2, A2C2f(16, True, 0, False): {INPUTS} (8, 16, 16): …"),
+]
+"""Entries of a model file, over those of one with scales and without anchors."""
+
+PLUGINS: dict[tuple[str, ...], str] = {
+    ("a = own:TOY", "b = own:TOY"): "model: 'toy' is offered by ours0 and by ours1; uninstall one of them",
+    ("x = own:TAKEN",): "the package ours0 offers 'yolov5n', which is a model of ray_yolo; uninstall it",
+    ("x = own:NOTHING",):
+        "the package ours0: its entry point ray_yolo.families.x is no ray_yolo.config.model_facts.Plugin",
+    ("x = nowhere:TOY",): "the package ours0 offers models, but cannot be imported: ModuleNotFoundError: No module "
+                          "named 'nowhere'; mend or uninstall it",
+    ("toyy = own:NEAR",):
+        "model: 'toy' is unknown; did you mean toyy? Known: yolov5n, …, yolov3-tiny, …toyy, or a YAML file",
+}
+"""The entry points of installed packages, ours0 and ours1, where the model toy is asked for."""
+
+OWN = """
+from ray_yolo.config.model_facts import ModelFacts, Plugin
+TOY, TAKEN, NEAR = (Plugin({name: ModelFacts('toy')}, '') for name in ('toy', 'yolov5n', 'toyy'))
+NOTHING = {}
+"""
+"""What they offer."""
+
+TENSORS: list[tuple[dict[str, Any], int]] = [
+    ({}, 0), ({"epoch": 3, "model": {"model.0.conv.weight": 1}}, 0), ({"a": torch.zeros(1)}, 1)]
+"""Weights of something else, and how many tensors are among them."""
+
 ARGUMENTS: list[tuple[Callable[[], object], str]] = [
     (lambda: row(Conv), "argument 1 (outputs): Field required"),
     (lambda: row(Conv, 8, 200), "argument 2 (kernel): Input should be less than or equal to 127"),
@@ -98,6 +143,15 @@ ARGUMENTS: list[tuple[Callable[[], object], str]] = [
     (lambda: row(Concat, repeats=2), "cannot be repeated; set its number to 1"),
 ]
 """Rows with other arguments than their block has."""
+
+
+def _find(entries: tuple[str, ...]) -> None:
+    with installed(GROUP, OWN, *entries):
+        plugins.cache_clear()
+        try:
+            find_family("toy")
+        finally:
+            plugins.cache_clear()
 
 
 def _refusals() -> Iterator[Refusal]:
@@ -122,6 +176,17 @@ def _refusals() -> Iterator[Refusal]:
         yield case(f"arguments {number}", message, make)
     for name, near in {"yolov5 s": "yolov5s", "yolo5n": "yolov5n", "yolov3-tny": "yolov3-tiny"}.items():
         yield case(f"name {name}", f"model: '{name}' is unknown; did you mean {near}?…", partial(build_model, name, 3))
+    for entries, message in SCALED:
+        yield case(f"file without anchors: {entries}", f"model{message}", lambda entries=entries: (
+            read_architecture(WITHOUT_ANCHORS | entries).build(2)))
+    for points, message in PLUGINS.items():
+        yield case(f"plug-ins: {points}", message, partial(_find, points))
+    yield case("classes of a head without names", "model: the classes of a Head head cannot be matched by name; give "
+               "the data set and the weights the same order of classes", partial(Head(3).select_classes, (1, 0, 2)))
+    for state, number in TENSORS:
+        yield Refusal(f"weights: {[*state]}", f"weights: none of the model's 15 tensors is among the {number} given "
+                      "ones; expected names such as model.0.conv.weight", lambda state=state: load_weights(
+                          build_model(small(), 2), state), CheckpointError)
 
 
 REFUSALS = list(_refusals())

@@ -37,6 +37,7 @@ from ray_yolo.runs.steps import choose_step, logged_steps
 from ray_yolo.runs.usage import Usage, cost_table, parse_prices
 from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runs.worker_lock import WORKERS_LOCK, await_former_workers
+from ray_yolo.storage.lease import check_conditions, read_terms
 from ray_yolo.storage.store import FolderStore
 from tests.support import run_log
 from tests.support.checkpoints import save
@@ -293,6 +294,20 @@ def _find_where_conditions_are_ignored(kind: str) -> None:
         find_run(RECIPE, _placement({"storage_path": "file://{}/bucket"}))
 
 
+def _probe_where_conditions_are_refused(calls: int) -> None:
+    """Probe a store that refuses conditions from one of its calls on."""
+    store = FolderStore(Path("bucket").absolute())
+    answers = iter([store.put_if] * (calls - 1))
+    with mock.patch.object(store, "put_if", lambda *given: next(answers, lambda *_: None)(*given)):
+        check_conditions(store, "s3://bucket")
+
+
+def _take_no_lease() -> None:
+    store = FolderStore(Path("bucket").absolute())
+    store.put("exp/lease.json", b"{}")
+    read_terms(store, "exp/lease.json")
+
+
 def _flush_over_another_segment() -> None:
     run = _hold(_placement({"storage_path": "file://{}/bucket", "name": "mine"}))
     assert run.remote
@@ -382,6 +397,12 @@ def _refusals() -> Iterator[Refusal]:
         yield Refusal(f"storage that ignores {header}", "storage_path: file://…/here/bucket/p ignores conditional "
                       f"writes ({header}), without which two commands would train the same run; use a bucket whose "
                       "server supports them, or a folder", partial(_find_where_conditions_are_ignored, kind))
+    for calls, header in ((1, "If-None-Match"), (3, "If-Match")):
+        yield Refusal(f"storage that refuses {header}", "storage_path: s3://bucket refuses conditional writes "
+                      f"({header}), without which two commands would train the same run; use a bucket whose server "
+                      "supports them, or a folder", partial(_probe_where_conditions_are_refused, calls))
+    yield Refusal("no lease", "exp/lease.json: is not a lease of this ray_yolo; remove it if no process trains "
+                  "this run", _take_no_lease)
     yield Refusal("a segment of another process", f"{IN_BUCKET}/log/000001-000000.jsonl was written by another "
                   "process; this one stores nothing more", _flush_over_another_segment, TrainingError)
     yield Refusal("results that storage refuses", "file://…/bucket/runs/val/exp: some results are not stored (…); all "

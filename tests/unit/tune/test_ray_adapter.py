@@ -150,7 +150,7 @@ def test_an_interrupted_command_does_not_wait_for_records(tmp_path: Path, monkey
     tune.step()
     assert tune.is_finished  # though a task runs, and records are not complete
     tune.callback.end()  # the same signal ends Tune's loop
-    with pytest.raises(TrainingError, match="interrupted"):
+    with pytest.raises(TrainingError):
         tune.callback.on_step_end(0, [])
 
 

@@ -176,24 +176,20 @@ def spoil(path: Path, damage: str) -> None:
     path.write_text("".join(lines))
 
 
-@pytest.mark.parametrize(("damage", "message"), [
-    ("a later version", r"written by a later ray_yolo \(9.9.0\)"),
-    ("another line", r"ledger.jsonl:4: damaged: this line cannot be read"),
-    ("another type", "damaged: 'other'"),
-    ("no version", "damaged: its version is None")])
+@pytest.mark.parametrize("damage", ["a later version", "another line", "another type", "no version"])
 @pytest.mark.parametrize("name", ["evolve", "level"])
 def test_an_unreadable_ledger_is_a_row_of_the_list(
-        name: str, damage: str, message: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        name: str, damage: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / name / "finished").touch()
     spoil(project / name / "ledger.jsonl", damage)
     for command in (cli.status, cli.verify):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError) as refused:
             command([str(project / name)])
     assert cli.list_runs([str(project)]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(rows) == 1 + len(SWEEPS) + len(COMPARISONS)
     assert "unreadable: " in rows[name]
-    assert re.search(message, rows[name])
+    assert str(refused.value).partition("ledger.jsonl")[2] in rows[name]
     assert "unreadable" not in rows["gp"]
 
 

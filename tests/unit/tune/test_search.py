@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from ray_yolo.cli import parse_tune
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ObjectiveConfig
-from ray_yolo.core.errors import ConfigError
 from ray_yolo.tune.search import Ladder, NoStopping, Search, SweepConfig
 
 METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
@@ -52,12 +51,6 @@ class TestSchedulers:
 def test_a_sweep_has_so_many_trials_or_as_many_as_fit_into_its_hours():
     for settings, trials in (({}, 300), ({"trials": 7}, 7), ({"hours": 8}, 100_000), ({"hours": 8, "trials": 7}, 7)):
         assert SweepConfig(**settings).most_trials == trials, settings
-
-
-@pytest.mark.parametrize("number", ["0", "-1", "none"])
-def test_no_trials_at_a_time_are_refused(number):
-    with pytest.raises(ConfigError, match=f"--max-concurrent: got {number}|got '{number}'"):
-        parse_tune([f"--max-concurrent={number}"])
 
 
 @pytest.mark.parametrize(("words", "value"), [([], "auto"), (["--max-concurrent", "auto"], "auto"),
