@@ -30,6 +30,7 @@ from ray_yolo.config.sections import SECTIONS, ConfigModel
 from ray_yolo.config.settings import canonical
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.formatting import format_count
 
 _FIXED = ("optimizer.name", "optimizer.nominal_batch")
 _PATHS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
@@ -379,7 +380,8 @@ def check_workers(recipe: Recipe, num_workers: int) -> None:
     if num_workers > units:
         raise ConfigError(
             f"num_workers: {num_workers} workers, but a step of batch size {batch} and microbatch {micro} has only "
-            f"{units} parts; use 1 to {units} workers, a smaller --microbatch, a larger --batch-size, or --sync-bn")
+            f"{format_count(units, 'part')}; use {'1 worker' if units == 1 else f'1 to {units} workers'}, a smaller "
+            "--microbatch, a larger --batch-size, or --sync-bn")
 
 
 def most_workers(recipe: Recipe) -> int:

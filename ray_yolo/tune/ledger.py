@@ -235,7 +235,7 @@ def read_trials(lines: Sequence[LedgerEvent]) -> dict[int, Trial]:
         try:
             _fold(trials, line, begun_of(lines))
         except KeyError:  # its trial
-            raise InputError(f"ledger: a line before {line!r} is missing; restore it from a copy, or choose another "
+            raise InputError(f"ledger: a line before {line} is missing; restore it from a copy, or choose another "
                              "--name") from None
     return trials
 

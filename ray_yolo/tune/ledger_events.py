@@ -29,6 +29,9 @@ fresh seed."""
 class LedgerEvent(BaseModel, frozen=True):
     """A line of the ledger."""
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.model_dump_json()}"
+
 
 class ProposedEvent(LedgerEvent):
     """A new trial, proposed at a virtual time from the results counted by then."""

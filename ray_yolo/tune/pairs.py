@@ -150,7 +150,7 @@ class PairSchedule(Replayable):
                 self._claimed = None
                 self._claim()
             elif self._verdict.better or not self._count_next():
-                problems.append(f"{self._recorded[0]!r} does not follow from the lines before")
+                problems.append(f"{self._recorded[0]} does not follow from the lines before")
         return problems
 
     def _count_next(self) -> bool:

@@ -152,7 +152,7 @@ class Replayable:
             return
         recorded = self._recorded.popleft()
         if recorded != event:
-            self._problems.append(f"{recorded!r} is recorded, but {event!r} follows from the lines before")
+            self._problems.append(f"{recorded} is recorded, but {event} follows from the lines before")
 
 
 class Schedule(Replayable):
@@ -287,7 +287,7 @@ class Schedule(Replayable):
         self._learn_outcomes(self._recorded)
         while self._recorded and not problems:
             if not self._replay() and self._recorded:
-                problems.append(f"{self._recorded[0]!r} does not follow: a result before it is missing")
+                problems.append(f"{self._recorded[0]} does not follow: a result before it is missing")
         return problems
 
     def _learn_outcomes(self, events: Iterable[LedgerEvent]) -> None:

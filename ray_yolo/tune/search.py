@@ -57,7 +57,8 @@ class SweepConfig(ConfigModel):
     @model_validator(mode="after")
     def _fits_together(self) -> SweepConfig:
         if self.max_concurrent != "auto" and self.min_slots > self.max_concurrent:
-            raise ValueError(f"min_slots {self.min_slots} is more than max_concurrent {self.max_concurrent}")
+            raise ValueError(f"min_slots {self.min_slots} is more than max_concurrent {self.max_concurrent}; lower it, "
+                             "or leave max_concurrent out")
         if self.keep_weights and self.drop_paused_weights:
             raise ValueError("keep_weights keeps those that drop_paused_weights removes; leave one of them out")
         return self

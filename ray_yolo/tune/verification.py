@@ -39,7 +39,7 @@ def compare(one: Sequence[LedgerEvent], other: Sequence[LedgerEvent]) -> str | N
     """
     for number, (left, right) in enumerate(zip_longest(_essence(one), _essence(other)), 1):
         if left != right:
-            return f"line {number}: {left!r} in the first, {right!r} in the second"
+            return f"line {number}: {left} in the first, {right} in the second"
     return None
 
 

@@ -227,7 +227,8 @@ LINES = {
     "tune --max-concurrent=-1": "--max-concurrent: got '-1'; expected a whole number >= 1 or auto",
     "tune --max-concurrent=none": "--max-concurrent: got 'none'; expected a whole number >= 1 or auto",
     "tune --min-slots 3 --max-concurrent 2":
-        "--min-slots, --max-concurrent: min_slots 3 is more than max_concurrent 2",
+        "--min-slots, --max-concurrent: min_slots 3 is more than max_concurrent 2; lower it, or leave max_concurrent "
+        "out",
     "tune --keep-weights --drop-paused-weights":
         "--keep-weights, --drop-paused-weights: keep_weights keeps those that drop_paused_weights removes; leave one "
         "of them out",

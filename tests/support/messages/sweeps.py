@@ -37,7 +37,7 @@ STARTS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
      "noval: the scheduler ladder judges trials by the validation of every epoch; leave --noval out, or use scheduler: "
      "none"),
     ("batch_size: {type: choice, values: [16, 4]}\noptimizer.nominal_batch: {type: fixed, value: 4}", {}, ConfigError,
-     "num_workers: 2 workers, but a step of batch size 4 and microbatch 4 has only 1 parts; use 1 to 1 workers, a "
+     "num_workers: 2 workers, but a step of batch size 4 and microbatch 4 has only 1 part; use 1 worker, a "
      "smaller --microbatch, a larger --batch-size, or --sync-bn"),
     ("model: {type: choice, values: [yolov5n, yolov5q]}", {}, ConfigError,
      "model: 'yolov5q' is unknown; did you mean yolov5n? Known: yolov5n, …, or a YAML file"),
@@ -155,7 +155,7 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
      "it continues"),
     ("a ledger after its end", _append_after_the_end, TrainingError, "ledger.jsonl: this command has ended the study"),
     ("a ledger without its first trial", _restore_without_the_first_trial, InputError,
-     "ledger: ScheduledEvent(trial=0, …) is recorded, but ProposedEvent(trial=0, …) follows from the lines before; "
+     'ledger: ScheduledEvent {"trial":0,…} is recorded, but ProposedEvent {"trial":0,…} follows from the lines before; '
      "restore it from a copy, or choose another --name"),
     ("a torn line of a ledger", _tear, InputError,
      "ledger.jsonl:2: damaged: this line cannot be read; restore the file from a copy, or choose another --name"),

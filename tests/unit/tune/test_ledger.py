@@ -188,7 +188,7 @@ class TestFunction:
         other.parent.mkdir()
         other.write_bytes(one.read_bytes())
         lines = rewrite(other, lambda line: {**line, "weights": "x"} if line["type"] == "counted" else line)
-        assert compare(read_ledger(one), lines).startswith("line 8: CountedEvent(trial=0, seed=3, epochs=3")
+        assert compare(read_ledger(one), lines).startswith("line 8: CountedEvent {")
         assert compare(read_ledger(one)[:-1], read_ledger(one)).startswith(f"line {len(lines)}: None in the first")
 
     def test_more_trials_continue_a_finished_sweep(self, path):
