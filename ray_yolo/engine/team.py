@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ray_yolo.config.effects import needs_host
+from ray_yolo.config.effects import needs_host, renders_all
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import repeats_passes
 from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
@@ -179,21 +179,25 @@ def graphed_forward(learner: Learner, context: WorkerContext, collectives: Colle
 
 def image_stores(spec: TrainSpec, context: WorkerContext) -> Stores:
     """The images of the two splits, cached as the context says. The caller closes them. If the device renders samples
-    in any epoch, it holds those of training.
+    in any epoch, it holds those of training: it gets them from the cache, which the workers of a node share. If it
+    renders in all epochs, the cache in memory then ends with the last worker that reads it.
 
     Raises:
         ConfigError: if the device has too little memory for them, or cannot render.
     """
     recipe, device = spec.recipe, context.device
-    held = held_bytes(recipe, spec.train, device)
-    if held:
+    num_bytes = held_bytes(recipe, spec.train, device)
+    if num_bytes:
         if not find_spec("triton"):
             raise ConfigError("augment.render: device: Triton is not installed where this worker runs; install it, or "
                               "leave augment.render out")
-        require_memory(held, len(spec.train), device)
+        require_memory(num_bytes, len(spec.train), device)
     train = ImageStore(spec.train, recipe.imgsz, context.cache)
     val = ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True)
-    return Stores(train, val, hold_images(train, device) if held else None)
+    held = hold_images(train, device) if num_bytes else None
+    if held and renders_all(recipe):
+        train.close()
+    return Stores(train, val, held)
 
 
 def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives: Collectives, stores: Stores
