@@ -124,6 +124,12 @@ def needs_host(recipe: Recipe) -> str:
     return next((f"{name} needs pixels there" for name, value in uses.items() if value), "")
 
 
+def renders_all(recipe: Recipe) -> bool:
+    """Whether a GPU renders the samples of all epochs."""
+    epochs = (0, *(change.epoch for change in recipe.changes))
+    return all(each.augment.render == "device" and not needs_host(each) for each in map(recipe.at, epochs))
+
+
 def _by_schedule(recipe: Recipe) -> Reasons:
     schedule = recipe.schedule
     if recipe.epochs == 1:

@@ -15,7 +15,7 @@ from ray_yolo.config.addresses import corrected_store, corrected_tracking_uri
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 
-CudaGraphs = Literal["auto", "on", "loss", "off"]
+CudaGraphs = Literal["auto", "on", "loss", "update", "off"]
 
 GRAPHS_OF_SEVERAL_WORKERS = False
 """Whether `cuda_graphs: auto` is on for several workers. It becomes true when the row "DDP and NCCL in a group of one"
@@ -24,7 +24,9 @@ of `make gpu-test` has passed on a GPU."""
 
 def repeats_passes(setting: CudaGraphs, num_workers: int) -> bool:
     """Whether the workers of a group of this size repeat their network's passes as CUDA graphs, if they have GPUs."""
-    return setting in ("on", "loss") or (setting == "auto" and (num_workers == 1 or GRAPHS_OF_SEVERAL_WORKERS))
+    if setting == "auto":
+        return num_workers == 1 or GRAPHS_OF_SEVERAL_WORKERS
+    return setting != "off"
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -55,8 +57,9 @@ class Placement(ConfigModel):
     1, at most 64."""
     cuda_graphs: CudaGraphs = "auto"
     """On a GPU, repeat the network's passes as CUDA graphs: on, off, or auto: on for one worker, off for several,
-    where it has not yet run on GPUs; loss: on, and the loss as well, which has not yet run on a GPU. The weights are
-    the same; it is faster where the host is the limit: small models, few images."""
+    where it has not yet run on GPUs; loss: on, and the loss as well; update: loss, and the clip and the averages as
+    well. The last two have not yet run on a GPU. The weights are the same; it is faster where the host is the limit:
+    small models, few images."""
     colour_kernel: bool = False
     """On a GPU, change the colours of images by one kernel of Triton instead of fifty of torch: the same bytes. Off,
     because it has not yet run on a GPU."""

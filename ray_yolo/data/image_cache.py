@@ -190,7 +190,7 @@ class ImageStore:
         # No link is followed: the user's cache may be in a folder that others write to
         with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a") as locked:
             _lock(lock, locked, fcntl.LOCK_EX)
-            if file.exists():
+            with suppress(FileNotFoundError):  # its last user may remove it at any time
                 return _map(file)
             for other in file.parent.glob("*.rgb"):
                 if SHARED_MEMORY in other.parents:

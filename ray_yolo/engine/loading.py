@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from ray_yolo.config.effects import renders_all
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import QUAD, Recipe, resolved_batch
 from ray_yolo.core.errors import LoaderError, RayYoloError
@@ -31,6 +32,7 @@ from ray_yolo.ops.torch_internals import exit_codes
 PREFETCH = 2  # batches, or parts of microbatches, that a loader process has ready at least
 AHEAD = 2  # microbatches that all loader processes have ready at least
 FEWEST, MOST = 4, 8  # images of a part
+_VIEW_BYTES = 16384  # of a sample without pixels: its view, its colours, and some 600 labels
 _END_SECONDS = 1.0  # the end of a loader process is known this long after a failed connection to it
 ENLARGE = "increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)"
 
@@ -42,16 +44,20 @@ class LoaderMemory(NamedTuple):
     in_use: int  # what all have ready besides, and the batches that the worker computes with
 
 
-def loader_memory(recipe: Recipe, num_train: int, num_val: int, grid: int = GRID) -> LoaderMemory:
-    """The shared memory of a training's loaders. While a worker validates, its training loaders fill their queues."""
+def loader_memory(recipe: Recipe, num_train: int, num_val: int, *, gpu: bool, grid: int = GRID) -> LoaderMemory:
+    """The shared memory of a training's loaders. While a worker validates, its training loaders fill their queues.
+
+    Args:
+        gpu: whether the worker has one, which may render the samples.
+    """
     _, microbatch = resolved_batch(recipe)
     # The product is the same with `quad`, whose images are fewer and larger.
+    sample = _VIEW_BYTES if gpu and renders_all(recipe) else 3 * recipe.imgsz ** 2
     images = min(microbatch, num_train)
     part = min(images, _largest_part(recipe))
     val_batch = val_batch_bytes(recipe.imgsz, recipe.evaluate.batch_size, num_val, grid)
     in_use = (AHEAD + 2) * images
-    return LoaderMemory(PREFETCH * (3 * part * recipe.imgsz ** 2 + val_batch),
-                        3 * in_use * recipe.imgsz ** 2 + 2 * val_batch)
+    return LoaderMemory(PREFETCH * (part * sample + val_batch), in_use * sample + 2 * val_batch)
 
 
 def val_memory(imgsz: int, batch_size: int, num_images: int, grid: int) -> LoaderMemory:

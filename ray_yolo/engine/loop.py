@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ray_yolo.core.errors import DivergedError, PeerDepartedError
@@ -26,6 +26,7 @@ from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.learner import Learner
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.team import Loaders, Team, draw_weights
+from ray_yolo.engine.update import Measured
 from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.recolour import RecolouredInput
 from ray_yolo.ops.schedule import Rates
@@ -54,11 +55,8 @@ class Summed(NamedTuple):
 
     step: Step
     number: int  # optimiser steps count from 0
-    losses: Tensor  # (microbatches, terms), each times its images
+    measured: Measured
     statistics: Tensor  # the argument of `Statistics.apply`
-    complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
-    orders: Tensor  # (3,) bool: whether any worker was ordered to stop, to regroup, to save
-    reports: Tensor  # (workers, 2): each worker's `SpeedReport`
     wait_seconds: float
     images: int  # forwarded by this worker
     work: StepWork | None  # None: this worker had no microbatch, or the load is not balanced
@@ -69,7 +67,7 @@ class Launched(NamedTuple):
 
     summed: Summed
     rates: Rates
-    read: Callable[[], list[float]]  # waits for the device; the numbers are in the order of `update_weights`
+    read: Callable[[], list[float]]  # waits for the device; the numbers are in the order of `Judged`
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
@@ -143,7 +141,7 @@ def one_by_one(learner: Learner, team: Team, steps: Sequence[Step], progress: Pr
     """Each step as soon as it is computed: on a CPU."""
     for number, step in enumerate(steps, progress.step):
         summed = sum_microbatches(learner, team, step, batches, number, poll_orders)
-        yield update_weights(learner, summed, learner.plan.rates(step, progress.epoch))
+        yield update_weights(learner, team, summed, learner.plan.rates(step, progress.epoch))
 
 
 def one_behind(learner: Learner, team: Team, steps: Sequence[Step], progress: Progress,
@@ -163,7 +161,7 @@ def one_behind(learner: Learner, team: Team, steps: Sequence[Step], progress: Pr
             raise
         if launched:
             yield launched
-        launched = update_weights(learner, summed, learner.plan.rates(step, progress.epoch))
+        launched = update_weights(learner, team, summed, learner.plan.rates(step, progress.epoch))
     if launched:
         yield launched
 
@@ -209,10 +207,9 @@ def sum_microbatches(learner: Learner, team: Team, step: Step, batches: Iterator
         work = StepWork(len(shard), step_began, mark(device), gradients.waits)
     statistics = gradients.finish()
     report = loaders.balancer.report(step, loaders.sampler)
-    losses, complete, orders, reports = gather_measurements(
-        learner, team, rows, counts, poll_orders(), report, number)
+    measured = gather_measurements(learner, team, rows, counts, poll_orders(), report, number)
     images = sum(len(microbatch.images) for microbatch in shard)
-    return Summed(step, number, losses, statistics, complete, orders, reports, wait_seconds, images, work)
+    return Summed(step, number, measured, statistics, wait_seconds, images, work)
 
 
 def batch_event(learner: Learner, step: Step, number: int, microbatch: Microbatch, terms: Tensor) -> dict[str, Any]:
@@ -264,8 +261,8 @@ def blank_loss(learner: Learner, team: Team) -> Tensor:
 
 
 def gather_measurements(learner: Learner, team: Team, rows: list[Tensor], counts: list[int], orders: Orders,
-                        report: SpeedReport, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
+                        report: SpeedReport, number: int) -> Measured:
+    """Gather what the workers measured in step `number`. Collective.
 
     Each worker sends a header, then its rows. The header contains the worker's orders, its report on its speed, and
     whether its process group was aborted before all gradients arrived. The rows may then be garbage.
@@ -273,10 +270,6 @@ def gather_measurements(learner: Learner, team: Team, rows: list[Tensor], counts
     Args:
         rows: the loss terms of each of this worker's microbatches.
         counts: the number of microbatches of each worker.
-
-    Returns:
-        (microbatches, terms) losses in order, () bool whether the step is complete, (3,) bool orders of any worker, and
-        (workers, 2) reports.
     """
     collectives, device = team.collectives, team.context.device
     width = len(learner.criterion.names)  # terms of a microbatch
@@ -297,29 +290,24 @@ def gather_measurements(learner: Learner, team: Team, rows: list[Tensor], counts
         for body, count in zip(bodies, counts, strict=True):
             parts.append(body[: count * width].view(count, width))
         losses = torch.cat(parts)
-    return losses, complete, order_columns.bool().any(0), reports
+    return Measured(losses, reports, complete, order_columns.bool().any(0))
 
 
-def update_weights(learner: Learner, summed: Summed, rates: Rates) -> Launched:
+def update_weights(learner: Learner, team: Team, summed: Summed, rates: Rates) -> Launched:
     """Clip the gradient and step. Weights stay unchanged if the step is incomplete, or its loss or gradient not finite.
 
-    The device decides this through the optimiser's `found_inf`, so the host need not wait here. An fp16 overflow with
-    finite losses counts as finite until the scale is down to 1: the scaler skips this step and lowers its scale.
+    The device decides this through the optimiser's `found_inf`, so the host need not wait here. After an fp16 overflow
+    the scaler lowers its scale.
     """
     optimizer, scaler = learner.optimizer, learner.scaler
     set_rates(optimizer, rates)
     scaler.unscale_(optimizer)
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(trained, learner.spec.recipe.optimizer.clip_norm, foreach=True)
-    overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
-    finite = summed.complete & summed.losses.isfinite().all() & (norm.isfinite() | overflow)
-    vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # read by torch's fused optimisers
+    judged = team.update.judge(learner, summed.measured, len(summed.step.images))
+    vars(optimizer)["found_inf"] = judged.found_inf
     optimizer.step()
-    update_scale(scaler, summed.complete)
+    update_scale(scaler, summed.measured.complete)
     optimizer.zero_grad(set_to_none=True)
-    mean = summed.losses.sum(0) / len(summed.step.images)
-    numbers = torch.cat([mean, summed.reports.flatten(), torch.stack([norm, finite, summed.complete]), summed.orders])
-    return Launched(summed, rates, send_to_host(numbers))
+    return Launched(summed, rates, send_to_host(judged.numbers))
 
 
 def update_scale(scaler: torch.amp.GradScaler, complete: Tensor) -> None:
@@ -359,12 +347,11 @@ def finish_step(learner: Learner, team: Team, launched: Launched) -> StepResult:
         PeerDepartedError: if the step is incomplete; the device has skipped it.
     """
     summed = launched.summed
-    *measured, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `update_weights`
+    *measured, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `Judged`
     if not complete:
         raise PeerDepartedError("the exchange was aborted")
     if finite:
-        team.statistics.apply(summed.statistics, len(summed.losses))
-        learner.ema.update(learner.model, summed.number + 1)
+        team.update.average(learner, summed.statistics, len(summed.measured.losses), summed.number + 1)
     terms = len(learner.criterion.names)
     return StepResult(
         losses=torch.tensor(measured[:terms]),

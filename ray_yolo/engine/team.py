@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ray_yolo.config.effects import needs_host
+from ray_yolo.config.effects import needs_host, renders_all
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import repeats_passes
 from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
@@ -52,6 +52,8 @@ from ray_yolo.engine.loading import (
 from ray_yolo.engine.loss_graph import GraphedLoss
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.update import Update
+from ray_yolo.engine.update_graph import GraphedUpdate
 from ray_yolo.models.batch_norm import Normalise, Statistics, plain_norm, spread_norm
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.ops import sharding
@@ -94,6 +96,7 @@ class Team:
     graphs: GraphedForward | None  # the model's forward pass in training, if CUDA graphs repeat it
     criterion: Criterion  # the learner's, whose passes CUDA graphs repeat if that is wanted
     statistics: Statistics
+    update: Update  # CUDA graphs repeat it if that is wanted
     gradients: GradientTree
     loaders: Loaders
 
@@ -105,7 +108,7 @@ class Team:
         if self.graphs:
             self.graphs.remove()
         self.gradients.close()
-        del self.network, self.graphs, self.criterion, self.gradients, self.loaders
+        del self.network, self.graphs, self.criterion, self.update, self.gradients, self.loaders
         if self.collectives.num_workers == 1:
             return
         # What still held DDP would keep its hooks on parameters, which would wait for the abandoned step.
@@ -129,7 +132,8 @@ def form_team(learner: Learner, context: WorkerContext, collectives: Collectives
     network = context.prepare_model(model)  # the only part that communicates; hooks exist only after it has succeeded
     graphs = graphed_forward(learner, context, collectives)
     return Team(context, collectives, network, graphs, repeated_loss(learner, context, graphs), statistics,
-                GradientTree(network, collectives, statistics.size), loaders)
+                repeated_update(statistics, context, graphs), GradientTree(network, collectives, statistics.size),
+                loaders)
 
 
 def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device) -> Normalise:
@@ -153,9 +157,16 @@ def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device
 
 def repeated_loss(learner: Learner, context: WorkerContext, graphs: GraphedForward | None) -> Criterion:
     """The learner's criterion; its passes are repeated if those of the network are, and if that is wanted."""
-    if graphs is None or context.cuda_graphs != "loss":
+    if graphs is None or context.cuda_graphs not in ("loss", "update"):
         return learner.criterion
     return GraphedLoss(learner.criterion, graphs)
+
+
+def repeated_update(statistics: Statistics, context: WorkerContext, graphs: GraphedForward | None) -> Update:
+    """What updates the learner; it is repeated if the network's passes are, and if that is wanted."""
+    if graphs is None or context.cuda_graphs != "update":
+        return Update(statistics)
+    return GraphedUpdate(statistics, graphs)
 
 
 def graphed_forward(learner: Learner, context: WorkerContext, collectives: Collectives) -> GraphedForward | None:
@@ -168,21 +179,25 @@ def graphed_forward(learner: Learner, context: WorkerContext, collectives: Colle
 
 def image_stores(spec: TrainSpec, context: WorkerContext) -> Stores:
     """The images of the two splits, cached as the context says. The caller closes them. If the device renders samples
-    in any epoch, it holds those of training.
+    in any epoch, it holds those of training: it gets them from the cache, which the workers of a node share. If it
+    renders in all epochs, the cache in memory then ends with the last worker that reads it.
 
     Raises:
         ConfigError: if the device has too little memory for them, or cannot render.
     """
     recipe, device = spec.recipe, context.device
-    held = held_bytes(recipe, spec.train, device)
-    if held:
+    num_bytes = held_bytes(recipe, spec.train, device)
+    if num_bytes:
         if not find_spec("triton"):
             raise ConfigError("augment.render: device: Triton is not installed where this worker runs; install it, or "
                               "leave augment.render out")
-        require_memory(held, len(spec.train), device)
+        require_memory(num_bytes, len(spec.train), device)
     train = ImageStore(spec.train, recipe.imgsz, context.cache)
     val = ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True)
-    return Stores(train, val, hold_images(train, device) if held else None)
+    held = hold_images(train, device) if num_bytes else None
+    if held and renders_all(recipe):
+        train.close()
+    return Stores(train, val, held)
 
 
 def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives: Collectives, stores: Stores

@@ -161,7 +161,7 @@ def _context(config: ReplayConfig, spec: TrainSpec, start: StartEvent | None, st
     uncached = config.placement.model_copy(update={"cache": "none"})
     device = local_device(uncached.gpus_per_worker)
     nodes = [NodeResources(cores(), torch.cuda.device_count())]
-    need = loader_memory(spec.recipe, len(spec.train), len(spec.val))
+    need = loader_memory(spec.recipe, len(spec.train), len(spec.val), gpu=device.type == "cuda")
     room = LoaderRoom(room_in_shared_memory(), need.per_loader, need.in_use)
     placement, resources = share_out(uncached, float(device.type == "cuda"), nodes, spec.recipe.threads, room=room)
     threads = start.threads if start and start.threads else resources.threads

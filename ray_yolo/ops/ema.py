@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -47,15 +48,31 @@ class Ema(Generic[AnyModule]):
         self.limit, self.ramp = limit, ramp
         self._tensors: AveragedTensors | None = None  # listed once: a state dict of a large model takes milliseconds
 
-    @torch.no_grad()
     def update(self, model: AnyModule, step: int) -> None:
         """Update the average after the model's `step`-th optimiser step (counted from 1)."""
-        if self._tensors is None:
-            self._tensors = AveragedTensors.of(self.model, model)
-        averages, values, copies, counters = self._tensors
-        torch_internals.lerp_(averages, values, 1 - ema_decay(step, self.limit, self.ramp))
+        self.move(model, self.share(step))
+
+    def share(self, step: int) -> float:
+        """The share of the model in the average after its `step`-th optimiser step."""
+        return 1 - ema_decay(step, self.limit, self.ramp)
+
+    @torch.no_grad()
+    def move(self, model: AnyModule, share: float | Sequence[Tensor]) -> None:
+        """Move the average to a share of the model.
+
+        Args:
+            share: as tensors, one like each average; the bits are those of the number rounded to their type.
+        """
+        averages, values, copies, counters = self.pairs(model)
+        torch_internals.lerp_(averages, values, share)
         if copies:  # the kernel refuses empty lists
             torch_internals.copy_(copies, counters)
+
+    def pairs(self, model: AnyModule) -> AveragedTensors:
+        """The tensors of the average and of the model, which is the same one in all calls."""
+        if self._tensors is None:
+            self._tensors = AveragedTensors.of(self.model, model)
+        return self._tensors
 
 
 def ema_decay(step: int, limit: float, ramp: float) -> float:

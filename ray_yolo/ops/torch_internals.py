@@ -28,8 +28,8 @@ def copy_(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
     internal("torch", "_foreach_copy_")(left, right)
 
 
-def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> None:
-    """left[i] += weight (right[i] - left[i])."""
+def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float | Sequence[Tensor]) -> None:
+    """left[i] += weight (right[i] - left[i]); weight[i] of a sequence."""
     internal("torch", "_foreach_lerp_")(left, right, weight)
 
 

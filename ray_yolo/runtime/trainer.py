@@ -301,7 +301,7 @@ def _describe_wait(placement: Placement, gpus: float) -> str:
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> tuple[Placement, ResourcesEvent]:
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
-    need = loader_memory(spec.recipe, len(spec.train), len(spec.val))
+    need = loader_memory(spec.recipe, len(spec.train), len(spec.val), gpu=gpus > 0)
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], node_room()
         if placement.workers < 0 and _runs_a_script():

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
         for number in range(given.steps):
             began = time.perf_counter()
             summed = loop.sum_microbatches(learner, team, step, iter([batch]), number, loop.Orders)
-            loop.finish_step(learner, team, loop.update_weights(learner, summed, learner.plan.rates(step, 0)))
+            loop.finish_step(learner, team, loop.update_weights(learner, team, summed, learner.plan.rates(step, 0)))
             context.activity.finished(number, time.perf_counter() - began)
 
     coordinator = JobClient(start_queue(), "job", 1)

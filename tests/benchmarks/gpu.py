@@ -8,10 +8,10 @@ of the words. Prints a table in Markdown; exit status 1 if a check fails. Each r
 it is known, so a run that is cut short leaves the rows before.
 
 Some defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPHS_OF_SEVERAL_WORKERS` in
-`config/placement.py` may become true; if "loss graphs" pass, `auto` may mean `loss`; if "colours" passes,
-`colour_kernel` there may; if "norm kernels" pass,
-`norm_kernels` in `config/recipe.py` may; if "rendered views" pass, `augment.render` in `config/sections.py` may be
-`device` where a GPU has room.
+`config/placement.py` may become true; if "loss graphs" pass, `auto` may mean `loss`, and `update` if
+"update graphs" pass, too; if "colours" passes, `colour_kernel` there may; if "norm kernels" pass, `norm_kernels` in
+`config/recipe.py` may; if "rendered views" pass, `augment.render` in `config/sections.py` may be `device` where a GPU
+has room.
 
 | check | law |
 |---|---|
@@ -21,6 +21,7 @@ Some defaults follow from it. If "DDP and NCCL in a group of one" passes, `GRAPH
 | launch-ahead loop | the bits of the loop that waits for the device after each step |
 | DDP and NCCL | in a group of one: the hook gives the plain gradient, and graphs the same bits; aborts are seen |
 | loss graphs | a training whose loss is recorded, too: the same weights as without graphs; images/s |
+| update graphs | as above, and the clip and the averages are recorded as well |
 | two workers | where there are two devices: the bits of a training on one |
 | colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
 | rendered views | pixels of mosaics are those of plain arithmetic, bit for bit, also beyond 2 GiB; milliseconds |
@@ -199,9 +200,11 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
     yield "launch-ahead loop", partial(compare_loops, folder / "loops", device)
     yield "DDP and NCCL in a group of one", partial(compare_exchange, folder / "ddp", size, 2 if quick else 16, steps,
                                                     device)
-    for model in (*MODELS, "yolo26n"):
-        yield f"loss graphs, {model}", partial(compare_loss_graphs, folder / "loss" / model, model, size,
-                                               2 if quick else 16, steps, device)
+    further: tuple[CudaGraphs, ...] = ("loss", "update")
+    for graphs in further:
+        for model in (*MODELS, "yolo26n"):
+            yield f"{graphs} graphs, {model}", partial(compare_graphs, folder / graphs / model, model, size,
+                                                       2 if quick else 16, steps, device, graphs)
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
@@ -451,12 +454,13 @@ def compare_exchange(folder: Path, imgsz: int, batch: int, steps: int, device: t
             f"alone {plain_speed:,.0f}); the abort is noticed")
 
 
-def compare_loss_graphs(folder: Path, model: str, imgsz: int, batch: int, steps: int, device: torch.device) -> str:
-    """A training whose network and loss are recorded against one without graphs, and its speed."""
+def compare_graphs(folder: Path, model: str, imgsz: int, batch: int, steps: int, device: torch.device,
+                   graphs: CudaGraphs) -> str:
+    """A training of which more than the network is recorded against one without graphs, and its speed."""
     same = assert_equal(train(exact_job(folder / "written", model), device, graphs="off"),
-                        train(exact_job(folder / "graphs", model), device, graphs="loss"))
+                        train(exact_job(folder / "graphs", model), device, graphs=graphs))
     of_network = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device))
-    speed = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device, graphs="loss"))
+    speed = images_per_second(make_parts(model, "bf16", imgsz, batch=batch, steps=steps, device=device, graphs=graphs))
     return f"{same}; {speed:,.0f} images/s, {of_network:,.0f} with graphs of the network alone"
 
 

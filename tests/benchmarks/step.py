@@ -107,12 +107,12 @@ def answer(given: argparse.Namespace) -> None:
         if asked == "gate":
             summed = loop.sum_microbatches(learner, team, step, iter(batches), 0, loop.Orders)
             found = {f"grad {name}": p.grad for name, p in learner.model.named_parameters()}
-            torch.save({"loss": summed.losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
+            torch.save({"loss": summed.measured.losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
             learner.optimizer.zero_grad()
             return
         for number in range(asked):
             summed = loop.sum_microbatches(learner, team, step, iter(batches), number, loop.Orders)
-            loop.finish_step(learner, team, loop.update_weights(learner, summed, learner.plan.rates(step, 0)))
+            loop.finish_step(learner, team, loop.update_weights(learner, team, summed, learner.plan.rates(step, 0)))
 
     serve(do)
 

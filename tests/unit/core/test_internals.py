@@ -43,6 +43,8 @@ def test_the_releases_that_are_named_begin_with_the_lowest_allowed_ones() -> Non
     (lambda left: torch_internals.mul_(left, 0.5), ([0.5, 1.0], [1.5])),
     (lambda left: torch_internals.copy_(left, [torch.zeros(2), torch.ones(1)]), ([0.0, 0.0], [1.0])),
     (lambda left: torch_internals.lerp_(left, [torch.full((2,), 5.0), torch.ones(1)], 0.25), ([2.0, 2.75], [2.5])),
+    (lambda left: torch_internals.lerp_(left, [torch.full((2,), 5.0), torch.ones(1)],
+                                        [torch.tensor([0.25, 0.5]), torch.zeros(1)]), ([2.0, 3.5], [3.0])),
 ])
 def test_torchs_operations_on_lists_do_what_is_said_of_them(change, expected) -> None:
     """Seen with PyTorch 2.11 and 2.15."""

@@ -276,3 +276,21 @@ def test_waiting_for_a_lock_is_limited(index: AnnotationIndex, monkeypatch: pyte
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(TimeoutError):
             ImageStore(index, 64, "disk")
+
+
+def test_a_cache_that_its_last_user_removes_meanwhile_is_built_again(
+        index: AnnotationIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the folder and the opening of the file."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    first = ImageStore(index, 64, "disk", directory=folder)
+    assert first.file is not None
+    opened = image_cache._map
+
+    def removed(path: Path) -> np.ndarray:
+        monkeypatch.setattr(image_cache, "_map", opened)
+        path.unlink()
+        return opened(path)
+
+    monkeypatch.setattr(image_cache, "_map", removed)
+    assert np.array_equal(ImageStore(index, 64, "disk", directory=folder).load(1), first.load(1))

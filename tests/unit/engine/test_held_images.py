@@ -79,6 +79,28 @@ def test_too_little_memory_is_refused_before_any_image_is_decoded(
         image_stores(spec, WorkerContext())
 
 
+@pytest.mark.parametrize(("changes", "is_left"), [((), False), (("3: mixup=0.1",), True)])
+def test_the_workers_of_a_node_decode_once_and_then_need_no_cache_in_memory(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...], is_left: bool) -> None:
+    """Unless loaders render in another epoch. Validation has its own."""
+    spec = make_spec(tmp_path, augment=ON_DEVICE, changes=changes)
+    let_the_cpu_render(monkeypatch)
+    decoded: list[int] = []
+    decode = ImageStore._decode
+    monkeypatch.setattr(ImageStore, "_decode", lambda store, image: decoded.append(image) or decode(store, image))
+    stores = image_stores(spec, WorkerContext(cache="ram"))
+    try:
+        assert sorted(decoded) == sorted([*range(37), *range(11)])
+        assert stores.held is not None
+        assert np.array_equal(stores.held.pixels[: stores.train.starts[1]].numpy(), decode(stores.train, 0).reshape(-1))
+        assert stores.train.file is not None
+        assert stores.val.file is not None
+        assert (stores.train.file.exists(), stores.val.file.exists()) == (is_left, True)
+    finally:
+        stores.train.close()
+        stores.val.close()
+
+
 def test_a_gpu_without_triton_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's pixels would give other weights than those of the recipe."""
     let_the_cpu_render(monkeypatch)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,11 +106,41 @@ def test_fifteen_loaders_hold_a_fifteenth_of_the_memory() -> None:
 
 def test_room_in_shared_memory_is_for_what_any_number_of_loaders_has_ready() -> None:
     recipe = Recipe(batch_size=64, microbatch=64)
-    need = loader_memory(recipe, 10_000, 0)
+    need = loader_memory(recipe, 10_000, 0, gpu=True)
     for processes in range(1, 65):
         part = part_images(recipe, 64, processes)
         ready = processes * prefetched_parts(64, part, processes) * part + 64  # and those of the batch in progress
         assert 3 * ready * recipe.imgsz**2 <= processes * need.per_loader + need.in_use, processes
+
+
+@pytest.mark.parametrize(("settings", "gpu", "has_pixels"), [
+    ({"augment": {"render": "device"}}, True, False), ({"augment": {"render": "device"}}, False, True),
+    ({"augment": {"render": "device"}, "quad": True}, True, True), ({}, True, True),
+    ({"augment": {"render": "device"}, "changes": ["3: mixup=0.1"]}, True, True),
+    ({"changes": ["3: augment.render=device"]}, True, True),
+    ({"augment": {"render": "device"}, "changes": ["3: lr0=0.1"]}, True, False)])
+def test_samples_that_a_gpu_renders_in_all_epochs_need_no_room_for_pixels(
+        settings: dict[str, Any], gpu: bool, has_pixels: bool) -> None:
+    """Of 64 images of 640 px: 8 in each process's queue, and 256 in all; validation has its room in any case."""
+    recipe = Recipe.model_validate({"batch_size": 64, "microbatch": 64, "epochs": 9, **settings})
+    sample = 3 * 640 ** 2 if has_pixels else 16384
+    training, both = (loader_memory(recipe, 10_000, num_val, gpu=gpu) for num_val in (0, 1))
+    assert training == (PREFETCH * 8 * sample, 4 * 64 * sample)
+    assert both.per_loader - training.per_loader == PREFETCH * 672 ** 2 * 3
+
+
+def test_the_room_of_a_sample_without_pixels_is_enough(tmp_path: Path) -> None:
+    """For mosaics of images with 150 labels each, and in whole pages."""
+    labels = make_index(tmp_path, 8)
+    crowded = replace(labels, offsets=np.arange(9) * 150, classes=np.zeros(1200, np.int64),
+                      boxes=np.tile(np.array([[10, 8, 50, 40]], np.float32), (1200, 1)))
+    data = ViewDataset(crowded, ImageStore(crowded, 64), AugmentConfig(mosaic=1), 64, 0, 1, leaves_colours=True,
+                       readable=np.ones(8, bool))
+    batch = data.load(MicrobatchPart(tuple(SampleKey(0, image, image) for image in range(8)), 0, 8))
+    assert len(batch["targets"]) > 8 * 300
+    recipe = Recipe.model_validate({"batch_size": 8, "microbatch": 8, "augment": {"render": "device"}})
+    pages = sum(-(-tensor.nbytes // 4096) * 4096 for tensor in batch.values())
+    assert pages <= loader_memory(recipe, 8, 0, gpu=True).per_loader / PREFETCH
 
 
 # A queue of loader processes as torch's, on a clock of its own

@@ -360,7 +360,7 @@ def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather
     for worker in range(2):
         monkeypatch.setattr(collectives, "_group", collectives._Group(cut=torch.tensor(float(worker in aborted))))
         team = dataclasses.replace(line.team, collectives=Collectives(worker, 2))
-        losses, complete, _, reports = loop.gather_measurements(
+        losses, reports, complete, _ = loop.gather_measurements(
             line.learner, team, [torch.full((3,), worker + 1.0)], [1, 1],
             loop.Orders(), SpeedReport(worker + 0.5, 3.0), 5)
     assert reports.tolist() == [[0.5, 3.0], [1.5, 3.0]]

@@ -1,0 +1,67 @@
+"""What the device computes of a step's update around the optimiser's own step: what is before it, and the averages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.engine.learner import Learner
+from ray_yolo.models.batch_norm import Statistics
+
+
+class Measured(NamedTuple):
+    """What the workers have measured in a step, equal on all of them."""
+
+    losses: Tensor  # (microbatches, terms), each times its images
+    reports: Tensor  # (workers, 2): each worker's `SpeedReport`
+    complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
+    orders: Tensor  # (3,) bool: whether any worker was ordered to stop, to regroup, to save
+
+
+class Judged(NamedTuple):
+    """What the device has decided about a step."""
+
+    found_inf: Tensor  # () float32, 1: the step is skipped; torch's fused optimisers read it
+    numbers: Tensor  # mean losses, reports, norm, whether it is finite and complete, orders: the host reads them
+
+
+class Update:
+    """Clips, decides and averages, each operation as a launch of its own.
+
+    Args:
+        statistics: of the learner's model.
+    """
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+
+    def judge(self, learner: Learner, measured: Measured, num_images: int) -> Judged:
+        """Clip the gradient. A step is skipped if it is incomplete, or its loss or gradient is not finite.
+
+        An fp16 overflow with finite losses counts as finite until the scale is down to 1.
+        """
+        scaler = learner.scaler
+        limit = learner.spec.recipe.optimizer.clip_norm
+        norm = nn.utils.clip_grad_norm_(trained_weights(learner.optimizer), limit, foreach=True)
+        overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
+        finite = measured.complete & measured.losses.isfinite().all() & (norm.isfinite() | overflow)
+        found_inf = 1 - (finite & norm.isfinite()).float()
+        mean = measured.losses.sum(0) / num_images
+        decided = torch.stack([norm, finite, measured.complete])
+        return Judged(found_inf, torch.cat([mean, measured.reports.flatten(), decided, measured.orders]))
+
+    def average(self, learner: Learner, total: Tensor, count: int, number: int) -> None:
+        """Update running statistics and moving average after the learner's `number`-th step, counted from 1.
+
+        Args:
+            total: the statistics of the step's `count` microbatches, the argument of `Statistics.apply`.
+        """
+        self._statistics.apply(total, count)
+        learner.ema.update(learner.model, number)
+
+
+def trained_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All weights of an optimiser, in the order of its groups."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
