@@ -23,6 +23,7 @@ has room.
 | loss graphs | a training whose loss is recorded, too: the same weights as without graphs; images/s |
 | update graphs | as above, and the clip and the averages are recorded as well |
 | two workers | where there are two devices: the bits of a training on one |
+| gradient norm | the norm that a step is clipped by has the same bits wherever the gradients lie in memory |
 | colours | images with other colours are the host's, byte by byte, by torch's kernels and by Triton's; milliseconds |
 | rendered views | pixels of mosaics are those of plain arithmetic, bit for bit, also beyond 2 GiB; milliseconds |
 | parts of batches | images that are copied to the device in parts are those of the whole batch; GB/s |
@@ -65,6 +66,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
+from torch.nn.utils import get_total_norm
 
 from ray_yolo.checkpoints.writer import Saver
 from ray_yolo.config.commands import ExportConfig
@@ -88,7 +90,7 @@ from ray_yolo.engine.collectives import (
 )
 from ray_yolo.engine.devices import mark, seconds_between, wait_for
 from ray_yolo.engine.evaluate import EvaluatedBatches, evaluate_batches
-from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.gradients import GradientTree, views_like
 from ray_yolo.engine.held_images import HeldImages
 from ray_yolo.engine.loading import microbatches, part_images
 from ray_yolo.engine.membership import Rendezvous
@@ -96,6 +98,7 @@ from ray_yolo.engine.session import run_session
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.state import capture
 from ray_yolo.engine.team import colour_tables_on, colours_on, rendered_on
+from ray_yolo.engine.update import gradient_norm
 from ray_yolo.models.batch_norm import MOMENTUM, BatchNorm, Normalise, Statistics, plain_norm, spread_norm
 from ray_yolo.models.detector import gflops
 from ray_yolo.models.families import build_model
@@ -207,6 +210,7 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
                                                        2 if quick else 16, steps, device, graphs)
     if device.type == "cpu" or torch.cuda.device_count() > 1:  # NCCL connects no two processes on one device
         yield "two workers", partial(compare_workers, folder / "workers", device)
+    yield "gradient norm", partial(compare_gradient_norms, device)
     yield f"colours, {size} px", partial(compare_colours, size, 4 if quick else 64, device)
     if device.type != "cpu" or find_spec("triton"):  # torch for CPUs comes without Triton
         yield f"rendered views, {size} px", partial(compare_rendered, size, 2 if quick else 64, device)
@@ -511,6 +515,21 @@ def train_in_group(group: Path, device_type: str, worker: int) -> None:
 
 def job_folder(group: Path, worker: int) -> Path:
     return group / str(worker)
+
+
+def compare_gradient_norms(device: torch.device) -> str:
+    """The norm of gradients in memory of their own against that of the same ones as views, each at another address."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(255,), *((16 * n, 8, 3, 3) for n in range(1, 9)), (3,), (255, 256, 1, 1)]
+    own = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    norm, plain = gradient_norm(own), get_total_norm(own, foreach=True)
+    assert norm == plain, "it is not torch's"
+    apart = 0
+    for start in range(1, 4):
+        views = views_like(torch.cat([own[0].new_zeros(start), *(each.flatten() for each in own)])[start:], own)
+        assert gradient_norm(views) == norm, f"other bits, from place {start}"
+        apart += int(get_total_norm(views, foreach=True) != plain)
+    return f"equal bits; torch's alone has others at {apart} of 3 places"
 
 
 def compare_colours(imgsz: int, images: int, device: torch.device) -> str:

@@ -49,7 +49,7 @@ def test_every_check_passes_without_ray_and_mlflow(tmp_path: Path) -> None:
     table = (tmp_path / "table.md").read_text()
     assert table == done.stdout  # each row is there as soon as it is known
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
-    assert [row[1] for row in rows] == ["ok"] * (35 + (find_spec("triton") is not None))
+    assert [row[1] for row in rows] == ["ok"] * (36 + (find_spec("triton") is not None))
 
 
 def test_without_a_gpu_it_says_so() -> None:
@@ -196,6 +196,16 @@ def forget_the_weights(patch: Patch) -> None:
     patch.setattr(norm_kernels, normalise.__name__, plain)
 
 
+def read_by_fours(patch: Patch) -> None:
+    """The norm depends on where the gradients lie."""
+    norm = gpu.gradient_norm
+
+    def elsewhere(gradients: list[Tensor]) -> Tensor:
+        return norm(gradients) * (1 + 1e-6 * sum(gradient.data_ptr() % 16 > 0 for gradient in gradients))
+
+    patch.setattr(gpu, "gradient_norm", elsewhere)
+
+
 def render_one_pixel_aside(patch: Patch) -> None:
     make = gpu.rendered_on
 
@@ -234,6 +244,7 @@ PLANTED = {
     "crowds, yolov8n 64 px": lose_a_field,
     "AutoBatch, yolov8n": lose_a_field,
     "save, yolov5s": copy_too_late,
+    "gradient norm": read_by_fours,
     "colours, 64 px": round_hues,
     "rendered views, 64 px": render_one_pixel_aside,
     "norm kernels, sync-bn": forget_the_weights,
