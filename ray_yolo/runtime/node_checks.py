@@ -265,7 +265,7 @@ def _run_on(nodes: Mapping[str, str], function: Callable[..., T], *arguments: An
     """The result of a function on each node, by the node's name, with its time of arrival.
 
     Raises:
-        ResourcesError: if a node does not answer, or cannot run it.
+        ResourcesError: if a node does not answer, has left, or cannot run it.
     """
     task = ray.remote(num_cpus=0, max_retries=0)(function)
     names = {task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments): name
@@ -277,10 +277,13 @@ def _run_on(nodes: Mapping[str, str], function: Callable[..., T], *arguments: An
         if not ready:
             raise ResourcesError(f"node {names[pending[0]]} has not answered for {seconds:g} s; check it with "
                                  "`ray status`, or remove it from the cluster")
+        name = names[ready[0]]
         try:
-            results[names[ready[0]]] = cast(T, ray.get(ready[0])), now
+            results[name] = cast(T, ray.get(ready[0])), now
+        except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
+            raise ResourcesError(f"node {name} has left the cluster during the checks; run the command again") from None
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ResourcesError(f"node {names[ready[0]]} cannot run ray_yolo {ray_yolo.__version__}: {reason}; "
+            raise ResourcesError(f"node {name} cannot run ray_yolo {ray_yolo.__version__}: {reason}; "
                                  "give all nodes one environment") from None
     return {name: results[name] for name in nodes.values()}

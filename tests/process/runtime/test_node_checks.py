@@ -33,7 +33,7 @@ def test_every_other_node_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="node n1: data: file:///none: there is no such bucket or object"):
         check_nodes(tmp_path, away)
     monkeypatch.setattr(node_checks, "other_nodes", lambda: {"0" * 56: "n2"})
-    with pytest.raises(ResourcesError, match="node n2 "):
+    with pytest.raises(ResourcesError, match="node n2 has left the cluster"):
         check_nodes(tmp_path, index)
 
 
