@@ -108,8 +108,10 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
     replace_streams(monkeypatch)
     if request.param == "meta":
-        clip = nn.utils.clip_grad_norm_
-        monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, limit, foreach: clip(parameters, limit))
+        norm, clip = nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_
+        monkeypatch.setattr(nn.utils, "get_total_norm", lambda gradients, foreach: norm(gradients))
+        monkeypatch.setattr(nn.utils, "clip_grads_with_norm_",
+                            lambda weights, limit, total, foreach: clip(weights, limit, total))
     return request.param
 
 

@@ -40,7 +40,7 @@ def test_other_weights_show_by_their_digests(sweeps: list[str], capsys: pytest.C
     path.write_text(without_checksums(changed))
     assert cli.verify(sweeps[1:]) == 0  # no decision follows from a digest
     assert cli.verify(sweeps) == 3
-    assert "weights='other', classes={}) in the second" in capsys.readouterr().out
+    assert '"weights":"other","classes":{}} in the second' in capsys.readouterr().out
 
 
 def test_a_decision_that_does_not_follow_is_reported(sweeps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
