@@ -174,8 +174,8 @@ class Budget:
         self._limit = 3600 * hours if hours else math.inf
         self._known, self._slots, self._clock = epoch_seconds, slots, clock
         self._began = clock()
-        self._work = 0.0  # of the finished tasks, in epochs of the base recipe
-        self._slot_seconds = 0.0  # that they took
+        self._work = 0.0  # The finished tasks are worth so many epochs of the base recipe.
+        self._slot_seconds = 0.0  # They took a slot for so long.
         self._of_length: dict[int, list[float]] = {}
         """Seconds of each finished task over its trial's cost, by the number of its epochs."""
         self._of_trial: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
