@@ -68,8 +68,8 @@ class Update:
 def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
     """The Euclidean norm of all gradients, (): the same bits wherever they lie in memory.
 
-    A GPU reads four numbers at once where an address is a multiple of 16 bytes, and then adds the squares in another
-    order. Views into one tensor, as recorded passes return, may have other addresses than gradients of their own.
+    torch's kernel for GPUs may add the squares in another order where an address is no multiple of 16 bytes; the row
+    "gradient norm" of `make gpu-test` tells. Views into one tensor, as recorded passes return, may have such addresses.
     """
     aligned = [gradient.clone() if gradient.data_ptr() % 16 else gradient for gradient in gradients]
     return nn.utils.get_total_norm(aligned, foreach=True)
