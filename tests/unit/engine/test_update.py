@@ -23,5 +23,5 @@ def test_the_norm_does_not_depend_on_where_the_gradients_lie(start: int, monkeyp
 
     monkeypatch.setattr(nn.utils, "get_total_norm", reading)
     assert gradient_norm(views) == kernel(own, foreach=True)
-    assert [gradient.data_ptr() % 16 for gradient in read] == [0] * len(own)  # torch's kernel for GPUs may read these by fours
+    assert [gradient.data_ptr() % 16 for gradient in read] == [0] * len(own)  # where a GPU may read by fours
     assert all(map(torch.equal, read, own))
