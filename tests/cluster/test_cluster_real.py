@@ -191,7 +191,8 @@ def test_it_is_one_run_of_the_tracking_server(service: Service) -> None:
     client = MlflowClient(f"sqlite:///{service.folder}/tracker.db")
     (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert run.info.status == "FINISHED"
-    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/box_loss")] == list(range(EPOCHS))
+    history = client.get_metric_history(run.info.run_id, "train/box_loss")
+    assert [point.step for point in history] == list(range(1, EPOCHS + 1))
 
 
 def test_nothing_is_left(service: Service) -> None:

@@ -51,7 +51,8 @@ FAULTS = (
     Fault("storage is not mounted", "-t tmpfs none {folder}/disk", 2, "path: node n2 (10.77.0.2) does not see "),
     Fault("storage is read-only", "--bind -o ro {folder}/disk {folder}/disk", 2, "n2 (10.77.0.2) cannot write to "),
     Fault("more workers than there are CPUs", "", 4, "use --num-workers 2, ", "--num-workers 3"),
-    Fault("no GPU", "", 4, "--gpus-per-worker 0, or add nodes", "--gpus-per-worker 1"),
+    Fault("no GPU", "", 4, "--gpus-per-worker 0, or add nodes",
+          "--num-workers 2 --gpus-per-worker 1"),
     Fault("little shared memory", "-t tmpfs -o size=64m none /dev/shm", 0, "node n2 (10.77.0.2): only 67 MB free"),
 )
 
@@ -64,8 +65,8 @@ def nodes() -> Iterator[tuple[Machines, Path]]:
             (folder / part).mkdir(parents=True)
         shutil.copytree(CODE, folder / "code", ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0.0\n")
-        losses = folder / "code" / "losses" / "criterion.py"
-        losses.write_text(losses.read_text() + "# another line\n")
+        source = folder / "code" / "models" / "criterion.py"
+        source.write_text(source.read_text() + "# another line\n")
         settings = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": f"{name}/home", "RAY_USAGE_STATS_ENABLED": "0",
                     "RAY_YOLO_CACHE": f"{name}/cache", **machines.PATIENCE}
         with Machines(folder, SCRIPTS, settings) as both:
