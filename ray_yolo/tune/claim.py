@@ -17,7 +17,6 @@ Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
 
 NOISE = 0.1  # one training deviates by this share of its fitness; two recipes on one seed deviate independently
-PRIOR_FREEDOM = 3.0  # the prior noise counts as this number of trainings
 UNMEASURED, UNMEASURED_FREEDOM = 0.25, 2.0  # the noise where no side has a second training, and what it counts as
 FLOOR, RISE, ENOUGH = 0.01, 2.0, 0.1
 """A training has learned something if its fitness is `FLOOR` or more, and `RISE` times that of the default's first rung
@@ -32,10 +31,11 @@ class Law(NamedTuple):
 
     asks_for_repeats: bool = True  # nothing is better than a default with one training
     asks_for_learning: bool = True  # nothing is compared where no training has learned anything
+    prior_freedom: float = 1.0  # the prior noise counts as this number of trainings
 
 
 LAW = Law()
-FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False)
+FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0)
 """Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
 
 
@@ -121,14 +121,14 @@ def _noise(candidate: Sequence[float], default: Sequence[float], prior: float, l
     """Noise of a training as a share of its fitness, and the degrees of freedom of this estimate."""
     if law.asks_for_repeats and len(candidate) == len(default) == 1:
         return max(UNMEASURED, prior), UNMEASURED_FREEDOM
-    squares, freedom = 0.0, PRIOR_FREEDOM
+    squares, freedom = 0.0, law.prior_freedom
     for runs in (candidate, default):
         if max(runs) > 0:
             shares = np.array(runs) / np.mean(runs) - 1
             squares += float(shares @ shares)
             freedom += len(runs) - 1
     before = math.sqrt(NOISE * prior) if prior else NOISE
-    return math.sqrt((PRIOR_FREEDOM * before**2 + squares) / freedom), freedom
+    return math.sqrt((law.prior_freedom * before**2 + squares) / freedom), freedom
 
 
 PAIRS_ERROR = 0.05  # probability that a comparison ever claims a side that does not win the typical pair
