@@ -26,7 +26,7 @@ from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.learner import Learner
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.team import Loaders, Team, draw_weights
-from ray_yolo.engine.update import Measured
+from ray_yolo.engine.update import Gathered, RowLayout
 from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.recolour import RecolouredInput
 from ray_yolo.ops.schedule import Rates
@@ -55,7 +55,8 @@ class Summed(NamedTuple):
 
     step: Step
     number: int  # optimiser steps count from 0
-    measured: Measured
+    gathered: Gathered
+    layout: RowLayout  # of the rows that were gathered
     statistics: Tensor  # the argument of `Statistics.apply`
     wait_seconds: float
     images: int  # forwarded by this worker
@@ -207,9 +208,10 @@ def sum_microbatches(learner: Learner, team: Team, step: Step, batches: Iterator
         work = StepWork(len(shard), step_began, mark(device), gradients.waits)
     statistics = gradients.finish()
     report = loaders.balancer.report(step, loaders.sampler)
-    measured = gather_measurements(learner, team, rows, counts, poll_orders(), report, number)
+    layout = RowLayout(tuple(counts), len(learner.criterion.names), recipe.sync_bn)
+    gathered = gather_rows(learner, team, rows, layout, poll_orders(), report, number)
     images = sum(len(microbatch.images) for microbatch in shard)
-    return Summed(step, number, measured, statistics, wait_seconds, images, work)
+    return Summed(step, number, gathered, layout, statistics, wait_seconds, images, work)
 
 
 def batch_event(learner: Learner, step: Step, number: int, microbatch: Microbatch, terms: Tensor) -> dict[str, Any]:
@@ -260,37 +262,21 @@ def blank_loss(learner: Learner, team: Team) -> Tensor:
     return learner.scaler.scale(sum(level.float().sum() for level in team.network(images)) * 0.0)
 
 
-def gather_measurements(learner: Learner, team: Team, rows: list[Tensor], counts: list[int], orders: Orders,
-                        report: SpeedReport, number: int) -> Measured:
+def gather_rows(learner: Learner, team: Team, rows: list[Tensor], layout: RowLayout, orders: Orders,
+                report: SpeedReport, number: int) -> Gathered:
     """Gather what the workers measured in step `number`. Collective.
 
-    Each worker sends a header, then its rows. The header contains the worker's orders, its report on its speed, and
-    whether its process group was aborted before all gradients arrived. The rows may then be garbage.
-
-    Args:
-        rows: the loss terms of each of this worker's microbatches.
-        counts: the number of microbatches of each worker.
+    Each worker sends its orders, its report on its speed, whether its process group was aborted before all gradients
+    arrived (its terms may then be garbage), and the loss terms of its microbatches, `rows`.
     """
     collectives, device = team.collectives, team.context.device
-    width = len(learner.criterion.names)  # terms of a microbatch
-    own = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    common = orders.stop, orders.regroup, orders.save  # the orders that all workers carry out together
-    numbers = [own.new_full((), float(value)) for value in (*common, *report)]
-    header = torch.stack([*numbers, collectives.was_cut(device)])
-    padding = own.new_zeros(max(counts) * width - len(own))  # a gather needs equal lengths
-
-    gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)  # (workers, length)
-    headers, bodies = gathered[:, : len(header)], gathered[:, len(header):]
-    order_columns, reports, cut = headers.split([len(common), len(report), 1], dim=1)
-    complete = of_this_step & ~cut.any()
-    if learner.spec.recipe.sync_bn:  # every worker has a part of every microbatch
-        losses = gathered.sum(0)[len(header):].view(-1, width)
-    else:  # the workers' microbatches in order, without padding
-        parts = []
-        for body, count in zip(bodies, counts, strict=True):
-            parts.append(body[: count * width].view(count, width))
-        losses = torch.cat(parts)
-    return Measured(losses, reports, complete, order_columns.bool().any(0))
+    numbers = [float(value) for value in (orders.stop, orders.regroup, orders.save, *report)]
+    # from pinned memory: a copy of other memory may wait for the device
+    header = torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    parts = [header, collectives.was_cut(device)[None], *rows]
+    if len(rows) < max(layout.counts):  # a gather needs equal lengths
+        parts.append(header.new_zeros((max(layout.counts) - len(rows)) * layout.terms))
+    return Gathered(*collectives.gather_step(torch.cat(parts), number))
 
 
 def update_weights(learner: Learner, team: Team, summed: Summed, rates: Rates) -> Launched:
@@ -302,10 +288,10 @@ def update_weights(learner: Learner, team: Team, summed: Summed, rates: Rates) -
     optimizer, scaler = learner.optimizer, learner.scaler
     set_rates(optimizer, rates)
     scaler.unscale_(optimizer)
-    judged = team.update.judge(learner, summed.measured, len(summed.step.images))
+    judged = team.update.judge(learner, summed.gathered, summed.layout, len(summed.step.images))
     vars(optimizer)["found_inf"] = judged.found_inf
     optimizer.step()
-    update_scale(scaler, summed.measured.complete)
+    update_scale(scaler, judged.complete)
     optimizer.zero_grad(set_to_none=True)
     return Launched(summed, rates, send_to_host(judged.numbers))
 
@@ -351,7 +337,7 @@ def finish_step(learner: Learner, team: Team, launched: Launched) -> StepResult:
     if not complete:
         raise PeerDepartedError("the exchange was aborted")
     if finite:
-        team.update.average(learner, summed.statistics, len(summed.measured.losses), summed.number + 1)
+        team.update.average(learner, summed.statistics, summed.layout.microbatches, summed.number + 1)
     terms = len(learner.criterion.names)
     return StepResult(
         losses=torch.tensor(measured[:terms]),

@@ -8,8 +8,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.engine.balance import SpeedReport
 from ray_yolo.engine.learner import Learner
 from ray_yolo.models.batch_norm import Statistics
+
+ORDERS = 3  # that all workers carry out together: stop, regroup, save
+REPORT = len(SpeedReport._fields)
+
+
+class RowLayout(NamedTuple):
+    """What each worker's row contains: orders, report, whether it was cut, then the terms of its microbatches."""
+
+    counts: tuple[int, ...]  # microbatches of each worker
+    terms: int  # of a loss
+    has_parts: bool  # every worker has a part of every microbatch, as under sync_bn
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of the step."""
+        return max(self.counts) if self.has_parts else sum(self.counts)
+
+
+class Gathered(NamedTuple):
+    """The rows of all workers for a step, equal on all of them."""
+
+    rows: Tensor  # (workers, length), each of the step's `RowLayout`
+    of_this_step: Tensor  # () bool: all of them are; otherwise an exchange was aborted, and any value may be garbage
 
 
 class Measured(NamedTuple):
@@ -21,10 +45,25 @@ class Measured(NamedTuple):
     orders: Tensor  # (3,) bool: whether any worker was ordered to stop, to regroup, to save
 
 
+def read_rows(gathered: Gathered, layout: RowLayout) -> Measured:
+    """What the rows contain."""
+    orders, reports, cut, bodies = gathered.rows.tensor_split([ORDERS, ORDERS + REPORT, ORDERS + REPORT + 1], dim=1)
+    complete = gathered.of_this_step & ~cut.any()
+    if layout.has_parts:
+        losses = bodies.sum(0).view(-1, layout.terms)
+    else:  # the workers' microbatches in order, without padding
+        parts = []
+        for body, count in zip(bodies, layout.counts, strict=True):
+            parts.append(body[: count * layout.terms].view(count, layout.terms))
+        losses = torch.cat(parts)
+    return Measured(losses, reports, complete, orders.bool().any(0))
+
+
 class Judged(NamedTuple):
     """What the device has decided about a step."""
 
     found_inf: Tensor  # () float32, 1: the step is skipped; torch's fused optimisers read it
+    complete: Tensor  # () bool, of `Measured`
     numbers: Tensor  # mean losses, reports, norm, whether it is finite and complete, orders: the host reads them
 
 
@@ -38,12 +77,13 @@ class Update:
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
 
-    def judge(self, learner: Learner, measured: Measured, num_images: int) -> Judged:
-        """Clip the gradient. A step is skipped if it is incomplete, or its loss or gradient is not finite.
+    def judge(self, learner: Learner, gathered: Gathered, layout: RowLayout, num_images: int) -> Judged:
+        """Read the workers' rows and clip the gradient. A step is skipped if it is incomplete, or its loss or gradient
+        is not finite.
 
         An fp16 overflow with finite losses counts as finite until the scale is down to 1.
         """
-        scaler = learner.scaler
+        scaler, measured = learner.scaler, read_rows(gathered, layout)
         limit = learner.spec.recipe.optimizer.clip_norm
         weights = trained_weights(learner.optimizer)
         norm = gradient_norm([weight.grad for weight in weights if weight.grad is not None])
@@ -53,7 +93,8 @@ class Update:
         found_inf = 1 - (finite & norm.isfinite()).float()
         mean = measured.losses.sum(0) / num_images
         decided = torch.stack([norm, finite, measured.complete])
-        return Judged(found_inf, torch.cat([mean, measured.reports.flatten(), decided, measured.orders]))
+        numbers = torch.cat([mean, measured.reports.flatten(), decided, measured.orders])
+        return Judged(found_inf, measured.complete, numbers)
 
     def average(self, learner: Learner, total: Tensor, count: int, number: int) -> None:
         """Update running statistics and moving average after the learner's `number`-th step, counted from 1.

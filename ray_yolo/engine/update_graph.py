@@ -8,7 +8,7 @@ and a momentum in a tensor is refused. The step is one operation for each group 
 | memory | written by | read by |
 |---|---|---|
 | gradients | each step, which copies its own there; the clip | the optimiser |
-| losses, reports, flags | each step, which copies its own there | the clip |
+| the workers' rows | each step, which copies its own there | the clip |
 | statistics, share of the average | each step, which copies its own there | the averages |
 | flag to skip, numbers for the host | the clip | the optimiser, the host's copy |
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from ray_yolo.engine.cuda_graphs import PLAIN_USES, CudaRecorder, GraphedForward, LaunchRecorder
 from ray_yolo.engine.gradients import views_like
 from ray_yolo.engine.learner import Learner
-from ray_yolo.engine.update import Judged, Measured, Update, trained_weights
+from ray_yolo.engine.update import Gathered, Judged, RowLayout, Update, trained_weights
 from ray_yolo.models.batch_norm import Statistics
 from ray_yolo.ops import torch_internals
 
@@ -51,22 +51,22 @@ class GraphedUpdate(Update):
         self._parts: dict[Hashable, _Part] = {}
         self._failed = False
 
-    def judge(self, learner: Learner, measured: Measured, num_images: int) -> Judged:
+    def judge(self, learner: Learner, gathered: Gathered, layout: RowLayout, num_images: int) -> Judged:
         """As `Update.judge`. The result is valid until the next call."""
         weights = trained_weights(learner.optimizer)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         if len(gradients) < len(weights):
-            return super().judge(learner, measured, num_images)
+            return super().judge(learner, gathered, layout, num_images)
         self._gradients = self._gradients or [torch.empty_like(gradient) for gradient in gradients]
         torch_internals.copy_(self._gradients, gradients)
         for weight, place in zip(weights, self._gradients, strict=True):
             weight.grad = place
 
         def judge(*memory: Tensor) -> Judged:
-            return super(GraphedUpdate, self).judge(learner, Measured(*memory), num_images)
+            return super(GraphedUpdate, self).judge(learner, Gathered(*memory), layout, num_images)
 
-        key = ("judge", len(measured.losses), num_images, learner.spec.recipe.optimizer.clip_norm)
-        judged: Judged = self._repeat(key, judge, measured)
+        key = ("judge", layout, num_images, learner.spec.recipe.optimizer.clip_norm)
+        judged: Judged = self._repeat(key, judge, gathered)
         return judged
 
     def average(self, learner: Learner, total: Tensor, count: int, number: int) -> None:

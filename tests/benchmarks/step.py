@@ -24,6 +24,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
+from ray_yolo.engine.update import read_rows
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.harness import contestant, report, take_turns
 from tests.support.jobs import Training, build_training
@@ -107,7 +108,8 @@ def answer(given: argparse.Namespace) -> None:
         if asked == "gate":
             summed = loop.sum_microbatches(learner, team, step, iter(batches), 0, loop.Orders)
             found = {f"grad {name}": p.grad for name, p in learner.model.named_parameters()}
-            torch.save({"loss": summed.measured.losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
+            losses = read_rows(summed.gathered, summed.layout).losses
+            torch.save({"loss": losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
             learner.optimizer.zero_grad()
             return
         for number in range(asked):

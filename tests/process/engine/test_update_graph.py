@@ -22,7 +22,7 @@ from ray_yolo.engine.cuda_graphs import PLAIN_USES, GraphedForward, repeat_passe
 from ray_yolo.engine.loss_graph import GraphedLoss
 from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.engine.team import repeated_loss, repeated_update
-from ray_yolo.engine.update import Measured, Update
+from ray_yolo.engine.update import Gathered, RowLayout, Update
 from ray_yolo.engine.update_graph import GraphedUpdate
 from tests.benchmarks.launch_counter import Counter
 from tests.process.engine.test_cuda_graphs import FailingRecorder, FunctionRecorder, assert_equal
@@ -172,9 +172,9 @@ def test_a_weight_without_a_gradient_is_left_out_as_written(tmp_path: Path) -> N
     weights = list(learner.model.parameters())
     for weight in weights[1:]:
         weight.grad = torch.ones_like(weight)
-    flag = torch.ones(1, dtype=torch.bool)
+    gathered = Gathered(torch.zeros(1, 9), torch.tensor(True))
     judged = GraphedUpdate(team.statistics, GraphedForward(learner.model), TapeRecorder()).judge(
-        learner, Measured(torch.ones(1, 3), torch.ones(1, 2), flag.all(), flag), 1)
+        learner, gathered, RowLayout((1,), 3, has_parts=False), 1)
     assert weights[0].grad is None
     assert judged.found_inf == 0
     assert judged.numbers[5] == pytest.approx(sum(weight.numel() for weight in weights[1:]) ** 0.5)
@@ -215,8 +215,8 @@ def test_few_launches_of_an_update_are_left_outside(tmp_path: Path) -> None:
             count = counter.count
         return count - 4  # the optimiser's marks for profilers
 
-    assert launches(training_of(tmp_path / "plain")) == 39
-    assert launches(with_graphs(training_of(tmp_path / "graphs"), Uncounted())) == 11
+    assert launches(training_of(tmp_path / "plain")) == 45
+    assert launches(with_graphs(training_of(tmp_path / "graphs"), Uncounted())) == 9
 
 
 def test_who_has_a_repeated_update(tmp_path: Path) -> None:
