@@ -250,7 +250,8 @@ def weighted_statistics(learner: Learner, team: Team, step: Step, microbatch: Mi
     """
     plan, num_workers = learner.plan, team.collectives.num_workers
     later = plan.microbatches(step) - 1 - microbatch.number
-    return team.statistics.recorded(later) / (num_workers if plan.recipe.sync_bn else 1)
+    recorded = team.statistics.recorded(later)
+    return recorded / num_workers if plan.recipe.sync_bn else recorded
 
 
 def blank_loss(learner: Learner, team: Team) -> Tensor:
