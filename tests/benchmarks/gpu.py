@@ -915,6 +915,7 @@ def measure_save(folder: Path, model: str, device: torch.device) -> str:
     """How long a save stops the training, and how long its thread takes."""
     parts = make_parts(model, "fp32", 64, batch=2, steps=1, device=device)
     take_steps(parts)
+    folder.mkdir(parents=True)  # a saver makes no run folder: one that is gone was moved
     saver = Saver(folder, "", 2, lambda event: None)
     stops = []
     for step in range(1, 4):
