@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_yolo.engine.cuda_graphs import PLAIN_USES, CudaRecorder, GraphedForward, LaunchRecorder
+from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, CudaRecorder, GraphedForward, LaunchRecorder
 from ray_yolo.engine.gradients import views_like
 from ray_yolo.engine.learner import Learner
 from ray_yolo.engine.update import Gathered, Judged, RowLayout, Update, trained_weights
@@ -36,8 +36,9 @@ from ray_yolo.ops import torch_internals
 class GraphedUpdate(Update):
     """An `Update` that records its two functions and repeats them.
 
-    What runs as written: steps in which a weight has no gradient. What is not repeated, but runs on the same memory:
-    steps of a number of microbatches or images that is new, and everything new after a recording has failed.
+    What runs as written: steps in which a weight has no gradient, and further numbers of microbatches or images than
+    `MAX_RECORDINGS`. What is not repeated, but runs on the same memory: such numbers while they are new, and everything
+    new after a recording has failed.
 
     Args:
         graphs: of the network, which passes on the complaint of a failed recording.
@@ -82,9 +83,11 @@ class GraphedUpdate(Update):
 
     def _repeat(self, key: Hashable, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """What the function returns of these inputs. Inputs with equal keys have equal shapes."""
-        part = self._parts.get(key)
-        if part is None:
-            part = self._parts[key] = _Part(function, inputs)
+        if key not in self._parts:
+            if len(self._parts) == MAX_RECORDINGS:
+                return function(*inputs)
+            self._parts[key] = _Part(function, inputs)
+        part = self._parts[key]
         for place, value in zip(part.inputs, inputs, strict=True):
             place.copy_(value)
         if part.uses == PLAIN_USES and not self._failed:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from ray_yolo.config.placement import repeats_passes
-from ray_yolo.engine import loop
+from ray_yolo.engine import loop, update_graph
 from ray_yolo.engine.collectives import Collectives, wrap_in_ddp
 from ray_yolo.engine.cuda_graphs import PLAIN_USES, GraphedForward, repeat_passes
 from ray_yolo.engine.loss_graph import GraphedLoss
@@ -178,6 +178,15 @@ def test_a_weight_without_a_gradient_is_left_out_as_written(tmp_path: Path) -> N
     assert weights[0].grad is None
     assert judged.found_inf == 0
     assert judged.numbers[5] == pytest.approx(sum(weight.numel() for weight in weights[1:]) ** 0.5)
+
+
+def test_of_too_many_shapes_the_last_ones_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of an epoch has fewer images, so there are six shapes."""
+    monkeypatch.setattr(update_graph, "MAX_RECORDINGS", 3)
+    plain, _ = train(training_of(tmp_path / "plain"))
+    training = with_graphs(training_of(tmp_path / "graphs"), TapeRecorder())
+    assert_equal(plain, train(training)[0])
+    assert len(training.team.update._parts) == 3
 
 
 def test_a_recording_that_fails_leaves_the_update_as_it_is(tmp_path: Path) -> None:
