@@ -66,8 +66,8 @@ floor-test: .venv-floor/.made  ## all these tests with the lowest versions that 
 	$(UV) pip install --quiet --python .venv-floor/bin/python --resolution lowest-direct -e .[dev]
 	touch $@
 
-cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this one; needs root
-	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py tests/cluster/test_sharing_real.py
+cluster-test: $(VENV)/.dev  ## clusters of two machines in namespaces of this one, SLURM among them; needs root
+	$(BIN)/python -m pytest -q -m root -rs tests/cluster
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
