@@ -248,6 +248,7 @@ def ray_nodes(cpus: int) -> Iterator[Cluster]:
                        "RAY_health_check_failure_threshold": "4"})
     own_cluster.own_token()
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    ray.shutdown()  # tests before this one may have left the shared session: a process is in one cluster
     ray.init(address=nodes.address, log_to_driver=False)
     try:
         yield nodes
