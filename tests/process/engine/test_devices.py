@@ -107,6 +107,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
     replace_streams(monkeypatch)
+    tensor = torch.tensor  # without a driver, no memory can be pinned
+    monkeypatch.setattr(torch, "tensor", lambda *values, pin_memory=False, **how: tensor(*values, **how))
     if request.param == "meta":
         norm, clip = nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_
         monkeypatch.setattr(nn.utils, "get_total_norm", lambda gradients, foreach: norm(gradients))
