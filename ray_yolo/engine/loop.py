@@ -56,7 +56,7 @@ class Summed(NamedTuple):
     step: Step
     number: int  # optimiser steps count from 0
     gathered: Gathered
-    layout: RowLayout  # of the rows that were gathered
+    layout: RowLayout  # It says what the gathered rows contain.
     statistics: Tensor  # the argument of `Statistics.apply`
     wait_seconds: float
     images: int  # forwarded by this worker

@@ -19,9 +19,9 @@ REPORT = len(SpeedReport._fields)
 class RowLayout(NamedTuple):
     """What each worker's row contains: orders, report, whether it was cut, then the terms of its microbatches."""
 
-    counts: tuple[int, ...]  # microbatches of each worker
-    terms: int  # of a loss
-    has_parts: bool  # every worker has a part of every microbatch, as under sync_bn
+    counts: tuple[int, ...]  # Each worker has so many microbatches.
+    terms: int  # A loss has so many terms.
+    has_parts: bool  # Every worker has a part of every microbatch, as under sync_bn.
 
     @property
     def microbatches(self) -> int:

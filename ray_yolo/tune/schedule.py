@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -116,7 +117,7 @@ class _Closing:
     claimed: ClaimedEvent | None = None
 
 
-class Replayable:
+class Replayable(ABC):
     """Writes each decision, or compares it with the recorded one while a ledger is replayed.
 
     Args:
@@ -138,12 +139,12 @@ class Replayable:
         if problems:
             raise InputError(f"ledger: {problems[0]}; restore it from a copy, or choose another --name")
 
+    @abstractmethod
     def verify(self, events: Iterable[LedgerEvent], *, check_genes: bool = True) -> list[str]:
         """Replay a ledger in this schedule.
 
         Returns its inconsistencies, up to the first event that does not follow from those before it.
         """
-        raise NotImplementedError
 
     def _emit(self, event: LedgerEvent) -> None:
         """Write an event, or compare it with the recorded one."""

@@ -6,6 +6,7 @@ is better. Each training of it to one epoch is a task.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,13 +32,13 @@ class StudyEvent(LedgerEvent):
     ray_yolo: str = ""  # version of the package that began the study; '' in ledgers up to version 5
     identity: Mapping[str, str]  # digests of all that the results depend on and the settings only name
 
+    @abstractmethod
     def schedule(self, **options: Any) -> Schedule | PairSchedule:
         """What decides; the options are its `write`, and for a comparison its `limit`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def folder_of(self, task: Task) -> str:
         """The name of the run folder in which a task trains."""
-        raise NotImplementedError
 
     def changed(self, current: StudyEvent) -> list[str]:
         """What differs from the study of a command, in words. A command with another one cannot continue this study."""

@@ -51,8 +51,7 @@ FAULTS = (
     Fault("storage is not mounted", "-t tmpfs none {folder}/disk", 2, "path: node n2 (10.77.0.2) does not see "),
     Fault("storage is read-only", "--bind -o ro {folder}/disk {folder}/disk", 2, "n2 (10.77.0.2) cannot write to "),
     Fault("more workers than there are CPUs", "", 4, "use --num-workers 2, ", "--num-workers 3"),
-    Fault("no GPU", "", 4, "--gpus-per-worker 0, or add nodes",
-          "--num-workers 2 --gpus-per-worker 1"),
+    Fault("no GPU", "", 4, "--gpus-per-worker 0, or add nodes", "--num-workers 2 --gpus-per-worker 1"),
     Fault("little shared memory", "-t tmpfs -o size=64m none /dev/shm", 0, "node n2 (10.77.0.2): only 67 MB free"),
 )
 
