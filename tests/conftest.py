@@ -143,6 +143,7 @@ def ray_session() -> Iterator[None]:
     from ray_yolo.runtime.cluster import own_token
 
     own_token()
+    ray.shutdown()  # tests before this one may have left a Ray that a search has started: a process is in one cluster
     ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
