@@ -1,52 +1,27 @@
-"""The network's forward and backward pass as CUDA graphs.
+"""CUDA graphs: how a part of a training step is recorded, and when.
 
 A small network on a fast GPU is bound by the host: each of its several hundred kernels takes longer to launch than to
 run. A CUDA graph is a recorded sequence of launches, which one call repeats: the same kernels on the same memory, so
-with the same bits. This module records the network. The loss, whose shapes depend on the number of labels, runs as
-written, or `loss_graph` records it.
-
-A recording belongs to one shape of images. Its inputs and outputs have fixed memory. So have the weights, which
-optimisers change in place, and the scratch memory of BatchNorm.
-
-| memory | written by | read by |
-|---|---|---|
-| images | each forward pass, which copies its images there | the forward graph |
-| levels | the forward graph | the loss |
-| gradients of the levels | each backward pass, which copies the loss's there | the backward graph |
-| gradients of the weights | the backward graph | each backward pass, which copies them to new memory |
-
-A microbatch's backward pass is queued before the next forward pass, so all recordings share the memory of their
-activations.
+with the same bits. Three parts of a step can be recorded: the network's passes (`network_graph`), the loss's
+(`loss_graph`), and the update (`update_graph`). Each has `Recordings` of its own, one for each shape of its inputs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.func import functional_call
-
-from ray_yolo.engine.gradients import views_like
-from ray_yolo.ops import torch_internals
 
 PLAIN_USES = 3
-"""Passes of a shape before it is recorded: libraries set themselves up in the first ones, and rare shapes never pay."""
+"""Uses of a shape before it is recorded: libraries set themselves up in the first ones, and rare shapes never pay."""
 MAX_RECORDINGS = 8
-"""Further shapes, as of multi_scale, run as written: each recording holds its images and gradients."""
+"""Further shapes, as of multi_scale, run as written: each recording holds its inputs and outputs."""
 WARM_UP_PASSES = 2
 """Passes on the recorder's stream before a recording. Libraries have workspaces for each stream."""
 
-LevelTensors = tuple[Tensor, ...]
-PassShape = tuple[torch.Size, bool, torch.dtype]
-GradientLayout = dict[int, tuple[int, ...]]
-"""The strides of each level's gradient, by the level's number. The order in which a bias's gradient is summed can
-depend on them: some losses give slices of one tensor, which are not dense."""
+Recording = TypeVar("Recording")
 
 
 class LaunchRecorder(Protocol):
@@ -59,6 +34,49 @@ class LaunchRecorder(Protocol):
         """Returns what repeats the function's launches on the same memory. A recorder need not run the function."""
 
 
+class Recordings(Generic[Recording]):
+    """The recordings of one part of a step, by the shape of its inputs.
+
+    What runs as written: shapes that are new or too many, and every new one after a recording has failed.
+
+    Args:
+        part: its name in a complaint.
+        complaints: receives in one line why a recording has failed.
+    """
+
+    def __init__(self, part: str, recorder: LaunchRecorder, complaints: list[str]) -> None:
+        self._part, self._recorder, self._complaints = part, recorder, complaints
+        self._uses: Counter[Hashable] = Counter()
+        self._of_shape: dict[Hashable, Recording] = {}
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        return len(self._of_shape)
+
+    def use(self, shape: Hashable, record: Callable[[LaunchRecorder], Recording | None]) -> Recording | None:
+        """The recording of a shape; None: this use runs as written.
+
+        Args:
+            record: makes the recording once it is due; None: it cannot yet.
+        """
+        if shape in self._of_shape:
+            return self._of_shape[shape]
+        self._uses[shape] += 1
+        if self._has_failed or self._uses[shape] <= PLAIN_USES or len(self) >= MAX_RECORDINGS:
+            return None
+        try:
+            recording = record(self._recorder)
+        except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
+            self._has_failed = True
+            reason = " ".join(str(error).split())[:200]
+            self._complaints.append(f"no further shape of the {self._part} is recorded as a CUDA graph: {reason}; "
+                                    "--cuda-graphs off does not try it")
+            return None
+        if recording is not None:
+            self._of_shape[shape] = recording
+        return recording
+
+
 def record_passes(recorder: LaunchRecorder, forward: Callable[[], None], backward: Callable[[], None]
                   ) -> tuple[Callable[[], None], Callable[[], None]]:
     """What repeats a forward pass, and what repeats the backward pass that follows it. Both have run before in this
@@ -69,180 +87,6 @@ def record_passes(recorder: LaunchRecorder, forward: Callable[[], None], backwar
 
     recorder.warm_up(run_both)
     return recorder.record(forward), recorder.record(backward)
-
-
-class GraphedForward:
-    """A replacement for a model's `forward`, which records the passes of training and repeats them.
-
-    What runs as written: evaluation, empty microbatches, shapes that are new or too many, anything on a CPU, and
-    everything new after a recording has failed.
-
-    Args:
-        recorder: None: CUDA graphs, on a GPU.
-    """
-
-    def __init__(self, model: nn.Module, recorder: LaunchRecorder | None = None) -> None:
-        self._model = model
-        self._plain_forward: Callable[[Tensor], LevelTensors] = partial(type(model).forward, model)
-        self._recorder = recorder
-        self._uses: Counter[PassShape] = Counter()
-        self._layouts: dict[PassShape, GradientLayout] = {}
-        self._recordings: dict[PassShape, _Recording] = {}
-        self._failed = False
-        self._complaint = ""
-
-    def __call__(self, images: Tensor) -> LevelTensors:
-        """As the model's `forward`. The levels are valid until the next call."""
-        is_training_pass = self._model.training and torch.is_grad_enabled() and len(images) > 0
-        if not is_training_pass or not (images.is_cuda or self._recorder):
-            return self._plain_forward(images)
-        device = images.device.type
-        key = (images.shape, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        recording = self._recordings.get(key) or self._record_if_due(key, images)
-        if recording is None:
-            return self._watched_forward(key, images)
-        levels: LevelTensors = _Repeat.apply(recording, images, *recording.weights)
-        return levels
-
-    def remove(self) -> None:
-        """Give the model its own forward again. The recordings and their memory end with this object."""
-        del vars(self._model)["forward"]
-
-    def complain(self, part: str, error: RuntimeError) -> None:
-        """Note why a recording has failed."""
-        reason = " ".join(str(error).split())[:200]
-        self._complaint = (f"no further shape of the {part} is recorded as a CUDA graph: {reason}; --cuda-graphs off "
-                           "does not try it")
-
-    def pop_complaint(self) -> str:
-        """Why a recording has failed, in one line and once; '' otherwise."""
-        complaint, self._complaint = self._complaint, ""
-        return complaint
-
-    def _watched_forward(self, key: PassShape, images: Tensor) -> LevelTensors:
-        """A pass as written, of which the layouts of the levels' gradients are noted."""
-        levels = self._plain_forward(images)
-        if not all(level.requires_grad for level in levels):  # a frozen head: such a pass is not recorded
-            return levels
-
-        def note_layout(number: int, gradient: Tensor) -> None:
-            strides = gradient.stride()
-            if 0 in strides:  # One number stands for many elements. The recording's own memory cannot be laid out so.
-                strides = torch.empty_like(gradient, device="meta").stride()
-            self._layouts.setdefault(key, {})[number] = strides
-
-        for number, level in enumerate(levels):
-            level.register_hook(partial(note_layout, number))
-        return levels
-
-    def _record_if_due(self, key: PassShape, images: Tensor) -> _Recording | None:
-        """A new recording; None while the shape is new, or if nothing more is recorded."""
-        self._uses[key] += 1
-        if self._failed or self._uses[key] <= PLAIN_USES or len(self._recordings) == MAX_RECORDINGS:
-            return None
-        if key not in self._layouts:  # no pass of this shape had a backward pass
-            return None
-        if self._recorder is None:
-            self._recorder = CudaRecorder(images.device)
-        try:
-            recording = _Recording(self._model, images, self._layouts[key], self._recorder)
-        except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
-            self._failed = True
-            self.complain("network", error)
-            return None
-        self._recordings[key] = recording
-        return recording
-
-
-def repeat_passes(model: nn.Module, recorder: LaunchRecorder | None = None) -> GraphedForward:
-    """Replace a model's `forward` on this object. A second call replaces the first one's recordings.
-
-    DDP and hooks on weights see no difference, because the weights are inputs of the repeated passes. Hooks on layers
-    do not run.
-    """
-    graphed = GraphedForward(model, recorder)
-    vars(model)["forward"] = graphed
-    return graphed
-
-
-@contextmanager
-def _as_written(model: nn.Module) -> Iterator[None]:
-    """Context in which a model has its own `forward`."""
-    replacement = vars(model).pop("forward")
-    try:
-        yield
-    finally:
-        vars(model)["forward"] = replacement
-
-
-class _Recording:
-    """The recorded passes for one shape of images."""
-
-    def __init__(self, model: nn.Module, images: Tensor, layout: GradientLayout, recorder: LaunchRecorder) -> None:
-        self._model = model
-        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        self.weights = list(trained.values())
-        # The weights' memory under other tensors: autograd binds a tensor to the stream of its first backward pass, and
-        # the weights' own is that of the training.
-        self._aliases = {name: weight.detach().requires_grad_() for name, weight in trained.items()}
-        self._images = images.clone()
-        self._gradients = torch.zeros(sum(weight.numel() for weight in self.weights), device=images.device)
-        self._layout = layout
-        self._level_gradients: list[Tensor] = []
-        self._levels: LevelTensors = ()
-        self._is_used: list[bool] = []  # whether the levels depend on each weight
-
-        self._repeat_forward, self._repeat_backward = record_passes(recorder, self._run_forward, self._run_backward)
-
-    def forward(self, images: Tensor) -> LevelTensors:
-        """The levels of these images, in memory that the next call writes."""
-        self._images.copy_(images)
-        self._repeat_forward()
-        return tuple(level.detach() for level in self._levels)
-
-    def backward(self, level_gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the weights, in new memory: `.grad` may keep them while the next pass runs."""
-        torch_internals.copy_(self._level_gradients, level_gradients)
-        self._repeat_backward()
-        gradients = views_like(self._gradients.clone(), self.weights)
-        return [gradient if used else None for gradient, used in zip(gradients, self._is_used, strict=True)]
-
-    def _run_forward(self) -> None:
-        with torch.enable_grad(), _as_written(self._model):
-            self._levels = functional_call(self._model, self._aliases, (self._images,))
-        if not self._level_gradients:
-            self._level_gradients = [
-                torch.empty_strided(level.shape, self._layout[number], dtype=level.dtype, device=level.device).zero_()
-                for number, level in enumerate(self._levels)
-            ]
-
-    def _run_backward(self) -> None:
-        # A backward pass that is not recorded runs without autocast as well.
-        with torch.autocast(self._images.device.type, enabled=False):
-            found = torch.autograd.grad(
-                self._levels, list(self._aliases.values()), self._level_gradients, allow_unused=True)
-        self._is_used = [gradient is not None for gradient in found]
-        places = views_like(self._gradients, self.weights)
-        used_places, used_gradients = [], []
-        for place, gradient in zip(places, found, strict=True):
-            if gradient is not None:
-                used_places.append(place)
-                used_gradients.append(gradient)
-        torch_internals.copy_(used_places, used_gradients)
-
-
-class _Repeat(torch.autograd.Function):
-    """The recorded passes as a function of images and weights."""
-
-    @staticmethod
-    def forward(ctx: Any, recording: _Recording, images: Tensor, *weights: Tensor) -> LevelTensors:
-        ctx.recording = recording
-        return recording.forward(images)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *level_gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.recording.backward(level_gradients))
 
 
 class CudaRecorder:

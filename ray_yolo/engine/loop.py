@@ -26,7 +26,8 @@ from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.learner import Learner
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.team import Loaders, Team, draw_weights
-from ray_yolo.engine.update import Gathered, RowLayout
+from ray_yolo.engine.update import read_numbers
+from ray_yolo.engine.worker_rows import Gathered, RowLayout, write_row
 from ray_yolo.ops.network_input import unit_range
 from ray_yolo.ops.recolour import RecolouredInput
 from ray_yolo.ops.schedule import Rates
@@ -68,7 +69,7 @@ class Launched(NamedTuple):
 
     summed: Summed
     rates: Rates
-    read: Callable[[], list[float]]  # waits for the device; the numbers are in the order of `Judged`
+    read: Callable[[], list[float]]  # waits for the device; for `read_numbers`
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
@@ -209,7 +210,8 @@ def sum_microbatches(learner: Learner, team: Team, step: Step, batches: Iterator
     statistics = gradients.finish()
     report = loaders.balancer.report(step, loaders.sampler)
     layout = RowLayout(tuple(counts), len(learner.criterion.names), recipe.sync_bn)
-    gathered = gather_rows(learner, team, rows, layout, poll_orders(), report, number)
+    row = write_row(poll_orders(), report, team.collectives.was_cut(device), rows, layout)
+    gathered = Gathered(*team.collectives.gather_step(row, number))
     images = sum(len(microbatch.images) for microbatch in shard)
     return Summed(step, number, gathered, layout, statistics, wait_seconds, images, work)
 
@@ -261,23 +263,6 @@ def blank_loss(learner: Learner, team: Team) -> Tensor:
     """
     images, _ = to_network_input(blank_batch(1, 2 * learner.model.grid), team.context.device)
     return learner.scaler.scale(sum(level.float().sum() for level in team.network(images)) * 0.0)
-
-
-def gather_rows(learner: Learner, team: Team, rows: list[Tensor], layout: RowLayout, orders: Orders,
-                report: SpeedReport, number: int) -> Gathered:
-    """Gather what the workers measured in step `number`. Collective.
-
-    Each worker sends its orders, its report on its speed, whether its process group was aborted before all gradients
-    arrived (its terms may then be garbage), and the loss terms of its microbatches, `rows`.
-    """
-    collectives, device = team.collectives, team.context.device
-    numbers = [float(value) for value in (orders.stop, orders.regroup, orders.save, *report)]
-    # from pinned memory: a copy of other memory may wait for the device
-    header = torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    parts = [header, collectives.was_cut(device)[None], *rows]
-    if len(rows) < max(layout.counts):  # a gather needs equal lengths
-        parts.append(header.new_zeros((max(layout.counts) - len(rows)) * layout.terms))
-    return Gathered(*collectives.gather_step(torch.cat(parts), number))
 
 
 def update_weights(learner: Learner, team: Team, summed: Summed, rates: Rates) -> Launched:
@@ -334,29 +319,27 @@ def finish_step(learner: Learner, team: Team, launched: Launched) -> StepResult:
         PeerDepartedError: if the step is incomplete; the device has skipped it.
     """
     summed = launched.summed
-    *measured, norm, finite, complete, stop, regroup, save = launched.read()  # in the order of `Judged`
-    if not complete:
+    numbers = read_numbers(launched.read(), summed.layout.terms)
+    if not numbers.complete:
         raise PeerDepartedError("the exchange was aborted")
-    if finite:
+    if numbers.finite:
         team.update.average(learner, summed.statistics, summed.layout.microbatches, summed.number + 1)
-    terms = len(learner.criterion.names)
     return StepResult(
-        losses=torch.tensor(measured[:terms]),
-        gradient_norm=norm,
-        skipped=not finite,
+        losses=torch.tensor(numbers.losses),
+        gradient_norm=numbers.norm,
+        skipped=not numbers.finite,
         wait_seconds=summed.wait_seconds,
         images=summed.images,
-        orders=Orders(stop=bool(stop), regroup=bool(regroup), save=bool(save)),
-        balance=rebalance(team.loaders, summed, measured[terms:]),
+        orders=numbers.orders,
+        balance=rebalance(team.loaders, summed, numbers.reports),
     )
 
 
-def rebalance(loaders: Loaders, summed: Summed, reports: Sequence[float]) -> Balance | None:
+def rebalance(loaders: Loaders, summed: Summed, reports: Sequence[SpeedReport]) -> Balance | None:
     """Measure this worker's speed in a step. Returns the balance of a later step if the workers' reports change it."""
     if summed.work:
         loaders.balancer.measure(summed.work)
-    pairs = zip(reports[::2], reports[1::2], strict=True)
-    balance = loaders.balancer.rebalance(summed.step, [SpeedReport(*pair) for pair in pairs])
+    balance = loaders.balancer.rebalance(summed.step, reports)
     if balance:
         loaders.sampler.check_not_begun(balance.batch)
     return balance

@@ -15,22 +15,15 @@ last bit may differ.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ray_yolo.engine.cuda_graphs import (
-    MAX_RECORDINGS,
-    PLAIN_USES,
-    CudaRecorder,
-    GraphedForward,
-    LaunchRecorder,
-    record_passes,
-)
+from ray_yolo.engine.cuda_graphs import LaunchRecorder, Recordings, record_passes
 from ray_yolo.models.criterion import Criterion, LossSums
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.assign import padded_targets
@@ -38,26 +31,16 @@ from ray_yolo.ops.assign import padded_targets
 ROWS = 256
 """The numbers of targets of a recording are multiples of it."""
 
-LossShape = tuple[tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...], int, tuple[int, int]]
-
 
 class GraphedLoss:
     """A criterion that records the passes of training and repeats them.
 
-    What runs as written: passes without gradients or without images, shapes that are new or too many, and everything
-    new after a recording has failed.
-
-    Args:
-        graphs: of the network, which passes on the complaint of a failed recording.
-        recorder: None: CUDA graphs, on a GPU.
+    What runs as written: passes without gradients or without images, and shapes without a recording.
     """
 
-    def __init__(self, criterion: Criterion, graphs: GraphedForward, recorder: LaunchRecorder | None = None) -> None:
-        self._criterion, self._graphs, self._recorder = criterion, graphs, recorder
+    def __init__(self, criterion: Criterion, recordings: Recordings[_Recording]) -> None:
+        self._criterion, self._recordings = criterion, recordings
         self.names, self.num_counts = criterion.names, criterion.num_counts
-        self._uses: Counter[LossShape] = Counter()
-        self._recordings: dict[LossShape, _LossRecording] = {}
-        self._failed = False
 
     def measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
         """As `Criterion.measure`. The sums are valid until the next call."""
@@ -65,35 +48,18 @@ class GraphedLoss:
             return self._criterion.measure(levels, targets, image_size)
         targets = padded_targets(targets.float(), ROWS)
         layouts = tuple((level.shape, level.stride(), level.dtype) for level in levels)
-        key = (layouts, len(targets), image_size)
-        recording = self._recordings.get(key) or self._record_if_due(key, levels, targets, image_size)
+        recording = self._recordings.use((layouts, len(targets), image_size), partial(
+            _Recording, self._criterion, levels, targets, image_size))
         if recording is None:
             return self._criterion.measure(levels, targets, image_size)
-        return LossSums(*_RepeatLoss.apply(recording, targets, *levels))
+        return LossSums(*_Repeat.apply(recording, targets, *levels))
 
     def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
         """As `Criterion.terms`."""
         return self._criterion.terms(numerators, counts, progress)
 
-    def _record_if_due(self, key: LossShape, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]
-                       ) -> _LossRecording | None:
-        """A new recording; None while the shape is new, or if nothing more is recorded."""
-        self._uses[key] += 1
-        if self._failed or self._uses[key] <= PLAIN_USES or len(self._recordings) == MAX_RECORDINGS:
-            return None
-        if self._recorder is None:
-            self._recorder = CudaRecorder(targets.device)
-        try:
-            recording = _LossRecording(self._criterion, levels, targets, image_size, self._recorder)
-        except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
-            self._failed = True
-            self._graphs.complain("loss", error)
-            return None
-        self._recordings[key] = recording
-        return recording
 
-
-class _LossRecording:
+class _Recording:
     """The recorded passes for one shape of levels and targets."""
 
     def __init__(self, criterion: Criterion, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int],
@@ -128,11 +94,11 @@ class _LossRecording:
             self._level_gradients = torch.autograd.grad(self._sums.numerators, self._levels, self._gradient)
 
 
-class _RepeatLoss(torch.autograd.Function):
+class _Repeat(torch.autograd.Function):
     """The recorded passes as a function of levels; targets have no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, recording: _LossRecording, targets: Tensor, *levels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, recording: _Recording, targets: Tensor, *levels: Tensor) -> tuple[Tensor, Tensor]:
         ctx.recording = recording
         numerators, counts = recording.forward(levels, targets)
         ctx.mark_non_differentiable(counts)

@@ -188,7 +188,7 @@ class Session:
         recipe = self.spec.recipe.at(self.learner.state.progress.epoch)
         if recipe != self.learner.spec.recipe:
             self.learner.change_settings(recipe)
-            team.criterion = repeated_loss(self.learner, self.context, team.graphs)
+            team.criterion = repeated_loss(self.learner, self.context, team.graphs, team.complaints)
             team.loaders = make_loaders(self.learner.spec, self.learner.model.grid, self.context, team.collectives,
                                         self.stores)
 
@@ -253,9 +253,8 @@ class Session:
             self._emit(timer.step_event(progress, step, rates, result, seconds))
         if self.is_writer and result.balance:
             self._emit_balance(team, step, result.balance)
-        complaint = team.graphs.pop_complaint() if team.graphs else ""
-        if complaint:
-            self._warn(complaint)
+        while team.complaints:
+            self._warn(team.complaints.pop(0))
         self.context.activity.finished(progress.step, seconds)
         self.orders = orders
         due = self.keeper.is_due(step, progress.step, orders)

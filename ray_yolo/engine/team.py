@@ -37,7 +37,7 @@ from ray_yolo.data.index import image_weights
 from ray_yolo.data.views import ViewDataset
 from ray_yolo.engine.balance import LoadBalancer
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.cuda_graphs import GraphedForward, repeat_passes
+from ray_yolo.engine.cuda_graphs import CudaRecorder, Recordings
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.held_images import HeldImages, hold_images, require_memory
 from ray_yolo.engine.learner import Learner, build_network
@@ -50,6 +50,7 @@ from ray_yolo.engine.loading import (
     prefetched_parts,
 )
 from ray_yolo.engine.loss_graph import GraphedLoss
+from ray_yolo.engine.network_graph import GraphedForward, repeat_passes
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
 from ray_yolo.engine.update import Update
@@ -99,6 +100,7 @@ class Team:
     update: Update  # CUDA graphs repeat it if that is wanted
     gradients: GradientTree
     loaders: Loaders
+    complaints: list[str]  # why a part of a step could not be recorded; what has been a warning is taken out
 
     def __enter__(self) -> Team:
         return self
@@ -130,10 +132,12 @@ def form_team(learner: Learner, context: WorkerContext, collectives: Collectives
     loaders = make_loaders(learner.spec, model.grid, context, collectives, stores)
     statistics = Statistics(model, normalisation(recipe, collectives, context.device))
     network = context.prepare_model(model)  # the only part that communicates; hooks exist only after it has succeeded
-    graphs = graphed_forward(learner, context, collectives)
-    return Team(context, collectives, network, graphs, repeated_loss(learner, context, graphs), statistics,
-                repeated_update(statistics, context, graphs), GradientTree(network, collectives, statistics.size),
-                loaders)
+    complaints: list[str] = []
+    graphs = graphed_forward(learner, context, collectives, complaints)
+    criterion = repeated_loss(learner, context, graphs, complaints)
+    update = repeated_update(statistics, context, graphs, complaints)
+    return Team(context, collectives, network, graphs, criterion, statistics, update,
+                GradientTree(network, collectives, statistics.size), loaders, complaints)
 
 
 def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device) -> Normalise:
@@ -155,26 +159,29 @@ def normalisation(recipe: Recipe, collectives: Collectives, device: torch.device
     return fused_norm
 
 
-def repeated_loss(learner: Learner, context: WorkerContext, graphs: GraphedForward | None) -> Criterion:
+def repeated_loss(learner: Learner, context: WorkerContext, graphs: GraphedForward | None, complaints: list[str]
+                  ) -> Criterion:
     """The learner's criterion; its passes are repeated if those of the network are, and if that is wanted."""
     if graphs is None or context.cuda_graphs not in ("loss", "update"):
         return learner.criterion
-    return GraphedLoss(learner.criterion, graphs)
+    return GraphedLoss(learner.criterion, Recordings("loss", CudaRecorder(context.device), complaints))
 
 
-def repeated_update(statistics: Statistics, context: WorkerContext, graphs: GraphedForward | None) -> Update:
+def repeated_update(statistics: Statistics, context: WorkerContext, graphs: GraphedForward | None,
+                    complaints: list[str]) -> Update:
     """What updates the learner; it is repeated if the network's passes are, and if that is wanted."""
     if graphs is None or context.cuda_graphs != "update":
         return Update(statistics)
-    return GraphedUpdate(statistics, graphs)
+    return GraphedUpdate(statistics, Recordings("update", CudaRecorder(context.device), complaints))
 
 
-def graphed_forward(learner: Learner, context: WorkerContext, collectives: Collectives) -> GraphedForward | None:
+def graphed_forward(learner: Learner, context: WorkerContext, collectives: Collectives, complaints: list[str]
+                    ) -> GraphedForward | None:
     """The model's repeated passes on a GPU, unless they are switched off. With sync_bn, a pass exchanges numbers."""
     is_on = repeats_passes(context.cuda_graphs, collectives.num_workers)
     if context.device.type != "cuda" or not is_on or learner.spec.recipe.sync_bn:
         return None
-    return repeat_passes(learner.model)
+    return repeat_passes(learner.model, Recordings("network", CudaRecorder(context.device), complaints))
 
 
 def image_stores(spec: TrainSpec, context: WorkerContext) -> Stores:

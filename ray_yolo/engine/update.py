@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.core.structures import Orders
 from ray_yolo.engine.balance import SpeedReport
 from ray_yolo.engine.learner import Learner
+from ray_yolo.engine.worker_rows import Gathered, RowLayout, read_rows
 from ray_yolo.models.batch_norm import Statistics
-
-ORDERS = 3  # that all workers carry out together: stop, regroup, save
-REPORT = len(SpeedReport._fields)
-
-
-class RowLayout(NamedTuple):
-    """What each worker's row contains: orders, report, whether it was cut, then the terms of its microbatches."""
-
-    counts: tuple[int, ...]  # Each worker has so many microbatches.
-    terms: int  # A loss has so many terms.
-    has_parts: bool  # Every worker has a part of every microbatch, as under sync_bn.
-
-    @property
-    def microbatches(self) -> int:
-        """Microbatches of the step."""
-        return max(self.counts) if self.has_parts else sum(self.counts)
-
-
-class Gathered(NamedTuple):
-    """The rows of all workers for a step, equal on all of them."""
-
-    rows: Tensor  # (workers, length), each of the step's `RowLayout`
-    of_this_step: Tensor  # () bool: all of them are; otherwise an exchange was aborted, and any value may be garbage
-
-
-class Measured(NamedTuple):
-    """What the workers have measured in a step, equal on all of them."""
-
-    losses: Tensor  # (microbatches, terms), each times its images
-    reports: Tensor  # (workers, 2): each worker's `SpeedReport`
-    complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
-    orders: Tensor  # (3,) bool: whether any worker was ordered to stop, to regroup, to save
-
-
-def read_rows(gathered: Gathered, layout: RowLayout) -> Measured:
-    """What the rows contain."""
-    orders, reports, cut, bodies = gathered.rows.tensor_split([ORDERS, ORDERS + REPORT, ORDERS + REPORT + 1], dim=1)
-    complete = gathered.of_this_step & ~cut.any()
-    if layout.has_parts:
-        losses = bodies.sum(0).view(-1, layout.terms)
-    else:  # the workers' microbatches in order, without padding
-        parts = []
-        for body, count in zip(bodies, layout.counts, strict=True):
-            parts.append(body[: count * layout.terms].view(count, layout.terms))
-        losses = torch.cat(parts)
-    return Measured(losses, reports, complete, orders.bool().any(0))
 
 
 class Judged(NamedTuple):
@@ -64,7 +20,27 @@ class Judged(NamedTuple):
 
     found_inf: Tensor  # () float32, 1: the step is skipped; torch's fused optimisers read it
     complete: Tensor  # () bool, of `Measured`
-    numbers: Tensor  # mean losses, reports, norm, whether it is finite and complete, orders: the host reads them
+    numbers: Tensor  # those of `StepNumbers`, for the host
+
+
+class StepNumbers(NamedTuple):
+    """What the host reads of a step. `Update.judge` writes it in this order, `read_numbers` reads it."""
+
+    norm: float  # of the gradient, before clipping
+    finite: bool  # loss and gradient are
+    complete: bool  # as in `Measured`
+    orders: Orders  # what any worker was ordered
+    losses: tuple[float, ...]  # (terms,) mean over the step's images
+    reports: tuple[SpeedReport, ...]  # of each worker
+
+
+def read_numbers(numbers: Sequence[float], terms: int) -> StepNumbers:
+    """The content of `Judged.numbers` for a loss of so many terms."""
+    norm, finite, complete, stop, save, regroup, *rest = numbers
+    orders = Orders(stop=bool(stop), save=bool(save), regroup=bool(regroup))
+    losses, reports = rest[:terms], zip(rest[terms::2], rest[terms + 1 :: 2], strict=True)
+    return StepNumbers(norm, bool(finite), bool(complete), orders, tuple(losses),
+                       tuple(SpeedReport(*report) for report in reports))
 
 
 class Update:
@@ -93,7 +69,7 @@ class Update:
         found_inf = 1 - (finite & norm.isfinite()).float()
         mean = measured.losses.sum(0) / num_images
         decided = torch.stack([norm, finite, measured.complete])
-        numbers = torch.cat([mean, measured.reports.flatten(), decided, measured.orders])
+        numbers = torch.cat([decided, measured.orders, mean, measured.reports.flatten()])
         return Judged(found_inf, measured.complete, numbers)
 
     def average(self, learner: Learner, total: Tensor, count: int, number: int) -> None:

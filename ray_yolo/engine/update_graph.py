@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, CudaRecorder, GraphedForward, LaunchRecorder
+from ray_yolo.engine.cuda_graphs import LaunchRecorder, Recordings
 from ray_yolo.engine.gradients import views_like
 from ray_yolo.engine.learner import Learner
-from ray_yolo.engine.update import Gathered, Judged, RowLayout, Update, trained_weights
+from ray_yolo.engine.update import Judged, Update, trained_weights
+from ray_yolo.engine.worker_rows import Gathered, RowLayout
 from ray_yolo.models.batch_norm import Statistics
 from ray_yolo.ops import torch_internals
 
@@ -36,21 +37,14 @@ from ray_yolo.ops import torch_internals
 class GraphedUpdate(Update):
     """An `Update` that records its two functions and repeats them.
 
-    What runs as written: steps in which a weight has no gradient, and further numbers of microbatches or images than
-    `MAX_RECORDINGS`. What is not repeated, but runs on the same memory: such numbers while they are new, and everything
-    new after a recording has failed.
-
-    Args:
-        graphs: of the network, which passes on the complaint of a failed recording.
-        recorder: None: CUDA graphs, on a GPU.
+    What runs as written: steps in which a weight has no gradient, and numbers of microbatches or images without a
+    recording. In all other steps the gradients are copied to one place, from which the recordings read them.
     """
 
-    def __init__(self, statistics: Statistics, graphs: GraphedForward, recorder: LaunchRecorder | None = None) -> None:
+    def __init__(self, statistics: Statistics, recordings: Recordings[_Recording]) -> None:
         super().__init__(statistics)
-        self._graphs, self._recorder = graphs, recorder
+        self._recordings = recordings
         self._gradients: list[Tensor] = []
-        self._parts: dict[Hashable, _Part] = {}
-        self._failed = False
 
     def judge(self, learner: Learner, gathered: Gathered, layout: RowLayout, num_images: int) -> Judged:
         """As `Update.judge`. The result is valid until the next call."""
@@ -66,8 +60,8 @@ class GraphedUpdate(Update):
         def judge(*memory: Tensor) -> Judged:
             return super(GraphedUpdate, self).judge(learner, Gathered(*memory), layout, num_images)
 
-        key = ("judge", layout, num_images, learner.spec.recipe.optimizer.clip_norm)
-        judged: Judged = self._repeat(key, judge, gathered)
+        shape = ("judge", layout, num_images, learner.spec.recipe.optimizer.clip_norm)
+        judged: Judged = self._repeat(shape, judge, gathered)
         return judged
 
     def average(self, learner: Learner, total: Tensor, count: int, number: int) -> None:
@@ -81,43 +75,28 @@ class GraphedUpdate(Update):
         shares = share.repeat(sum(average.numel() for average in averages))
         learner.ema.move(learner.model, views_like(shares, averages))
 
-    def _repeat(self, key: Hashable, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        """What the function returns of these inputs. Inputs with equal keys have equal shapes."""
-        if key not in self._parts:
-            if len(self._parts) == MAX_RECORDINGS:
-                return function(*inputs)
-            self._parts[key] = _Part(function, inputs)
-        part = self._parts[key]
-        for place, value in zip(part.inputs, inputs, strict=True):
-            place.copy_(value)
-        if part.uses == PLAIN_USES and not self._failed:
-            self._record(part, inputs[0].device)
-        part.uses += 1
-        part.launch()
-        return part.result
-
-    def _record(self, part: _Part, device: torch.device) -> None:
-        """Let a part repeat its launches. It has run before, and needs no library: a trial would change the average."""
-        if self._recorder is None:
-            self._recorder = CudaRecorder(device)
-        try:
-            part.launch = self._recorder.record(part.run)
-        except RuntimeError as error:  # too little memory, or an operation that cannot be recorded
-            self._failed = True
-            self._graphs.complain("update", error)
+    def _repeat(self, shape: Hashable, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """What the function returns of these inputs. Calls with equal shapes are repetitions of one function."""
+        recording = self._recordings.use(shape, partial(_Recording, function, inputs))
+        return function(*inputs) if recording is None else recording.repeat(inputs)
 
 
-class _Part:
-    """A function on memory of its own, for one shape of inputs."""
+class _Recording:
+    """A recorded function of inputs of one shape."""
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor], recorder: LaunchRecorder) -> None:
         self._function = function
-        self.inputs = [torch.empty_like(value) for value in inputs]
-        self.uses = 0
-        self.result: Any = None
-        self.launch: Callable[[], None] = self.run
-        """What computes the result: the function, or the repetition of its launches."""
+        self._inputs = [value.clone() for value in inputs]
+        self._result: Any = None
+        # Without a warm-up, which would change the averages. The function has run before, and needs no library.
+        self._launch = recorder.record(self._run)
 
-    def run(self) -> None:
-        """Call the function."""
-        self.result = self._function(*self.inputs)
+    def repeat(self, inputs: Sequence[Tensor]) -> Any:
+        """What the function returns of these inputs, in memory that the next call writes."""
+        for place, value in zip(self._inputs, inputs, strict=True):
+            place.copy_(value)
+        self._launch()
+        return self._result
+
+    def _run(self) -> None:
+        self._result = self._function(*self._inputs)

@@ -722,8 +722,7 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
             scaled = torch.from_numpy(np.stack([augment.scaled_hsv((1.01, 1.2, 0.8))] * batch)).pin_memory()
             parts.team.loaders = loaders._replace(train=[{**drawn, "colours": scaled} for drawn in loaders.train])
         take_steps(parts)  # kernels are chosen, memory is allocated, passes are recorded
-        complaint = parts.team.graphs.pop_complaint() if parts.team.graphs else ""
-        assert not complaint, complaint
+        assert not parts.team.complaints, parts.team.complaints
         turns = sorted(take_steps(parts) for _ in range(REPEATS))
         seconds = turns[REPEATS // 2]
         if graphs == "off":  # a graph's operations are not seen
@@ -750,8 +749,7 @@ def images_per_second(parts: Training) -> float:
     take_steps(parts)
     if parts.team.context.device.type == "cuda":
         assert parts.team.graphs is not None
-        complaint = parts.team.graphs.pop_complaint()
-        assert not complaint, complaint
+        assert not parts.team.complaints, parts.team.complaints
     return len(parts.learner.spec.train) / take_steps(parts)
 
 

@@ -24,7 +24,7 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
 from ray_yolo.engine.spec import TrainSpec, WorkerContext
-from ray_yolo.engine.update import read_rows
+from ray_yolo.engine.worker_rows import read_rows
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.harness import contestant, report, take_turns
 from tests.support.jobs import Training, build_training

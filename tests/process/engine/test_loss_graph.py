@@ -1,8 +1,9 @@
-"""The loss as repeated passes: the same gradients to the bit. On a CPU a recording is the recorded function itself."""
+"""The loss as repeated passes: the same gradients to the bit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, GraphedForward, repeat_passes
+from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, Recordings
 from ray_yolo.engine.loss_graph import ROWS, GraphedLoss
 from ray_yolo.models import loss_anchor_based, loss_anchor_free
 from ray_yolo.models.criterion import Criterion
@@ -19,7 +20,7 @@ from ray_yolo.models.families import build_model, find_family
 from ray_yolo.ops import assign
 from ray_yolo.ops.assign import padded_targets
 from tests.benchmarks.launch_counter import Counter
-from tests.process.engine.test_cuda_graphs import FailingRecorder, FunctionRecorder
+from tests.support.recorders import FailingRecorder, FunctionRecorder, UncountedRecorder, repeat_by
 
 pytestmark = pytest.mark.usefixtures("one_thread", "as_on_a_gpu")
 
@@ -104,7 +105,8 @@ def test_repeated_passes_have_the_gradients_of_the_loss_as_written(model: str) -
     expected = [gradients(network, loss, *batch) for batch in batches]
     network, loss = make(model)
     recorder, of_network = FunctionRecorder(), FunctionRecorder()
-    graphed = GraphedLoss(loss, repeat_passes(network, of_network), recorder)
+    repeat_by(of_network, network)
+    graphed = GraphedLoss(loss, Recordings("loss", recorder, []))
     found = [gradients(network, graphed, *batch) for batch in batches]
     for (ours, terms), (theirs, their_terms) in zip(found, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -126,40 +128,37 @@ def test_few_launches_are_left_outside(model: str) -> None:
         return counter.count
 
     as_written = launches(loss)
-    recorder = FunctionRecorder()
-    graphed = GraphedLoss(loss, GraphedForward(network), recorder)
+    graphed = GraphedLoss(loss, Recordings("loss", UncountedRecorder(), []))
     for _ in range(PLAIN_USES + 1):
         launches(graphed)
-    with patch.object(recorder, "repeats", 0):
-        [recording] = graphed._recordings.values()
-        recording._repeat_forward = recording._repeat_backward = lambda: None
-        assert launches(graphed) <= 8 + len(levels)
+    assert launches(graphed) <= 8 + len(levels)
     assert as_written > 90
 
 
 def test_a_recording_that_fails_leaves_the_loss_as_written() -> None:
     network, loss = make("yolov5n")
-    graphs = GraphedForward(network)
-    graphed = GraphedLoss(loss, graphs, FailingRecorder())
+    complaints: list[str] = []
+    graphed = GraphedLoss(loss, Recordings("loss", FailingRecorder(), complaints))
     images, targets = drawn(1, 9)
     results = [gradients(network, graphed, images, targets) for _ in range(PLAIN_USES + 2)]
     assert all(torch.equal(one, other) for one, other in zip(results[0][0], results[-1][0], strict=True))
-    assert graphs.pop_complaint().startswith("no further shape of the loss is recorded as a CUDA graph: CUDA out of")
-    assert graphs.pop_complaint() == ""
+    [complaint] = complaints
+    assert complaint.startswith("no further shape of the loss is recorded as a CUDA graph: CUDA out of")
 
 
 def test_evaluation_and_further_shapes_run_as_written() -> None:
     network, loss = make("yolov8n")
     recorder = FunctionRecorder()
-    graphed = GraphedLoss(loss, GraphedForward(network), recorder)
+    recordings: Recordings[Any] = Recordings("loss", recorder, [])
+    graphed = GraphedLoss(loss, recordings)
     images, targets = drawn(1, 9)
     with torch.no_grad():
         levels = network(images)
         for _ in range(PLAIN_USES + 2):
             graphed.measure(levels, targets, (SIDE, SIDE))
-    assert not graphed._uses
+    assert recorder.repeats == len(recordings) == 0
     for number in range(MAX_RECORDINGS + 2):
         rows = targets.repeat(1 + number * ROWS // 9, 1)
         for _ in range(PLAIN_USES + 1):
             gradients(network, graphed, images, rows)
-    assert len(graphed._recordings) == MAX_RECORDINGS
+    assert len(recordings) == MAX_RECORDINGS

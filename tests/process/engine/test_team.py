@@ -44,7 +44,7 @@ def end_by_errors(collectives: Collectives, spec: TrainSpec, places: list[str]) 
             elif place == "backward":  # the graph of the step exists
                 patch.setattr(Tensor, "backward", breaking)
             elif place == "exchange":  # DDP waits for its hook
-                patch.setattr(loop, "gather_rows", breaking)
+                patch.setattr(loop, "write_row", breaking)
             gc.disable()  # otherwise a collection at any time may hide what the context leaves
             try:
                 with form_team(learner, context, collectives, stores) as team:

@@ -12,21 +12,24 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ray_yolo.config.placement import repeats_passes
-from ray_yolo.engine import loop, update_graph
+from ray_yolo.engine import cuda_graphs, loop
+from ray_yolo.engine import team as team_module
 from ray_yolo.engine.collectives import Collectives, wrap_in_ddp
-from ray_yolo.engine.cuda_graphs import PLAIN_USES, GraphedForward, repeat_passes
+from ray_yolo.engine.cuda_graphs import PLAIN_USES, Recordings
 from ray_yolo.engine.loss_graph import GraphedLoss
 from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.engine.team import repeated_loss, repeated_update
-from ray_yolo.engine.update import Gathered, RowLayout, Update
+from ray_yolo.engine.update import Update
 from ray_yolo.engine.update_graph import GraphedUpdate
+from ray_yolo.engine.worker_rows import Gathered, RowLayout
 from tests.benchmarks.launch_counter import Counter
-from tests.process.engine.test_cuda_graphs import FailingRecorder, FunctionRecorder, assert_equal
+from tests.process.engine.test_network_graph import assert_equal
 from tests.support.jobs import Training, build_training, make_spec
+from tests.support.recorders import FailingRecorder, FunctionRecorder, UncountedRecorder, repeat_by
 from tests.support.workers import run_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,8 +105,8 @@ def training_of(folder: Path, model: str = "", skipped: int = -1, **recipe: Any)
 def with_graphs(training: Training, recorder: Any) -> Training:
     """The training whose passes and update are repeated."""
     team = training.team
-    team.graphs = repeat_passes(training.learner.model, FunctionRecorder())
-    team.update = GraphedUpdate(team.statistics, team.graphs, recorder)
+    team.graphs = repeat_by(FunctionRecorder(), training.learner.model)
+    team.update = GraphedUpdate(team.statistics, Recordings("update", recorder, team.complaints))
     return training
 
 
@@ -173,41 +176,34 @@ def test_a_weight_without_a_gradient_is_left_out_as_written(tmp_path: Path) -> N
     for weight in weights[1:]:
         weight.grad = torch.ones_like(weight)
     gathered = Gathered(torch.zeros(1, 9), torch.tensor(True))
-    judged = GraphedUpdate(team.statistics, GraphedForward(learner.model), TapeRecorder()).judge(
+    judged = GraphedUpdate(team.statistics, Recordings("update", TapeRecorder(), [])).judge(
         learner, gathered, RowLayout((1,), 3, has_parts=False), 1)
     assert weights[0].grad is None
     assert judged.found_inf == 0
-    assert judged.numbers[5] == pytest.approx(sum(weight.numel() for weight in weights[1:]) ** 0.5)
+    assert judged.numbers[0] == pytest.approx(sum(weight.numel() for weight in weights[1:]) ** 0.5)
 
 
 def test_of_too_many_shapes_the_last_ones_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step of an epoch has fewer images, so there are six shapes."""
-    monkeypatch.setattr(update_graph, "MAX_RECORDINGS", 3)
+    monkeypatch.setattr(cuda_graphs, "PLAIN_USES", 0)
+    monkeypatch.setattr(cuda_graphs, "MAX_RECORDINGS", 3)
     plain, _ = train(training_of(tmp_path / "plain"))
     training = with_graphs(training_of(tmp_path / "graphs"), TapeRecorder())
     assert_equal(plain, train(training)[0])
-    assert len(training.team.update._parts) == 3
+    assert len(training.team.update._recordings) == 3
 
 
 def test_a_recording_that_fails_leaves_the_update_as_it_is(tmp_path: Path) -> None:
     plain, _ = train(training_of(tmp_path / "plain"))
     training = with_graphs(training_of(tmp_path / "graphs"), FailingRecorder())
     assert_equal(plain, train(training)[0])
-    assert training.team.graphs is not None
-    assert training.team.graphs.pop_complaint().startswith(
-        "no further shape of the update is recorded as a CUDA graph: CUDA out of memory.")
+    [complaint] = training.team.complaints
+    assert complaint.startswith("no further shape of the update is recorded as a CUDA graph: CUDA out of memory.")
 
 
 def test_few_launches_of_an_update_are_left_outside(tmp_path: Path) -> None:
     """The copies into memory of recordings, and one operation of the optimiser for each group of weights. The host
     waits for none."""
-
-    class Uncounted(FunctionRecorder):
-        def record(self, function: Callable[[], None]) -> Callable[[], None]:
-            def repeat() -> None:
-                with _disable_current_modes():
-                    function()
-            return repeat
 
     def launches(training: Training) -> int:
         """Of the update of a step like all others before it."""
@@ -225,20 +221,21 @@ def test_few_launches_of_an_update_are_left_outside(tmp_path: Path) -> None:
         return count - 4  # the optimiser's marks for profilers
 
     assert launches(training_of(tmp_path / "plain")) == 45
-    assert launches(with_graphs(training_of(tmp_path / "graphs"), Uncounted())) == 9
+    assert launches(with_graphs(training_of(tmp_path / "graphs"), UncountedRecorder())) == 9
 
 
-def test_who_has_a_repeated_update(tmp_path: Path) -> None:
+def test_who_has_a_repeated_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting means the repetition of passes, loss and update."""
+    monkeypatch.setattr(team_module, "CudaRecorder", lambda device: FunctionRecorder())
     learner, team = training_of(tmp_path)
-    graphs = GraphedForward(learner.model)
+    graphs = repeat_by(FunctionRecorder(), learner.model)
     for setting, repeated in (("on", (False, False)), ("loss", (True, False)), ("update", (True, True))):
         context = replace(WorkerContext(), cuda_graphs=setting)
-        found = (isinstance(repeated_loss(learner, context, graphs), GraphedLoss),
-                 isinstance(repeated_update(team.statistics, context, graphs), GraphedUpdate))
+        found = (isinstance(repeated_loss(learner, context, graphs, []), GraphedLoss),
+                 isinstance(repeated_update(team.statistics, context, graphs, []), GraphedUpdate))
         assert found == repeated, setting
     assert repeats_passes("update", 2)
-    assert type(repeated_update(team.statistics, WorkerContext(cuda_graphs="update"), None)) is Update
+    assert type(repeated_update(team.statistics, WorkerContext(cuda_graphs="update"), None, [])) is Update
 
 
 def worker_bits(collectives: Collectives, folder: Path) -> tuple[list[Tensor], int]:

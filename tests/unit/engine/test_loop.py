@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.core.errors import DivergedError
-from ray_yolo.core.structures import Progress
+from ray_yolo.core.structures import Orders, Progress
 from ray_yolo.engine import collectives, loop
 from ray_yolo.engine.balance import SpeedReport
 from ray_yolo.engine.collectives import Collectives
@@ -25,7 +25,7 @@ from ray_yolo.engine.learner import TrainState, build_learner, build_optimizer
 from ray_yolo.engine.plan import ShardSampler
 from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.engine.team import form_team, image_stores
-from ray_yolo.engine.update import RowLayout, read_rows
+from ray_yolo.engine.worker_rows import Gathered, RowLayout, read_rows, write_row
 from ray_yolo.models.batch_norm import BatchNorm
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.ops.ema import Ema
@@ -349,9 +349,9 @@ def test_loaders_go_on_into_the_next_epoch_before_the_validation(
 
 @pytest.mark.parametrize("aborted", [[], [0], [1], [0, 1]])
 def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aborted: list[int]) -> None:
+        monkeypatch: pytest.MonkeyPatch, aborted: list[int]) -> None:
     """That worker may have passed on garbage gradients, although the rows of all have arrived."""
-    line, sent, layout = make_line(tmp_path), list[Tensor](), RowLayout((1, 1), 3, has_parts=False)
+    sent, layout = list[Tensor](), RowLayout((1, 1), 3, has_parts=False)
 
     def gather(received: Tensor, own: Tensor) -> None:
         sent.append(own.clone())
@@ -360,9 +360,10 @@ def test_a_step_is_incomplete_if_any_workers_group_was_aborted_before_its_gather
     monkeypatch.setattr(collectives.dist, "all_gather_into_tensor", gather)
     for worker in range(2):
         monkeypatch.setattr(collectives, "_group", collectives._Group(cut=torch.tensor(float(worker in aborted))))
-        team = dataclasses.replace(line.team, collectives=Collectives(worker, 2))
-        gathered = loop.gather_rows(line.learner, team, [torch.full((3,), worker + 1.0)], layout, loop.Orders(),
-                                    SpeedReport(worker + 0.5, 3.0), 5)
+        of_worker = Collectives(worker, 2)
+        row = write_row(Orders(), SpeedReport(worker + 0.5, 3.0), of_worker.was_cut(CPU),
+                        [torch.full((3,), worker + 1.0)], layout)
+        gathered = Gathered(*of_worker.gather_step(row, 5))
     losses, reports, complete, _ = read_rows(gathered, layout)
     assert reports.tolist() == [[0.5, 3.0], [1.5, 3.0]]
     assert losses.tolist() == [[1.0] * 3, [2.0] * 3]

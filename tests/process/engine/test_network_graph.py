@@ -1,13 +1,11 @@
-"""Repeated passes compute what the passes as written compute. On a CPU a recording is the recorded function itself;
-that CUDA graphs repeat it to the bit, `make gpu-test` shows on a GPU.
-"""
+"""Repeated passes compute what the passes as written compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,43 +18,21 @@ from ray_yolo.core.events import Event, WarningEvent
 from ray_yolo.engine import loop
 from ray_yolo.engine import team as team_module
 from ray_yolo.engine.collectives import Collectives, wrap_in_ddp
-from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, GraphedForward, repeat_passes
+from ray_yolo.engine.cuda_graphs import MAX_RECORDINGS, PLAIN_USES, Recordings
 from ray_yolo.engine.learner import Learner
+from ray_yolo.engine.network_graph import GraphedForward, repeat_passes
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.spec import WorkerContext
 from ray_yolo.engine.team import form_team, image_stores
 from ray_yolo.models.batch_norm import Statistics
 from ray_yolo.models.families import build_model, find_family
 from tests.support.jobs import Training, build_training, make_spec
+from tests.support.recorders import FailingRecorder, FunctionRecorder, repeat_by
 from tests.support.workers import run_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("yolov3-tiny", "yolov5n", "yolov5nu", "yolov8n", "yolo11n", "yolo12n", "yolo26n")
-
-
-class FunctionRecorder:
-    """Repeats a function by calling it."""
-
-    def __init__(self) -> None:
-        self.repeats = 0
-
-    def warm_up(self, function: Callable[[], None]) -> None:
-        function()
-
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        def repeat() -> None:
-            self.repeats += 1
-            function()
-
-        return repeat
-
-
-class FailingRecorder(FunctionRecorder):
-    """Has no memory for a recording."""
-
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        raise RuntimeError("CUDA out of memory.\nTried to allocate 3 GiB")
 
 
 def training_of(folder: Path, context: WorkerContext | None = None, collectives: Collectives | None = None,
@@ -84,7 +60,7 @@ def test_a_training_has_the_same_bits(tmp_path: Path, precision: str) -> None:
     """Two microbatches a step share a recording, so gradients that stayed in its memory would be overwritten."""
     plain = train(training_of(tmp_path / "plain", precision=precision))
     training, recorder = training_of(tmp_path / "graphs", precision=precision), FunctionRecorder()
-    repeat_passes(training.learner.model, recorder)
+    repeat_by(recorder, training.learner.model)
     assert_equal(plain, train(training))
     full = 2 * 9 - PLAIN_USES  # of 10 microbatches an epoch, the last has one image: it never comes often enough
     assert recorder.repeats == 2 * full
@@ -100,7 +76,7 @@ def test_each_family_has_the_same_gradient(model: str) -> None:
         statistics = Statistics(network)
         loss = find_family(model).build_loss(network.head, Recipe(data="unused").loss, 3, 64)
         if recorder:
-            repeat_passes(network, recorder)
+            repeat_by(recorder, network)
         draw, found = torch.Generator().manual_seed(1), []
         for _ in range(PLAIN_USES + 2):
             images = torch.rand(2, 3, 64, 64, generator=draw).contiguous(memory_format=torch.channels_last)
@@ -124,7 +100,7 @@ def test_each_family_has_the_same_gradient(model: str) -> None:
 def test_frozen_layers_train_the_same_when_passes_are_repeated(tmp_path: Path) -> None:
     plain = train(training_of(tmp_path / "plain", freeze=(0, 1)))
     training = training_of(tmp_path / "graphs", freeze=(0, 1))
-    repeat_passes(training.learner.model, FunctionRecorder())
+    repeat_by(FunctionRecorder(), training.learner.model)
     assert_equal(plain, train(training))
 
 
@@ -134,7 +110,7 @@ def test_a_frozen_head_trains_without_recordings() -> None:
     for weight in network.head.parameters():
         weight.requires_grad_(False)
     recorder = FunctionRecorder()
-    repeat_passes(network, recorder)
+    repeat_by(recorder, network)
     levels = ()
     for _ in range(PLAIN_USES + 2):
         levels = network(torch.rand(2, 3, 64, 64))
@@ -147,11 +123,11 @@ def decide_as_on_a_gpu(patch: pytest.MonkeyPatch, recorder: FunctionRecorder) ->
     """`build` decides about recordings as on a GPU, and this recorder makes them."""
     decide = team_module.graphed_forward
 
-    def on_a_gpu(learner: Learner, context: WorkerContext, collectives: Collectives) -> GraphedForward | None:
-        return decide(learner, replace(context, device=SimpleNamespace(type="cuda")), collectives)
+    def on_a_gpu(learner: Learner, context: WorkerContext, *others: Any) -> GraphedForward | None:
+        return decide(learner, replace(context, device=SimpleNamespace(type="cuda")), *others)
 
     patch.setattr(team_module, "graphed_forward", on_a_gpu)
-    patch.setattr(team_module, "repeat_passes", lambda model: repeat_passes(model, recorder))
+    patch.setattr(team_module, "CudaRecorder", lambda device: recorder)
 
 
 def worker_bits(collectives: Collectives, folder: Path) -> tuple[list[Tensor], int]:
@@ -177,7 +153,7 @@ def test_several_workers_have_the_same_bits(tmp_path: Path, num_workers: int) ->
 def test_what_is_no_training_runs_as_written(tmp_path: Path) -> None:
     training, recorder = training_of(tmp_path), FunctionRecorder()
     model = training.learner.model
-    repeat_passes(model, recorder)
+    repeat_by(recorder, model)
     images = torch.rand(2, 3, 64, 64)
     for _ in range(PLAIN_USES + 2):
         with torch.no_grad():
@@ -189,7 +165,7 @@ def test_what_is_no_training_runs_as_written(tmp_path: Path) -> None:
 
 def test_a_recording_is_for_one_shape_and_precision(tmp_path: Path) -> None:
     training, recorder = training_of(tmp_path), FunctionRecorder()
-    repeat_passes(training.learner.model, recorder)
+    repeat_by(recorder, training.learner.model)
     for images in (torch.rand(2, 3, 64, 64), torch.rand(3, 3, 64, 64), torch.rand(2, 3, 64, 96)):
         for count in range(PLAIN_USES + 1):
             levels = training.learner.model(images)
@@ -204,7 +180,7 @@ def test_a_recording_is_for_one_shape_and_precision(tmp_path: Path) -> None:
 
 def test_few_shapes_are_recorded(tmp_path: Path) -> None:
     training, recorder = training_of(tmp_path), FunctionRecorder()
-    repeat_passes(training.learner.model, recorder)
+    repeat_by(recorder, training.learner.model)
     for count in range(1, MAX_RECORDINGS + 2):
         for _ in range(PLAIN_USES + 1):
             sum(level.sum() for level in training.learner.model(torch.rand(count, 3, 64, 64))).backward()
@@ -213,20 +189,16 @@ def test_few_shapes_are_recorded(tmp_path: Path) -> None:
 
 def test_a_failed_recording_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
     plain = train(training_of(tmp_path / "plain"))
-    training = training_of(tmp_path / "graphs")
-    graphed = repeat_passes(training.learner.model, FailingRecorder())
+    training, complaints = training_of(tmp_path / "graphs"), list[str]()
+    repeat_passes(training.learner.model, Recordings("network", FailingRecorder(), complaints))
     assert_equal(plain, train(training))
-    complaint = graphed.pop_complaint()
+    [complaint] = complaints
     assert complaint.startswith(
         "no further shape of the network is recorded as a CUDA graph: CUDA out of memory. Tried to allocate 3 GiB; ")
-    assert graphed.pop_complaint() == ""
 
 
 def test_a_failed_recording_is_a_warning_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def graphs(learner: Learner, context: WorkerContext, collectives: Collectives) -> GraphedForward:
-        return repeat_passes(learner.model, FailingRecorder())
-
-    monkeypatch.setattr(team_module, "graphed_forward", graphs)
+    decide_as_on_a_gpu(monkeypatch, FailingRecorder())
     events: list[Event] = []
     run_session(make_spec(tmp_path, batch_size=8, microbatch=4, epochs=2), WorkerContext(), Placement(), events.append)
     [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
@@ -235,7 +207,7 @@ def test_a_failed_recording_is_a_warning_of_the_run(tmp_path: Path, monkeypatch:
 
 def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trained model on a GPU: not under sync_bn, nor if they are off; by default, that of a single worker."""
-    monkeypatch.setattr(team_module, "repeat_passes", lambda model: repeat_passes(model, FunctionRecorder()))
+    monkeypatch.setattr(team_module, "CudaRecorder", lambda device: FunctionRecorder())
     learner, on_cpu = training_of(tmp_path)
     assert on_cpu.graphs is None
 
@@ -243,20 +215,20 @@ def test_who_has_repeated_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     on_gpu = replace(on_cpu.context, device=SimpleNamespace(type="cuda"))
     recipe = learner.spec.recipe.model_copy(update={"sync_bn": True})
     synchronised = replace(learner, spec=replace(learner.spec, recipe=recipe))
-    assert decide(learner, on_gpu, alone) is not None
-    assert decide(synchronised, on_gpu, alone) is None
-    assert decide(learner, replace(on_gpu, cuda_graphs="off"), alone) is None
-    assert decide(learner, on_gpu, beside_another) is None
-    assert decide(learner, replace(on_gpu, cuda_graphs="on"), beside_another) is not None
+    assert decide(learner, on_gpu, alone, []) is not None
+    assert decide(synchronised, on_gpu, alone, []) is None
+    assert decide(learner, replace(on_gpu, cuda_graphs="off"), alone, []) is None
+    assert decide(learner, on_gpu, beside_another, []) is None
+    assert decide(learner, replace(on_gpu, cuda_graphs="on"), beside_another, []) is not None
     monkeypatch.setattr(placement, "GRAPHS_OF_SEVERAL_WORKERS", True)
-    assert decide(learner, on_gpu, beside_another) is not None
+    assert decide(learner, on_gpu, beside_another, []) is not None
 
 
 def test_repeated_passes_belong_to_one_team_and_not_to_the_average(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """BatchNorm's scratch memory is new in each. After a team, the model has its own forward."""
     monkeypatch.setattr(team_module, "graphed_forward",
-                        lambda learner, *_: repeat_passes(learner.model, FunctionRecorder()))
+                        lambda learner, *_: repeat_by(FunctionRecorder(), learner.model))
     learner, first = training_of(tmp_path)
     with first:
         assert vars(learner.model)["forward"] is first.graphs
