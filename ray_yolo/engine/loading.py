@@ -33,6 +33,7 @@ PREFETCH = 2  # batches, or parts of microbatches, that a loader process has rea
 AHEAD = 2  # microbatches that all loader processes have ready at least
 FEWEST, MOST = 4, 8  # images of a part
 _VIEW_BYTES = 16384  # of a sample without pixels: its view, its colours, and some 600 labels
+LARGEST_GRID = 2 * GRID  # of any model; that of a YAML model is known only after it is built
 _END_SECONDS = 1.0  # the end of a loader process is known this long after a failed connection to it
 ENLARGE = "increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)"
 
@@ -44,7 +45,7 @@ class LoaderMemory(NamedTuple):
     in_use: int  # what all have ready besides, and the batches that the worker computes with
 
 
-def loader_memory(recipe: Recipe, num_train: int, num_val: int, *, gpu: bool, grid: int = GRID) -> LoaderMemory:
+def loader_memory(recipe: Recipe, num_train: int, num_val: int, *, gpu: bool) -> LoaderMemory:
     """The shared memory of a training's loaders. While a worker validates, its training loaders fill their queues.
 
     Args:
@@ -55,7 +56,7 @@ def loader_memory(recipe: Recipe, num_train: int, num_val: int, *, gpu: bool, gr
     sample = _VIEW_BYTES if gpu and renders_all(recipe) else 3 * recipe.imgsz ** 2
     images = min(microbatch, num_train)
     part = min(images, _largest_part(recipe))
-    val_batch = val_batch_bytes(recipe.imgsz, recipe.evaluate.batch_size, num_val, grid)
+    val_batch = val_batch_bytes(recipe.imgsz, recipe.evaluate.batch_size, num_val, LARGEST_GRID)
     in_use = (AHEAD + 2) * images
     return LoaderMemory(PREFETCH * (part * sample + val_batch), in_use * sample + 2 * val_batch)
 

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 NORMAL_95 = 1.6448536
 """The 95 % quantile of the normal distribution."""
-
-
-def spearman(left: Sequence[float], right: Sequence[float]) -> float:
-    """Rank correlation; equal values share their mean rank. 0 if all values on a side are equal."""
-    first, second = _centred_ranks(left), _centred_ranks(right)
-    norm = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / norm if norm else 0.0
-
-
-def _centred_ranks(values: Sequence[float]) -> np.ndarray:
-    """The ranks of values from 1, less their mean; equal values share the mean of their ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)  # for each distinct value, the rank of its last occurrence
-    ranks = (last - (counts - 1) / 2)[inverse]
-    return np.asarray(ranks - ranks.mean())
 
 
 def student(freedom: float, normal: float = NORMAL_95) -> float:

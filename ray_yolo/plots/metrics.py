@@ -74,19 +74,17 @@ def plot_curves(values: Floats, summary: Floats, names: Sequence[str], path: Pat
     return save(figure, path)
 
 
-def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, *, normalised: bool,
-                   confidence: float = CONFIDENCE, iou: float = IOU) -> Figure:
+def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, *, normalised: bool) -> Figure:
     """Detected versus labelled classes, as counts or as shares of each labelled class (column).
 
     Args:
-        matrix: (classes + 1, classes + 1), [detected, labelled], the background last.
-        confidence, iou: thresholds that the matrix was counted with; the title names them.
+        matrix: (classes + 1, classes + 1), [detected, labelled], the background last: of `ops.confusion`.
     """
     shares = matrix / np.maximum(matrix.sum(axis=0), 1)
     labels = [*(plain(name, 18) for name in names), "background"]
     side = min(4.0 + 0.55 * len(labels), 16.0)
     figure = new_figure(side + 1.2, side)
-    thresholds = f"confidence > {confidence:g}, IoU > {iou:g}"
+    thresholds = f"confidence > {CONFIDENCE:g}, IoU > {IOU:g}"
     title = f"Detections by labelled class{', share of each column' if normalised else ''}\n{thresholds}"
     axes = dress(figure.add_subplot(), title=title, x="Labelled", y="Detected")
     axes.grid(visible=False)

@@ -26,7 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.cache_folder import home_folder
-from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.core.errors import ConfigError, InputError, RayYoloError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.core.signals import undropped
@@ -224,6 +224,13 @@ def parallel_trainings(placement: Placement, workers: int, gpus: float) -> int:
         total = ray.cluster_resources()
     needed = {"CPU": placement.cpus * workers, "GPU": gpus * workers}
     return min(count_places(kind, total.get(kind, 0), amount) for kind, amount in needed.items() if amount)
+
+
+def no_room(setting: str, placement: Placement, workers: int, gpus: float) -> ConfigError:
+    """The error of a training on so many workers that the whole cluster cannot hold; a setting gives their number."""
+    total = ray.cluster_resources()
+    return ConfigError(f"{setting}: {workers} workers need {placement.cpus * workers:g} CPU and {gpus * workers:g} "
+                       f"GPU, the cluster has {total.get('CPU', 0):g} and {total.get('GPU', 0):g}; use fewer")
 
 
 def describe_wait(placement: Placement, gpus: float) -> str:

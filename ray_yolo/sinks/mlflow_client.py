@@ -9,7 +9,6 @@ import functools
 import json
 import operator
 import os
-import shlex
 import shutil
 import socket
 import sqlite3
@@ -166,11 +165,6 @@ def is_copy(run_dir: Path) -> bool:
     each machine, and is none here."""
     known = (read_run_file(run_dir) or {}).get("folder")  # earlier versions have not noted it
     return known is not None and known != folder_identity(run_dir) and not address_of(run_dir)
-
-
-def sync_command(run_dir: Path, uri: str) -> str:
-    """The command that makes a pending delivery."""
-    return shlex.join(("python", "-m", "ray_yolo.sync", str(run_dir), "--mlflow-uri", redact(uri)))
 
 
 def own_uri(run_dir: Path) -> str:

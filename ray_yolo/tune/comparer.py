@@ -19,8 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-import ray
-
 import ray_yolo
 from ray_yolo.config.effects import (
     Surroundings,
@@ -63,7 +61,7 @@ from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent
 from ray_yolo.tune.page import write_page
 from ray_yolo.tune.pair_plots import draw_comparison
 from ray_yolo.tune.pairs import PairResults, PairSchedule, claim_from, results_of
-from ray_yolo.tune.runner import Study
+from ray_yolo.tune.runner import Study, seconds_spent
 from ray_yolo.tune.sides import Recipes
 from ray_yolo.tune.study import ComparisonEvent
 from ray_yolo.tune.task import with_absolute_paths
@@ -223,10 +221,7 @@ def _connect(checked: _CheckedComparison, run: Run | None) -> tuple[float, int]:
     gpus = cluster.connect(placement)
     slots = cluster.parallel_trainings(placement, workers, gpus)
     if not slots:
-        total = ray.cluster_resources()
-        raise ConfigError(f"workers_per_training: {workers} workers need {placement.cpus * workers:g} CPU and "
-                          f"{gpus * workers:g} GPU, the cluster has {total.get('CPU', 0):g} and "
-                          f"{total.get('GPU', 0):g}; use fewer")
+        raise cluster.no_room("workers_per_training", placement, workers, gpus)
     for warning in check_cluster(placement, run, *checked.train):
         print(f"warning: {warning}", file=sys.stderr)
     return gpus, slots
@@ -244,8 +239,7 @@ def _resolve_sides(checked: _CheckedComparison, gpus: float) -> Recipes:
 def _has_more(folder: Path, config: CompareConfig) -> bool:
     """Whether a finished comparison continues, because more pairs or hours are requested than it has had."""
     claim = claim_from(results_of(read_ledger(folder / LEDGER_FILE)))
-    record, hours = read_record(folder), config.comparison.hours
-    spent = record.seconds if isinstance(record, SweepRecord) else 0.0
+    spent, hours = seconds_spent(read_record(folder)), config.comparison.hours
     return not claim.better and claim.pairs < config.comparison.pairs and (not hours or spent < 3600 * hours)
 
 

@@ -22,7 +22,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.runs.folders import storage_folder
 from ray_yolo.runs.run_dir import Run
-from ray_yolo.runs.run_record import SweepRecord
+from ray_yolo.runs.run_record import FolderRecord, SweepRecord
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers.pool_jobs import standing_pool
@@ -46,6 +46,11 @@ NOTE_SECONDS = 5.0  # the time is noted this often
 Result = TypeVar("Result")
 
 
+def seconds_spent(record: FolderRecord | None) -> float:
+    """For which the commands of a study have run, by the record of its folder."""
+    return record.seconds if isinstance(record, SweepRecord) else 0.0
+
+
 class Study(ABC, Generic[Result]):
     """One command's part of a study. A sweep and a comparison say what they decide and show.
 
@@ -60,8 +65,7 @@ class Study(ABC, Generic[Result]):
         self.folder = run.folder
         self.trials = self.folder / "trials"
         self.trials.mkdir(exist_ok=True)  # there may be none to train
-        record = run.record
-        self._spent = record.seconds if isinstance(record, SweepRecord) else 0.0
+        self._spent = seconds_spent(run.record)
         self._begun = self._noted = time.monotonic()
         self._shown = -1
         """Lines of the ledger that `show` has seen."""

@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import ray
-
 from ray_yolo.config.effects import describe_unused, given_settings
 from ray_yolo.config.fine_tuning import fine_tuned
 from ray_yolo.config.placement import RunConfig
@@ -50,6 +48,7 @@ from ray_yolo.runtime.preflight import (
 from ray_yolo.sinks.report import settings_line
 from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
 from ray_yolo.tune.claim import Claim
+from ray_yolo.tune.confirmation import MOST_FINALISTS
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
@@ -67,14 +66,13 @@ from ray_yolo.tune.ledger import Ledger, read_ledger, read_trials, results_elsew
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.page import write_page
 from ray_yolo.tune.plots import draw_plots
-from ray_yolo.tune.runner import Study
+from ray_yolo.tune.runner import Study, seconds_spent
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
 from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
 from ray_yolo.tune.study import SweepEvent
 from ray_yolo.tune.trials import Trial, best_trials, overlay
 
-FINALISTS = 3  # fully trained trials that may still win, besides the default
 _log = logging.getLogger(__name__)
 
 
@@ -87,11 +85,9 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
     Raises:
         ConfigError: if not even one trial fits.
     """
-    if not (slots := room_for_trials(config, gpus)):
-        total, workers = ray.cluster_resources(), config.sweep.workers_per_trial
-        raise ConfigError(f"workers_per_trial: {workers} workers need {config.placement.cpus * workers:g} CPU and "
-                          f"{gpus * workers:g} GPU, the cluster has {total.get('CPU', 0):g} and "
-                          f"{total.get('GPU', 0):g}; use fewer")
+    slots = room_for_trials(config, gpus)
+    if not slots:
+        raise cluster.no_room("workers_per_trial", config.placement, config.sweep.workers_per_trial, gpus)
     return slots
 
 
@@ -153,15 +149,15 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
         identity = identity_of(config.recipe, space.space, train, val)
-        begun = _begun(config, space, resolved, train, slots, latencies, identity)
+        begun = _begun(config, space, resolved, slots, latencies, identity)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return Sweep(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
     finally:
         deadline.end(run.release if run else None)
 
 
-def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, train: AnnotationIndex, slots: int,
-           latencies: Mapping[str, float], identity: dict[str, str]) -> SweepEvent:
+def _begun(config: TuneConfig, space: TuneSpace, recipe: Recipe, slots: int, latencies: Mapping[str, float],
+           identity: dict[str, str]) -> SweepEvent:
     """The first line of the ledger of a sweep over `recipe`."""
     virtual_slots = config.sweep.virtual_slots or _processes(config, slots)
     return SweepEvent(identity=identity, space=space.space, search=space.search, recipe=recipe,
@@ -206,7 +202,7 @@ def _describe(config: TuneConfig, space: TuneSpace, train: AnnotationIndex) -> l
     """The trainings of a sweep, line by line."""
     gpus = cluster.planned_gpus(config.placement) or 0.0  # None: the cluster decides, and is not asked here
     slots = max(1, room_for_trials(config, gpus))
-    begun = _begun(config, space, config.recipe, train, slots, {}, {})
+    begun = _begun(config, space, config.recipe, slots, {}, {})
     seconds = recorded_epoch_seconds(project_folder(config.placement), config.recipe, train.digest,
                                      config.sweep.workers_per_trial)
     lines = describe(begun, config.sweep.most_trials, config.sweep.hours, slots, seconds)
@@ -216,9 +212,8 @@ def _describe(config: TuneConfig, space: TuneSpace, train: AnnotationIndex) -> l
 
 def _has_more(folder: Path, config: TuneConfig) -> bool:
     """Whether a finished sweep continues, because more trials or hours are requested than it has had."""
-    lines, record = read_ledger(folder / LEDGER_FILE), read_record(folder)
-    spent = record.seconds if isinstance(record, SweepRecord) else 0.0
-    is_short = not config.sweep.hours or spent < 0.95 * 3600 * config.sweep.hours
+    lines, spent = read_ledger(folder / LEDGER_FILE), seconds_spent(read_record(folder))
+    is_short = not config.sweep.hours or spent < 0.95 * 3600 * config.sweep.hours  # it ends a little before its time
     return is_short and len(read_trials(lines)) < config.sweep.most_trials
 
 
@@ -300,12 +295,10 @@ class Sweep(Study[SearchResult]):
 
     def __init__(self, config: TuneConfig, ledger: Ledger, run: Run, slots: int, gpus: float, stream: TextIO) -> None:
         self.begun: SweepEvent = ledger.begun
-        record = run.record
-        spent = record.seconds if isinstance(record, SweepRecord) else 0.0
         epoch_seconds = recorded_epoch_seconds(run.folder.parent, self.begun.recipe, self.begun.identity[DATA],
                                                config.sweep.workers_per_trial)
-        self.budget = Budget(self.begun, config.sweep.most_trials, config.sweep.hours, spent, epoch_seconds,
-                             self.slots_now)
+        self.budget = Budget(self.begun, config.sweep.most_trials, config.sweep.hours, seconds_spent(run.record),
+                             epoch_seconds, self.slots_now)
         self.display = SweepDisplay(stream, ledger.trials, self.budget.seconds_left)
         self.grows = config.sweep.max_concurrent == "auto"
         self._room = -math.inf, slots
@@ -390,7 +383,7 @@ class Sweep(Study[SearchResult]):
 
     def _drop_weights(self, trials: Sequence[Trial]) -> None:
         whole = [trial for trial in trials if trial.state == "finished"]
-        kept = {0, *(trial.number for trial in best_trials(whole, FINALISTS))}
+        kept = {0, *(trial.number for trial in best_trials(whole, MOST_FINALISTS))}
         for trial in trials:
             folder = self.trials / trial.folder_name
             if trial.has_ended and trial.number not in kept | self._dropped and not is_held(folder):

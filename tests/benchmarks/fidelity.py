@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.ops.statistics import spearman
 from ray_yolo.tune.evolution import draw, mutate
 from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import overlay
@@ -29,6 +28,21 @@ SMALL = 64  # half of the pixels, nearly: sizes are multiples of 32
 WAYS = {"whole schedule of a ninth": {"epochs": NINTH}, "whole schedule of a third": {"epochs": THIRD},
         "a ninth of the images": {"fraction": 1 / 9}, "a third of the images": {"fraction": 1 / 3},
         f"imgsz {SMALL} of {BASE.imgsz}": {"imgsz": SMALL}}
+
+
+def spearman(left: Sequence[float], right: Sequence[float]) -> float:
+    """Rank correlation; equal values share their mean rank. 0 if all values on a side are equal."""
+    first, second = centred_ranks(left), centred_ranks(right)
+    norm = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / norm if norm else 0.0
+
+
+def centred_ranks(values: Sequence[float]) -> np.ndarray:
+    """The ranks of values from 1, less their mean; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)  # for each distinct value, the rank of its last occurrence
+    ranks = (last - (counts - 1) / 2)[inverse]
+    return np.asarray(ranks - ranks.mean())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,8 +25,8 @@ def test_trials_have_room_for_all_their_workers_or_none(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, float], gpus: float, limit: object,
         room: int) -> None:
     config = make_sweep(tmp_path, workers_per_trial=2, max_concurrent=limit)
-    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(module.ray, "cluster_resources", lambda: there)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: there)
     assert room_for_trials(config, gpus) == room
     if room:
         assert concurrent_trials(config, gpus) == room
