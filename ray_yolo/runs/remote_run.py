@@ -83,6 +83,31 @@ def acquire_run(folder: Path) -> RemoteRun | str | None:
     return run
 
 
+class ChangedFiles:
+    """Stores the files of a folder that are new or have changed since it last stored them, each by its path there."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store, self._folder = store, folder
+        self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of files by key
+
+    def put(self, paths: Iterable[Path]) -> None:
+        """Store those of these files.
+
+        Raises:
+            OSError: if storage refuses.
+        """
+        in_parallel(self._put_one, list(paths))
+
+    def _put_one(self, path: Path) -> None:
+        key = path.relative_to(self._folder).as_posix()
+        with suppress(FileNotFoundError):  # a temporary file
+            status = path.stat()
+            version = status.st_mtime_ns, status.st_size
+            if self._stored.get(key) != version:
+                self._store.put(key, path)
+                self._stored[key] = version
+
+
 class RemoteRun:
     """A run in a bucket whose lease this process holds, with its working copy.
 
@@ -96,7 +121,7 @@ class RemoteRun:
         self._flushing = threading.Lock()
         self._offset = 0  # bytes of the log that are stored
         self._segments = 0  # segments of this attempt that are stored
-        self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of files by key
+        self._changed = ChangedFiles(store, folder)
         self.finished = False  # the run has ended; `sync_files` stores this
         self.is_lost = False  # another process has the lease: the training must stop
         self.on_loss: Callable[[], object] = lambda: None
@@ -178,17 +203,7 @@ class RemoteRun:
                 path = self._folder / "weights" / name
                 if path.exists():
                     paths.append(path)
-        in_parallel(self._put_file, paths)
-
-    def _put_file(self, path: Path) -> None:
-        """Store a file if it is new or changed."""
-        key = path.relative_to(self._folder).as_posix()
-        with suppress(FileNotFoundError):  # a temporary file
-            status = path.stat()
-            version = status.st_mtime_ns, status.st_size
-            if self._stored.get(key) != version:
-                self._store.put(key, path)
-                self._stored[key] = version
+        self._changed.put(paths)
 
     def sync_files(self) -> None:
         """Store everything new, or nothing if another process has the lease (`is_lost`).

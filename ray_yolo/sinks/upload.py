@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
-from ray_yolo.runs.remote_run import RemoteRun, ordinary_files
+from ray_yolo.runs.remote_run import ChangedFiles, RemoteRun, ordinary_files
 from ray_yolo.sinks.base import Sink
 from ray_yolo.storage.lease import LEASE, read_terms
 from ray_yolo.storage.store import Store, open_store
@@ -49,9 +49,9 @@ class FileUpload:
 
     def __init__(self, folder: Path, address: str) -> None:
         self._folder, self._address = folder, address
-        self._store: Store | None = None
+        self._store: Store | None = None  # opened by the first update: what makes records tries that again
+        self._changed: ChangedFiles | None = None
         self._attempt: int | None = None  # the attempt that made these files
-        self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of each file, by key
 
     def update(self, events: Sequence[Event], ended: bool) -> None:
         """Upload the files that are new or changed since the last call; the first call uploads all.
@@ -61,16 +61,11 @@ class FileUpload:
             TrainingError: if another process trains the run by now. Its files are newer.
         """
         store = self._store = self._store or open_store(self._address)
+        changed = self._changed = self._changed or ChangedFiles(store, self._folder)
         lease = read_terms(store, LEASE)
         attempt = lease[0].attempt if lease else 0
         if self._attempt is None:
             self._attempt = attempt
         if attempt != self._attempt:
             raise TrainingError(f"{self._address}: another process trains this run now; this one stores nothing more")
-        for path in ordinary_files(self._folder):
-            key = path.relative_to(self._folder).as_posix()
-            status = path.stat()
-            state = status.st_mtime_ns, status.st_size
-            if self._stored.get(key) != state:
-                store.put(key, path)
-                self._stored[key] = state
+        changed.put(ordinary_files(self._folder))

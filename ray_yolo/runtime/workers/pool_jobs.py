@@ -56,26 +56,33 @@ def standing_pool(placement: Placement, gpus: float, notify: Callable[[str], Non
 
     queue = start_queue()
     policy = FailurePolicy(Path(placement.storage_path), placement.max_failures, show)
+
+    def has_workers() -> bool:
+        return bool(answer(queue.present.remote()) > 0)
+
+    with warns_of_wait(has_workers, placement, gpus, notify), pool_of(queue, placement, gpus, policy, grows=grows):
+        yield queue
+
+
+@contextlib.contextmanager
+def warns_of_wait(has_workers: Callable[[], bool], placement: Placement, gpus: float, notify: Callable[[str], None]
+                  ) -> Iterator[None]:
+    """Context that warns once if no worker has started after `QUIET_SECONDS`, because other jobs hold the resources."""
     over = threading.Event()
-    threading.Thread(target=_warn_of_wait, args=(queue, placement, gpus, notify, over), name="ray_yolo wait",
-                     daemon=True).start()
+
+    def warn() -> None:
+        if over.wait(QUIET_SECONDS):
+            return
+        with contextlib.suppress(ray.exceptions.RayError):
+            text = "" if has_workers() else cluster.describe_wait(placement, gpus)
+            if text and not over.is_set():
+                notify(text)
+
+    threading.Thread(target=warn, name="ray_yolo wait", daemon=True).start()
     try:
-        with pool_of(queue, placement, gpus, policy, grows=grows):
-            yield queue
+        yield
     finally:
         over.set()
-
-
-def _warn_of_wait(queue: QueueHandle, placement: Placement, gpus: float, notify: Callable[[str], None],
-                  over: threading.Event) -> None:
-    """Warn once if no worker has started because other jobs hold the resources."""
-    if over.wait(QUIET_SECONDS):
-        return
-    with contextlib.suppress(ray.exceptions.RayError):
-        has_workers = answer(queue.present.remote()) > 0
-        text = "" if has_workers else cluster.describe_wait(placement, gpus)
-        if text and not over.is_set():
-            notify(text)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +17,11 @@ from ray_yolo.core.system import own_process
 from ray_yolo.engine.callbacks import IN_TRAINING, Hooks
 from ray_yolo.engine.spec import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
-from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import stops_at
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.client import JobClient
 from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
-from ray_yolo.runtime.workers.pool_jobs import QUIET_SECONDS, PoolShare, pool_of, train_on_queue
+from ray_yolo.runtime.workers.pool_jobs import PoolShare, pool_of, train_on_queue, warns_of_wait
 from ray_yolo.runtime.workers.watchdog import start_queue, watchdog
 
 if TYPE_CHECKING:
@@ -69,14 +66,13 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     with watchdog(coordinator, spec.run_dir, run_logger.warn), stops_at(end, coordinator.stop, is_asked):
         if share:
             return train_on_queue(coordinator, payload, placement, spec, policy, share.priority)
-        threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),
-                         name="ray_yolo wait", daemon=True).start()
-        if on_pool:
-            return run_gracefully(train_on_own_pool, coordinator.stop, spec.run_dir, policy.notify)
-        with uninterrupted():
-            from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools do not need it
+        with warns_of_wait(_worker_starts(spec.run_dir), placement, gpus, run_logger.warn):
+            if on_pool:
+                return run_gracefully(train_on_own_pool, coordinator.stop, spec.run_dir, policy.notify)
+            with uninterrupted():
+                from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, pools need it not
 
-        return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
+            return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
 
 
 def worker_callbacks(path: str, of_file: Hooks, given: Hooks) -> tuple[str, dict[str, bytes]]:
@@ -100,11 +96,9 @@ def worker_callbacks(path: str, of_file: Hooks, given: Hooks) -> tuple[str, dict
     return path if of_file.keys() & set(IN_TRAINING) else "", sent
 
 
-def _warn_of_wait(placement: Placement, gpus: float, run_dir: Path, notify: Callable[[str], None]) -> None:
-    """Warn once if no worker has started because other jobs hold the resources."""
+def _worker_starts(run_dir: Path) -> Callable[[], bool]:
+    """A question that is asked once: whether a worker has started since now, according to the run's log."""
     log = follow(run_dir / EVENTS_FILE)
-    next(log)
-    time.sleep(QUIET_SECONDS)
-    if not any(isinstance(event, WorkerEvent) for event in next(log)) and (
-            text := cluster.describe_wait(placement, gpus)):
-        notify(text)
+    next(log)  # of earlier starts
+    return lambda: any(isinstance(event, WorkerEvent) for event in next(log))
+

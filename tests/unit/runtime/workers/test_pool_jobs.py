@@ -106,20 +106,26 @@ class Model:
 MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
-@pytest.mark.parametrize(("present", "text", "is_over", "expected"), [
-    (0, "waiting for 1 workers", False, ["waiting for 1 workers"]), (0, "", False, []),
-    (1, "waiting for 1 workers", False, []), (0, "waiting for 1 workers", True, []),
+@pytest.mark.parametrize(("has_workers", "text", "is_over", "expected"), [
+    (False, "waiting for 1 workers", False, ["waiting for 1 workers"]), (False, "", False, []),
+    (True, "waiting for 1 workers", False, []), (False, "waiting for 1 workers", True, []),
 ])
-def test_a_sweep_says_that_it_waits_for_other_jobs(
-        monkeypatch: pytest.MonkeyPatch, present: int, text: str, is_over: bool, expected: list[str]) -> None:
-    queue, over, said = SimpleNamespace(present=SimpleNamespace(remote=lambda: present)), threading.Event(), list[str]()
+def test_a_start_says_that_it_waits_for_other_jobs(
+        monkeypatch: pytest.MonkeyPatch, has_workers: bool, text: str, is_over: bool, expected: list[str]) -> None:
+    said, threads = list[str](), list[threading.Thread]()
     monkeypatch.setattr(pool_jobs, "QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
     monkeypatch.setattr(pool_jobs.cluster, "describe_wait", lambda *_: text)
-    if is_over:
-        over.set()
-    pool_jobs._warn_of_wait(queue, Placement(num_workers=(1, 2)), 0.0, said.append, over)
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", (lambda thread: threads.append(thread)) if is_over else start)
+    with pool_jobs.warns_of_wait(lambda: has_workers, Placement(num_workers=(1, 2)), 0.0, said.append):
+        waiting = [thread for thread in threading.enumerate() if thread.name == "ray_yolo wait"]
+        for thread in waiting:
+            thread.join()
+    for thread in threads:  # it looks after the end
+        start(thread)
+        thread.join()
     assert said == expected
+    assert len(waiting) + len(threads) == 1
 
 
 def train_or_diverge(payload: dict[str, Any], number: int, coordinator: JobClient) -> Summary:
