@@ -26,8 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.checkpoints.layout import MANIFEST, checkpoint_folder, step_of
 from ray_yolo.checkpoints.state_file import (
-    MANIFEST,
     io_error,
     manifest_text,
     parse_manifest,
@@ -53,9 +53,9 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
         OSError: if storage fails; checkpoints of other steps are unchanged.
     """
     root = run_dir / "checkpoints"
-    folder = root / f"step-{step}"
-    temporary = root / f"{_OWN}{next(_numbers)}-step-{step}"
-    replaced = root / f"{REPLACED}step-{step}"
+    folder = checkpoint_folder(run_dir, step)
+    temporary = root / f"{_OWN}{next(_numbers)}-{folder.name}"
+    replaced = root / f"{REPLACED}{folder.name}"
     _sweep(root, others=False)  # what this process's failed saves have left
     _in_use.update((temporary, replaced))
     try:
@@ -88,7 +88,7 @@ def newest_first(run_dir: Path) -> Iterator[Path]:
     """Checkpoint folders by descending step, not by modification time, which clocks and copies change."""
     names = [name for name in _names(run_dir) if re.fullmatch(r"step-[0-9]+", name)]
     folders = [run_dir / "checkpoints" / name for name in names]
-    return iter(sorted(folders, key=_step_of, reverse=True))
+    return iter(sorted(folders, key=step_of, reverse=True))
 
 
 def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, list[str]]:
@@ -113,7 +113,7 @@ def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, li
         except (OSError, ValueError) as error:
             problems.append(f"{manifest.relative_to(run_dir)}: cannot be read ({error})")
     for step, state, manifest in sorted(candidates, key=lambda each: each[0], reverse=True):
-        folder = target / "checkpoints" / f"step-{step}"
+        folder = checkpoint_folder(target, step)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(state, folder / "state.pt")
@@ -131,11 +131,6 @@ def copy_newest_whole(run_dir: Path, before: int, target: Path) -> tuple[int, li
 def weights_files(run_dir: Path) -> list[Path]:
     """The files of `weights/`, without those that a killed process has left half written."""
     return sorted((run_dir / "weights").glob("[!.]*.pt"))
-
-
-def _step_of(folder: Path) -> int:
-    """The step of a checkpoint folder `step-N`."""
-    return int(folder.name.removeprefix("step-"))
 
 
 def prune(run_dir: Path, keep: int) -> None:
@@ -201,7 +196,7 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
             raise CheckpointError(f"{newest}: written by a later ray_yolo (format {manifest['format']}; this one reads "
                                   f"{FORMAT}); continue with that one")
         trained = manifest["recipe_digest"]
-        step = _step_of(newest)
+        step = step_of(newest)
         if trained != digest:
             raise CheckpointError(f"{newest}: was trained by another recipe ({trained}) than this run's ({digest}); "
                                   f"{_START_OVER}")
@@ -308,7 +303,7 @@ def _link_weights(run_dir: Path) -> None:
     """
     weights = run_dir / "weights"
     for kind, step in steps_of_weights(run_dir).items():
-        folder = run_dir / "checkpoints" / f"step-{step}"
+        folder = checkpoint_folder(run_dir, step)
         if not folder.exists():
             continue
         state, manifest = weights / f"{kind}.pt", weights / f"{kind}.json"
@@ -338,7 +333,7 @@ def _names(run_dir: Path) -> list[str]:
 
 
 def _newer(run_dir: Path, step: int) -> list[Path]:
-    return [folder for folder in newest_first(run_dir) if _step_of(folder) > step]
+    return [folder for folder in newest_first(run_dir) if step_of(folder) > step]
 
 
 def _remove(folder: Path) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints.layout import MANIFEST, checkpoint_folder, step_of
 from ray_yolo.checkpoints.state_file import (
-    MANIFEST,
     io_error,
     manifest_text,
     mismatch,
@@ -112,7 +112,7 @@ class RemoteCheckpoints:
         try:
             names = [name for name in self._listed() if step in (None, name.step)]
             for name in names:
-                folder = run_dir / "checkpoints" / f"step-{name.step}"
+                folder = checkpoint_folder(run_dir, name.step)
                 data = self._store.get(name.key).data
                 problem = download_state(self._store, data, folder / "state.pt", folder / MANIFEST)
                 if problem is None:
@@ -181,7 +181,7 @@ class RemoteCheckpoints:
     def download_all(self, run_dir: Path) -> None:
         """Download every checkpoint, intact or not."""
         for name in reversed(self._listed()):
-            folder = run_dir / "checkpoints" / f"step-{name.step}"
+            folder = checkpoint_folder(run_dir, name.step)
             download_state(self._store, self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
     def upload_pending(self, run_dir: Path) -> None:
@@ -189,7 +189,7 @@ class RemoteCheckpoints:
         local, _ = checkpoint.newest_verified(run_dir)
         listed = self._listed()
         stored = max((name.step for name in listed), default=-1)
-        if local and int(local.name.removeprefix("step-")) > stored:
+        if local and step_of(local) > stored:
             self.put(local, keep=len(listed) + 1)
 
     @property

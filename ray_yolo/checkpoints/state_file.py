@@ -16,11 +16,11 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
+from ray_yolo.checkpoints.layout import manifest_of
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.files import HashingWriter
 from ray_yolo.core.versioned import parse_versioned, with_checksum
 
-MANIFEST = "MANIFEST.json"
 _ENTRIES = {"format", "step", "recipe_digest", "size", "sha256", "weights"}  # Every manifest has these entries.
 _ARCHIVE = b"PK\x03\x04"  # A zip archive begins so, as torch checks it.
 _PICKLE = b"\x80"
@@ -129,11 +129,6 @@ def read_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, not tensors by name")
     return state
-
-
-def manifest_of(path: Path) -> Path:
-    """The path of a state file's manifest."""
-    return path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
 
 
 def check_file(path: Path) -> None:

@@ -15,14 +15,12 @@ import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
+from ray_yolo.checkpoints.layout import DRIVER_LOCK
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.core.errors import MovedRunError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
 from ray_yolo.core.files import is_in_place
 from ray_yolo.core.threads import run_in_thread
-
-LOCK_FILE = ".lock"
-"""File in a run folder that the driver keeps locked."""
 
 MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # training ends after both: failures in a row, time without a save
 WRITE_SECONDS = 600.0  # a slower write counts as failed
@@ -45,7 +43,7 @@ class Saver:
         self._missed, self._missed_since = 0, 0.0
         self._lock: IO[bytes] | None = None  # the run folder's; a worker's copy of a run in a bucket has none
         with suppress(OSError):  # storage that fails is reported by what needs it
-            self._lock = (run_dir / LOCK_FILE).open("rb")
+            self._lock = (run_dir / DRIVER_LOCK).open("rb")
         self.step = -1  # the step of the newest requested checkpoint
         self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread
 

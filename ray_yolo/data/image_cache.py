@@ -13,7 +13,6 @@ import mmap
 import os
 import shutil
 import stat
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +23,13 @@ import numpy as np
 
 from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.file_lock import try_lock, wait_for_lock
 from ray_yolo.core.formatting import format_size
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import available_memory
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import DAMAGED_SHARE, DECODERS, UnreadableImageError, has_too_many, read_image
 from ray_yolo.data.index_cache import content_key
-from ray_yolo.storage.lease import try_lock
 
 Mode = Literal["none", "ram", "disk"]
 MEMORY_SHARE = 0.25  # Images are cached by default in this share of the free memory.
@@ -265,12 +264,9 @@ def _is_private(folder: Path) -> bool:
 
 def _lock(path: Path, file: IO[Any], kind: int) -> None:
     """Wait for a lock of another process; TimeoutError after a while, because that process may be frozen."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while not try_lock(file, kind):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path}: another process has locked it for {_LOCK_SECONDS:g} s; end that process, or "
-                               "use --cache none")
-        time.sleep(0.05)
+    if not wait_for_lock(file, _LOCK_SECONDS, kind):
+        raise TimeoutError(f"{path}: another process has locked it for {_LOCK_SECONDS:g} s; end that process, or use "
+                           "--cache none")
 
 
 def _map(path: Path) -> np.ndarray:

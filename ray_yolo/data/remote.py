@@ -22,7 +22,6 @@ import logging
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 
 from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import DatasetError, InputError
+from ray_yolo.core.file_lock import try_lock, wait_for_lock
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot, Paths
@@ -40,7 +40,6 @@ from ray_yolo.labels import voc
 from ray_yolo.labels.files import SUFFIXES, UNREAD_SUFFIXES, suffix
 from ray_yolo.labels.other_files import label_folders
 from ray_yolo.labels.yolo_txt import label_path
-from ray_yolo.storage.lease import try_lock
 from ray_yolo.storage.store import Store, open_store
 
 MANIFEST, _LOCK, _IN_USE, _PARTIAL = ".manifest.json", ".lock", ".in-use", ".coming"
@@ -145,17 +144,14 @@ def localize(index: AnnotationIndex) -> AnnotationIndex:
 def _locked(top: Path, address: str) -> Iterator[None]:
     """Context that excludes other processes from the snapshots of this data set."""
     with (top / _LOCK).open("a") as lock:
-        start, warned = time.monotonic(), False
         limit = f"{WAIT_SECONDS / 60:.0f} min"
-        while not try_lock(lock.fileno()):
-            waited = time.monotonic() - start
-            if waited > WAIT_SECONDS:
-                raise DatasetError(f"data: {address}: another process of this machine has been downloading it "
-                                   f"for {limit}; end it (`fuser {top / _LOCK}` lists it)")
-            if waited > 1 and not warned:
-                _log.warning("%s: another process downloads it to this machine; waiting for at most %s", address, limit)
-                warned = True
-            time.sleep(0.1)
+
+        def notice() -> None:
+            _log.warning("%s: another process downloads it to this machine; waiting for at most %s", address, limit)
+
+        if not wait_for_lock(lock, WAIT_SECONDS, notice=notice):
+            raise DatasetError(f"data: {address}: another process of this machine has been downloading it for {limit}; "
+                               f"end it (`fuser {top / _LOCK}` lists it)")
         yield
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from ray_yolo.checkpoints import state_file
+from ray_yolo.checkpoints.layout import checkpoint_folder
 from ray_yolo.checkpoints.writer import WRITE_SECONDS, Saver, save_interval
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import TrainingError
@@ -115,7 +116,7 @@ class Keeper:
         elif step == self._resumed:  # the process that saved it may have ended before the report
             self._emit(CheckpointEvent(
                 step=step, epoch=learner.state.progress.epoch, kinds=(), digest=state_file.digest(capture(learner, {})),
-                path=str(self._spec.run_dir / "checkpoints" / f"step-{step}")))
+                path=str(checkpoint_folder(self._spec.run_dir, step))))
         self.wait(needed=not stopped)
         self.await_detections()
 

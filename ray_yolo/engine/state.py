@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
+from ray_yolo.checkpoints.layout import checkpoint_folder
 from ray_yolo.config.model_facts import plugin_of
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import EpochEvent
@@ -125,7 +126,7 @@ def resume(learner: Learner, context: WorkerContext, collectives: Collectives, w
 
     if stored:
         run_on_all(download_chosen, collectives, activity)
-    saved = state_file.read_state(spec.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
+    saved = state_file.read_state(checkpoint_folder(spec.run_dir, chosen) / "state.pt")
     meta = json.loads(saved["meta"])
     if spec.recipe.exact and meta["threads"] != torch.get_num_threads():  # they affect the result
         raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "

@@ -8,22 +8,23 @@ import os
 import re
 import struct
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ray_yolo.checkpoints.layout import DRIVER_LOCK
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.cache_folder import home_folder
 from ray_yolo.core.errors import InputError, StorageError
+from ray_yolo.core.file_lock import try_lock, wait_for_lock
+from ray_yolo.runs.run_record import RECORD_FILE
 from ray_yolo.runs.working_copy import create_working_copy, project_address, working_copy_folder
-from ray_yolo.storage.lease import store_time, try_lock
+from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import Store, is_address, open_store
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # Ray unpacks `ray job submit --working-dir` here
 _PROBE = ".ray_yolo-"  # how the name of a temporary file begins
-_POLL_SECONDS = 0.02
 _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 """C's `struct flock`: an exclusive lock from the first byte of a file to the end."""
 
@@ -111,7 +112,7 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
         raise InputError(f"exist_ok: {address}/{placement.name}: results in a bucket cannot be moved aside; choose "
                          "another --name, or remove them there")
     elif folder.exists() and any(folder.iterdir()):
-        for path in (*sources, folder / "run.json"):
+        for path in (*sources, folder / RECORD_FILE):
             is_inside = str(path).startswith(f"{folder}{os.sep}")
             if is_inside and os.path.exists(path):
                 raise InputError(f"name: {folder} holds {os.path.relpath(path, folder)}, so it is not moved aside for "
@@ -169,12 +170,9 @@ def lock_file(file: IO[Any], wait_seconds: float = 0.0) -> bool:
     Raises:
         InputError: if its file system has no locks.
     """
-    deadline = time.monotonic() + wait_seconds
     try:
-        while not try_lock(file):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
+        if not wait_for_lock(file, wait_seconds):
+            return False
         with suppress(OSError):  # a kernel without this kind
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         return True
@@ -187,7 +185,7 @@ def lock_file(file: IO[Any], wait_seconds: float = 0.0) -> bool:
 def is_held(folder: Path) -> bool:
     """Whether a living process has locked this run folder. It writes nothing, and takes no lock: a reader never keeps a
     command from its run."""
-    with suppress(FileNotFoundError), (folder / ".lock").open("rb") as lock:
+    with suppress(FileNotFoundError), (folder / DRIVER_LOCK).open("rb") as lock:
         try:
             answer = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _WHOLE_FILE)
         except OSError:  # a kernel without this kind: a shared lock for an instant needs no write access either

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.checkpoints.layout import manifest_of
 from ray_yolo.config.fine_tuning import OPTIMIZER_SETTINGS
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import SourcedValue, leaves
@@ -195,7 +196,6 @@ def _epoch_ends(events: list[Event]) -> dict[int, int]:
 
 def _step_shown(weights: Path) -> int | None:
     """The step that the manifest of a weights file states; None without a readable one."""
-    manifest = weights.with_name("MANIFEST.json") if weights.name == "state.pt" else weights.with_suffix(".json")
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(parse_versioned(manifest.read_bytes())["step"])
+        return int(parse_versioned(manifest_of(weights).read_bytes())["step"])
     return None

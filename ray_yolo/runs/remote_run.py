@@ -29,6 +29,7 @@ from typing import Any
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
 from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.errors import InputError, RayYoloError, TrainingError
+from ray_yolo.core.file_lock import try_lock
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import reason_of
 from ray_yolo.engine.evaluate import DETECTIONS_FILE
@@ -43,7 +44,7 @@ from ray_yolo.runs.working_copy import (
     working_copy_folder,
 )
 from ray_yolo.storage import lease
-from ray_yolo.storage.lease import LEASE, Lease, try_lock
+from ray_yolo.storage.lease import LEASE, Lease
 from ray_yolo.storage.store import Store, in_parallel, open_store
 
 # Not synchronised by `put_files`.

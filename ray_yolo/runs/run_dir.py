@@ -25,6 +25,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
+from ray_yolo.checkpoints.layout import DRIVER_LOCK
 from ray_yolo.checkpoints.local import newest_first
 from ray_yolo.checkpoints.writer import moved_run
 from ray_yolo.config.placement import Placement
@@ -264,7 +265,7 @@ def begin_run(placement: Placement, record: FolderRecord) -> Run:
             open_store(run.remote.address).put(RECORD_FILE, folder / RECORD_FILE)
     except OSError:
         with suppress(OSError):  # the folder may hold a user's files
-            (folder / ".lock").unlink()
+            (folder / DRIVER_LOCK).unlink()
             folder.rmdir()
         run.release()
         raise
@@ -428,7 +429,7 @@ def _unfinished(project: Path, matches: Callable[[FolderRecord], bool] = lambda 
 def _try_open(folder: Path) -> Run | None:
     """The run, locked; None if another process trains it."""
     with ExitStack() as closing:
-        lock = closing.enter_context((folder / ".lock").open("a+"))
+        lock = closing.enter_context((folder / DRIVER_LOCK).open("a+"))
         if not lock_file(lock, _TRY_SECONDS):
             return None
         remote = acquire_run(folder)  # for a run in a bucket; a text names the other process that holds it
@@ -452,7 +453,7 @@ def _try_open(folder: Path) -> Run | None:
 def _open(folder: Path) -> Run:
     run = _try_open(folder)
     if run is None:
-        holder = (folder / ".lock").read_text().strip()
+        holder = (folder / DRIVER_LOCK).read_text().strip()
         raise InputError(f"{folder} is being trained by another process ({holder}); wait for it, or choose another "
                          "--name")
     return run

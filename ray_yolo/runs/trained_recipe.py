@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.checkpoints.layout import MANIFEST
 from ray_yolo.checkpoints.local import newest_first
-from ray_yolo.checkpoints.state_file import MANIFEST, load_plain, verify_manifest
+from ray_yolo.checkpoints.state_file import load_plain, verify_manifest
 from ray_yolo.config.settings import leaves
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.runs.run_record import RECORD_FILE

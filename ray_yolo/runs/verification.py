@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ray_yolo.checkpoints.layout import checkpoint_folder, manifest_of
 from ray_yolo.checkpoints.local import newest_first, weights_files
-from ray_yolo.checkpoints.state_file import manifest_of, read_state, tensors, verify_manifest
+from ray_yolo.checkpoints.state_file import read_state, tensors, verify_manifest
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, check_log, read_events
@@ -118,7 +119,7 @@ def _digests(run_dir: Path) -> dict[int, str]:
 
 def _difference(one: Path, other: Path, step: int) -> str:
     """The first tensor that differs, if both files still exist."""
-    states = [folder / "checkpoints" / f"step-{step}" / "state.pt" for folder in (one, other)]
+    states = [checkpoint_folder(folder, step) / "state.pt" for folder in (one, other)]
     if not all(state.exists() for state in states):
         return "different tensors (the files are gone: --keep-checkpoints keeps more of them)"
     first, second = (dict(tensors(read_state(state))) for state in states)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ray_yolo.core.errors import InputError
+from ray_yolo.core.file_lock import wait_for_lock
 from ray_yolo.core.system import Process, own_process
-from ray_yolo.storage.lease import try_lock
 
 WORKERS_LOCK = ".workers"
 """File in a run folder. Each worker that has locked it has added a line: the fields of its `Process`."""
 
 WAIT_SECONDS = 30.0  # A killed driver's workers may take so long to save the current step and end.
-_POLL_SECONDS = 0.1
 
 
 @contextmanager
@@ -45,17 +43,15 @@ def await_former_workers(folder: Path, notify: Callable[[str], None], wait_secon
     path = folder / WORKERS_LOCK
     if not path.exists():
         return
-    deadline, has_notified = time.monotonic() + wait_seconds, False
+
+    def notice() -> None:
+        notify(f"workers of an earlier driver still train this run ({_processes_in(path)}): waiting at most "
+               f"{wait_seconds:g} s for their end")
+
     with path.open("r+") as file:
-        while not try_lock(file):
-            if time.monotonic() > deadline:
-                raise InputError(f"{folder} is still being trained by workers of a driver that has ended "
-                                 f"({_processes_in(path)}); end them, then run the same command again")
-            if not has_notified:
-                notify(f"workers of an earlier driver still train this run ({_processes_in(path)}): waiting at most "
-                       f"{wait_seconds:g} s for their end")
-                has_notified = True
-            time.sleep(_POLL_SECONDS)
+        if not wait_for_lock(file, wait_seconds, notice=notice):
+            raise InputError(f"{folder} is still being trained by workers of a driver that has ended "
+                             f"({_processes_in(path)}); end them, then run the same command again")
         file.truncate(0)
 
 

@@ -34,6 +34,7 @@ from ray_yolo.core.system import SPINS, cores
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.devices import local_device
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.working_copy import FINISHED
 from ray_yolo.runtime.local_ray import PREFIX, in_own_groups, session_folder
 from ray_yolo.runtime.ray_internals import (
     DRIVER_ENVIRONMENT,
@@ -458,7 +459,7 @@ def _advice(placement: Placement, gpus: float, unit: str) -> str:
 def held_by(run_dir: Path) -> list[str]:
     """The placement groups of a training's workers, from its log; none if it has finished or never started."""
     groups = [event.group for event in read_events(run_dir / EVENTS_FILE) if isinstance(event, PlacementEvent)]
-    return [] if (run_dir / "finished").exists() else groups
+    return [] if (run_dir / FINISHED).exists() else groups
 
 
 def free(groups: Sequence[str]) -> None:

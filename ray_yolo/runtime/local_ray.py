@@ -13,8 +13,8 @@ from pathlib import Path
 
 import ray
 
+from ray_yolo.core.file_lock import try_lock
 from ray_yolo.core.system import process_of
-from ray_yolo.storage.lease import try_lock
 
 PREFIX = "ray_yolo-"
 _LOCK = "lock"

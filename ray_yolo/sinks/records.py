@@ -28,6 +28,7 @@ from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import yaml
 
+from ray_yolo.checkpoints.layout import DRIVER_LOCK
 from ray_yolo.config.placement import split_names
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.events import (
@@ -399,7 +400,7 @@ class Driver:
     def _append(self, text: str) -> None:
         """Write a warning into the log, whose only writer has ended, unless another command trains the run."""
         log = self._folder / EVENTS_FILE
-        with suppress(OSError), (self._folder / ".lock").open("a") as lock:
+        with suppress(OSError), (self._folder / DRIVER_LOCK).open("a") as lock:
             if lock_file(lock) and log.exists():
                 writer = EventLog(log)
                 writer.append(WarningEvent(message=text))

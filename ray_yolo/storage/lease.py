@@ -1,4 +1,4 @@
-"""File locks, and leases in a store. A lease is an object that names the process that trains a run and renews it.
+"""Leases in a store. A lease is an object that names the process that trains a run and renews it.
 
     {"attempt": 3, "holder": "...", "owner": "node 4711", "renewed": 17}
 
@@ -10,7 +10,6 @@ number. A `holder` id is backed by a lock on its machine: if the same id appears
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -19,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import Any
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import redact
@@ -175,19 +174,6 @@ def check_conditions(store: Store, address: str) -> None:
     if problem:
         raise InputError(f"storage_path: {redact(address)} {problem}, without which two commands would train the same "
                          "run; use a bucket whose server supports them, or a folder")
-
-
-def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file until it is closed. False if another process has locked it.
-
-    Raises:
-        OSError: if the file system has no locks.
-    """
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def _replace(store: Store, key: str, terms: Terms, version: Any) -> Any:

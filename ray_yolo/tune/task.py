@@ -16,6 +16,7 @@ from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.data.synthetic import BUILT_IN
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runs.folders import project_folder
+from ray_yolo.runs.working_copy import FINISHED
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.trials import overlay
 
@@ -114,7 +115,7 @@ def read_outcome(folder: Path, until: int) -> Outcome | None:
     if best is None:
         return None
     last = rows[-1]
-    is_over = last.epoch + 1 == until or (folder / "finished").exists()
+    is_over = last.epoch + 1 == until or (folder / FINISHED).exists()
     if not is_over or last.step not in digests:  # without its checkpoint the trial could not continue
         return None
     return Outcome(fitness=best.fitness, metrics=best.metrics or {}, losses=best.val or {}, weights=digests[last.step],

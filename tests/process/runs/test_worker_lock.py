@@ -32,7 +32,7 @@ def test_a_start_waits_for_all_workers_of_an_earlier_driver_and_says_so(tmp_path
         assert second.stdin
         first.stdin.close()
         first.wait()
-        threading.Timer(0.5, second.kill).start()
+        threading.Timer(1.5, second.kill).start()
         await_former_workers(tmp_path, notices.append)
         assert second.wait() < 0
     assert len(notices) == 1
