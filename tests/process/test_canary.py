@@ -117,7 +117,7 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, tracker: str) -> None:
         assert run.info.status == "FAILED"
         (tmp_path / "storage" / "tracked.txt").write_text(f"{run.data.params}{run.data.tags}")
         assert list((tmp_path / "artifacts").rglob("events.jsonl"))
-        assert list(Path(short).rglob("*.log"))
+        assert not list(Path(short).rglob("*.log"))  # the command's own Ray is removed with its logs
         assert leaks(tmp_path / "storage", tmp_path / "artifacts", tmp_path / "home", Path(short)) == {}
 
 

@@ -28,7 +28,8 @@ from tests.support.sweeps import assert_cpus_return, command, expect_states, mak
 
 TRIALS, KILLS = 8, 5
 EPOCHS = 8
-SPACE = "lr0: {low: 0.002, high: 0.05, gain: 3}\nscale: {low: 0.0, high: 0.9, gain: 3}\n"
+SPACE = ("search: {algorithm: evolve, scheduler: none}\n"  # each trial is one training
+         "lr0: {low: 0.002, high: 0.05, gain: 3}\nscale: {low: 0.0, high: 0.9, gain: 3}\n")
 RECIPE = {"epochs": EPOCHS, "noval": False, "batch_size": 8, "exact": True,  # learns enough for trials to differ
           "optimizer": {"name": "AdamW", "lr0": 0.01, "nominal_batch": 8}, "augment": {"mosaic": 0.0, "scale": 0.1},
           "schedule": {"warmup_epochs": 0, "ema_ramp": 10}}
