@@ -32,19 +32,19 @@ class Law(NamedTuple):
     asks_for_repeats: bool = True  # nothing is better than a default with one training
     asks_for_learning: bool = True  # nothing is compared where no training has learned anything
     prior_freedom: float = 1.0  # the prior noise counts as this number of trainings
+    keeps_expected: bool = True  # the winner has the higher expectation; else, it is ahead on fresh seeds as well
 
 
 LAW = Law()
-FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0)
+FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0, keeps_expected=False)
 """Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
 
 
 class Claim(BaseModel, frozen=True):
     """Better than the default by `gain` +- `margin` (90 %) over `runs` trainings of the candidate; or not better.
 
-    `ahead`: the candidate has the higher mean and a positive gain, so it is the winner. `detectable` is the true gain
-    that these runs would detect in half of all sweeps. Numbers are rounded, because their last bits depend on the
-    processor.
+    `ahead`: the candidate is expected to be better, so it is the winner. `detectable` is the true gain that these runs
+    would detect in half of all sweeps. Numbers are rounded, because their last bits depend on the processor.
     """
 
     better: bool
@@ -54,6 +54,7 @@ class Claim(BaseModel, frozen=True):
     runs: int = 0
     detectable: float = 0.0
     is_repeated: bool = True  #: the default has several trainings; with one, nothing can be shown
+    expected: float = 0.0  #: the gain without the doubt in the exploration, which decides who wins
     floor: float = 0.0  #: no mean fitness reaches it, so the trainings are too short to judge a recipe; 0: one does
 
     def __str__(self) -> str:
@@ -81,6 +82,9 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     by 1 / variance. The candidate was selected for its expectation, which is therefore biased upwards: `DOUBT` standard
     deviations are subtracted. If it is the best of several `candidates`, each has its share of the 5 % (Bonferroni).
 
+    A claim is cautious, a choice is not: the candidate is ahead if the same mean is above 0 without the doubt, and with
+    the noise that is likely. This is the choice with the highest expected fitness.
+
     Noise is a share of the fitness, the same for candidate and default. It is estimated from all trainings. Its prior
     is the measured noise and the exploration's `noise` (0: unknown). With one training of each nothing measures it, and
     the default's one may have collapsed: the interval is wide, and nothing is better.
@@ -96,19 +100,21 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     if law.asks_for_learning and max(ours, theirs) < floor:
         return Claim(better=False, floor=_rounded(floor))
     shown = ours - theirs
-    share, freedom = _noise(candidate, default, noise, law)
+    share, freedom, likely = _noise(candidate, default, noise, law)
     is_repeated = len(default) > 1 or not law.asks_for_repeats
-    error = share * math.sqrt(ours**2 / len(candidate) + theirs**2 / len(default))  # standard error of the difference
+    fitness = math.sqrt(ours**2 / len(candidate) + theirs**2 / len(default))
+    error = share * fitness  # standard error of the difference
     detectable = student(freedom, QUANTILES[candidates]) * error
-    gain, margin = shown, detectable
+    gain, margin, undoubted = shown, detectable, shown
     if expected:
-        mean, deviation = expected[0] - DOUBT * expected[1], DOUBT * expected[1]
-        trust = deviation**2 / (deviation**2 + error**2)  # in what the fresh seeds have shown
-        gain = mean + trust * (shown - mean)
+        mean, deviation = expected
+        gain, trust = _weighted(shown, error, mean - DOUBT * deviation, DOUBT * deviation)
         margin = math.sqrt(trust) * detectable  # the standard error of the weighted mean is sqrt(trust) x error
+        undoubted, _ = _weighted(shown, likely * fitness, mean, deviation)
     return Claim(
         better=is_repeated and shown > detectable and gain > margin,
-        ahead=min(shown, gain) > 0,
+        ahead=undoubted > 0 if law.keeps_expected else min(shown, gain) > 0,
+        expected=_rounded(undoubted) if law.keeps_expected else 0.0,
         gain=_rounded(gain),
         margin=_rounded(margin),
         runs=len(candidate),
@@ -117,18 +123,33 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     )
 
 
-def _noise(candidate: Sequence[float], default: Sequence[float], prior: float, law: Law) -> tuple[float, float]:
-    """Noise of a training as a share of its fitness, and the degrees of freedom of this estimate."""
+def _weighted(shown: float, error: float, mean: float, deviation: float) -> tuple[float, float]:
+    """The mean of what fresh seeds have shown and of an expectation, weighted by 1 / variance, and the weight of the
+    former."""
+    trust = deviation**2 / (deviation**2 + error**2)
+    return mean + trust * (shown - mean), trust
+
+
+class _Noise(NamedTuple):
+    """The noise of a training as a share of its fitness."""
+
+    share: float  # what a claim assumes
+    freedom: float  # the degrees of freedom of this estimate
+    likely: float  # what it is without caution
+
+
+def _noise(candidate: Sequence[float], default: Sequence[float], prior: float, law: Law) -> _Noise:
+    before = math.sqrt(NOISE * prior) if prior else NOISE
     if law.asks_for_repeats and len(candidate) == len(default) == 1:
-        return max(UNMEASURED, prior), UNMEASURED_FREEDOM
+        return _Noise(max(UNMEASURED, prior), UNMEASURED_FREEDOM, before)
     squares, freedom = 0.0, law.prior_freedom
     for runs in (candidate, default):
         if max(runs) > 0:
             shares = np.array(runs) / np.mean(runs) - 1
             squares += float(shares @ shares)
             freedom += len(runs) - 1
-    before = math.sqrt(NOISE * prior) if prior else NOISE
-    return math.sqrt((law.prior_freedom * before**2 + squares) / freedom), freedom
+    share = math.sqrt((law.prior_freedom * before**2 + squares) / freedom)
+    return _Noise(share, freedom, share)
 
 
 PAIRS_ERROR = 0.05  # probability that a comparison ever claims a side that does not win the typical pair

@@ -100,7 +100,8 @@ class ChosenEvent(LedgerEvent):
 
 
 class ClaimedEvent(LedgerEvent):
-    """The end: the claim, and the winner of a sweep, which is the default (0) unless another trial is ahead of it."""
+    """The end: the claim, and the winner of a sweep, which is the default (0) unless another trial is expected
+    to be better."""
 
     winner: int = 0
     claim: Claim | PairsClaim
@@ -112,7 +113,8 @@ class ClaimedEvent(LedgerEvent):
             return f"{self.claim}; the default (trial 0) is kept"
         if self.claim.better:
             return f"trial {self.winner} is {self.claim}"
-        reason = f"for its expected gain of {self.claim.gain:.2g}" if self.claim.runs else "because the default failed"
+        expected = self.claim.expected or self.claim.gain  # earlier ledgers have no other expectation
+        reason = f"for its expected gain of {expected:.2g}" if self.claim.runs else "because the default failed"
         return f"trial {self.winner} is {self.claim}; it is kept {reason}"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.ops.statistics import student, student_quantile, student_tail
-from ray_yolo.tune.claim import FORMER_LAW, difference_error, judge, judge_pairs, share_not_excluded
+from ray_yolo.tune.claim import FORMER_LAW, LAW, difference_error, judge, judge_pairs, share_not_excluded
 from ray_yolo.tune.schedule import rungs_of
 
 
@@ -59,11 +59,29 @@ def test_better_needs_significant_runs_and_an_expectation_that_does_not_deny_the
     assert not judge([0.8, 0.82], [0.6, 0.61], expected=(-0.2, 0.02)).better
 
 
-def test_ahead_are_those_with_the_higher_mean_and_a_positive_gain():
+def test_ahead_are_those_that_are_expected_to_be_better_by_all_that_is_known():
+    """An expectation whose deviation is the error of the fresh seeds counts as much as they do."""
     assert judge([0.61, 0.60], [0.6, 0.6]).ahead
-    assert not judge([0.60, 0.59], [0.6, 0.6], expected=(0.3, 0.01)).ahead
-    assert judge([0.61, 0.60], [0.6, 0.6], expected=(0.02, 0.01)).ahead
-    assert not judge([0.61, 0.60], [0.6, 0.6], expected=(-0.02, 0.01)).ahead
+    assert not judge([0.60, 0.59], [0.6, 0.6]).ahead
+    noise = 0.1 / 3**0.5  # the prior's, and two trainings that do not deviate
+    error = noise * (0.55**2 / 2 + 0.6**2 / 2) ** 0.5
+    for mean, ahead in ((0.06, True), (0.04, False)):
+        claim = judge([0.55, 0.55], [0.6, 0.6], expected=(mean, error))
+        assert claim.ahead is ahead
+        assert claim.expected == pytest.approx((mean - 0.05) / 2, rel=1e-4)
+    for law in (LAW, FORMER_LAW):
+        claim = judge([0.55, 0.55], [0.6, 0.6], expected=(0.3, 0.01), law=law)
+        assert (claim.ahead, claim.expected > 0) == (law.keeps_expected, law.keeps_expected)
+
+
+def test_a_choice_takes_the_likely_noise_where_a_claim_must_assume_more():
+    """One training each: the exploration has seen a noise of 0.02, of which the prior makes 0.045."""
+    claim = judge([0.5], [0.6], noise=0.02, expected=(0.05, 0.04))
+    error = (0.1 * 0.02) ** 0.5 * (0.5**2 + 0.6**2) ** 0.5
+    trust = 0.04**2 / (0.04**2 + error**2)
+    assert claim.expected == pytest.approx(0.05 + trust * (-0.1 - 0.05), rel=1e-4)
+    assert not claim.ahead
+    assert claim.margin > 3 * error
 
 
 def test_the_best_of_several_is_not_overstated_where_better_is_said():

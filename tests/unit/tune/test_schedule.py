@@ -189,16 +189,15 @@ def test_less_time_to_finish_lets_fewer_trials_end():
     assert ended[0] == ended[1] < ended[2] == ended[3]  # from 3 to 9 epochs
 
 
-@pytest.mark.parametrize(("loss", "wins"), [(0.0, True), (0.2, False)])
-def test_the_candidate_wins_if_it_is_ahead_though_its_runs_do_not_prove_it(loss, wins):
-    def trained(task):  # the best a gains 0.014 over the default, but for the loss that fresh seeds show
-        fitness = 0.5 + 0.02 * task.genes["a"] - loss * (task.trial > 0 and task.seed > 0)
+def test_the_candidate_wins_if_it_is_expected_to_be_better_though_its_runs_do_not_prove_it():
+    def trained(task):  # the best a gains 0.014 over the default
+        fitness = 0.5 + 0.02 * task.genes["a"]
         return Outcome(fitness=fitness * (1 + 0.001 * (-1) ** task.trial) * task.until / 9)
 
     lines = []
     over = run(Schedule(SPACE, 0, RUNGS, 1, write=lines.append), 20, train=trained)
     assert not over.claim.better
-    assert bool(over.winner) == wins
+    assert over.winner
     assert over == lines[-1]
 
 
