@@ -240,7 +240,9 @@ def check_weights(run_dir: Path, step: int) -> None:
     """
     try:
         steps = steps_of_weights(run_dir) | {"last": step}
-        for kind in {"last", "best"} & steps.keys():
+        for kind in ("best", "last"):
+            if kind not in steps:
+                continue
             weights = run_dir / "weights" / f"{kind}.pt"
             manifest = weights.with_suffix(".json")
             problem = verify_manifest(weights, manifest)

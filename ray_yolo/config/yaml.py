@@ -89,7 +89,7 @@ def _load(path: Path, scalar: Callable[[str], Any]) -> YamlFile:
         return YamlFile(path, reader.document(), reader.lines)
     except yaml.YAMLError as error:
         raise InputError(_syntax_message(path, text, error)) from None
-    except InputError:
+    except InputError:  # it is a ValueError, too
         raise
     except (ValueError, OverflowError):  # from PyYAML's pure Python parser for "\UFFFFFFFF"
         raise InputError(f"{path}: not YAML: an escape sequence without a character") from None

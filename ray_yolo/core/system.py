@@ -214,7 +214,8 @@ def set_priority(pid: int, policy: str, nice: int) -> None:
     """Set the scheduling policy of a process, and the niceness of a session of its own, if the system permits it.
 
     Linux divides the processor between sessions first (autogroup). The policy has an effect within the session, so a
-    process that leads a session also sets the niceness of the session.
+    process that leads a session also sets the niceness of the session. Where the policy is refused, the process gets
+    the niceness instead.
     """
     try:
         os.sched_setscheduler(pid, getattr(os, policy), os.sched_param(0))

@@ -184,15 +184,16 @@ class ShardSampler(DistributedSampler[MicrobatchPart]):
     def newest_loading(self, step: Step) -> int:
         """The last batch of the newest step that may be loading when the step after `step` has been computed.
 
-        For each part that a loader returns, it requests one more.
+        For each part that a loader returns, it requests one more. The step after `step` returns as many as it has, so
+        the loader goes on by as many: through what is left of the step that it loads now, then through those ahead.
         """
         stream = self._stream
-        while stream.begun and stream.begun[0][0] < step.batch:
+        while stream.begun and stream.begun[0][0] < step.batch:  # nobody asks for these again
             stream.begun.popleft()
         newest = stream.begun[-1][0] if stream.begun else step.batch
         later = [parts for batch, parts in stream.begun if batch > step.batch]
-        requested = later[0] if later else None
-        number = 0
+        requested = later[0] if later else None  # None: the step after `step` has not begun to load
+        number = 0  # of steps ahead that are looked at
         while requested is None or requested > stream.left:
             if number == len(stream.ahead) and not self._extend(stream):
                 break  # the loader asks for nothing after the end
@@ -201,7 +202,9 @@ class ShardSampler(DistributedSampler[MicrobatchPart]):
             if following.batch <= step.batch:  # without a part of this worker
                 continue
             parts = len(self._parts(following))
-            requested = (parts if requested is None else requested) - parts
+            if requested is None:
+                requested = parts
+            requested -= parts
             newest = following.batch
         return newest
 

@@ -219,16 +219,16 @@ def make_loaders(spec: TrainSpec, grid: int, context: WorkerContext, collectives
     rank, num_workers = collectives.rank, collectives.num_workers
     balancer = LoadBalancer(plan, num_workers, context.activity)
     images = plan.worker_images(num_workers, rank)
-    part = part_images(recipe, images, context.loader_processes)
-    sampler = ShardSampler(plan, rank, num_workers, order, balancer.seconds, part)
+    part_size = part_images(recipe, images, context.loader_processes)
+    sampler = ShardSampler(plan, rank, num_workers, order, balancer.seconds, part_size)
     leaves_colours = recolours_on_device(recipe, context.device)
     held = stores.held if renders_on_device(recipe, context.device) else None
     samples = train_dataset(spec, stores.train, shapes, leaves_colours=leaves_colours, held=held)
-    prefetch = prefetched_parts(images, part, max(context.loader_processes, 1))
-    parts = Loader(context.prepare_loader(DataLoader(
+    prefetch = prefetched_parts(images, part_size, max(context.loader_processes, 1))
+    loader = Loader(context.prepare_loader(DataLoader(
         LoadedDataset(samples.load), batch_size=None, sampler=sampler, collate_fn=identity,
         **_processes(context, prefetch))))
-    train = MicrobatchLoader(parts, context.device)
+    train = MicrobatchLoader(loader, context.device)
     val = val_loader(spec.val, stores.val, recipe.imgsz, grid, recipe.evaluate.batch_size, context, collectives)
     colours = rendered = None
     if held:

@@ -291,7 +291,7 @@ def resolve_names(folder: str, paths: Mapping[str, str]) -> dict[str, str]:
             fitting = by_spelling[place].get(_spelling(os.path.basename(plain)), [])
             if len(fitting) == 1:
                 claims[fitting[0]].append(name)
-            if fitting:
+            if fitting:  # also where it is not clear which: another place would be a guess
                 break
     return {names[0]: file for file, names in claims.items() if len(names) == 1}
 

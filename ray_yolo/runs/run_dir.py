@@ -274,14 +274,17 @@ def begin_run(placement: Placement, record: FolderRecord) -> Run:
 
 @usable_storage()
 def download_run(placement: Placement) -> None:
-    """Download the log and the files of a named run in a bucket to this machine, unless a process trains it."""
+    """Download the log and the files of a named run in a bucket to this machine, unless a process trains it.
+
+    Who takes the lease of a run downloads its files; here, it is given back at once.
+    """
     address = project_address(placement)
     if not address:
         return
     folder = project_folder(placement) / placement.name
     refresh(folder.parent, address, is_held, folder.name)
     if (folder / RECORD_FILE).exists():
-        run = _try_open(folder)  # which downloads the files
+        run = _try_open(folder)
         if run:
             run.release()
 

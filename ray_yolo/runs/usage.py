@@ -222,7 +222,7 @@ class UsageMeter:
     """Measures the usage, event by event. See the law at the top of this module."""
 
     now: float = 0.0
-    alive: float = 0.0  # time of the last event of a worker that trains
+    last_seen: float = 0.0  # time of the last event of a worker that trains
     started: dict[int, _Process] = field(default_factory=dict)  # keys: numbers of workers that have not joined
     present: dict[tuple[int, int], _Stay] = field(default_factory=dict)
     """The stays of the workers that train, by the worker's number and how often the group had that number before."""
@@ -234,11 +234,11 @@ class UsageMeter:
 
     def add(self, event: Event) -> None:
         """Take the next event of the log."""
-        before = self.alive
+        before = self.last_seen
         self.now = max(self.now, event.time)
         is_done = isinstance(event, EndEvent) and event.status == "done"  # else the driver may write it much later
         if is_done or isinstance(event, (RowEvent, StartEvent, CheckpointEvent)):
-            self.alive = self.now
+            self.last_seen = self.now
         match event:
             case DatasetEvent():  # the next command starts
                 self._end_all()
@@ -254,16 +254,17 @@ class UsageMeter:
 
     def usage(self) -> Usage:
         """The usage up to now."""
-        stays = [*self.stays, *(_ended(stay, self.alive) for stay in self.present.values())]
+        stays = [*self.stays, *(_ended(stay, self.last_seen) for stay in self.present.values())]
         lost = list(self.lost)
         if self.resumed is not None:  # the steps since the last one that counts are being trained again
-            lost.append((self.marks[-1].time, self.alive))
+            lost.append((self.marks[-1].time, self.last_seen))
         lost_until = _covered(lost)
         hours = dict.fromkeys(MARKET_TYPES, 0.0)
         lost_hours = dict.fromkeys(MARKET_TYPES, 0.0)
         for stay in stays:
             market = stay.market_type if stay.market_type in (SPOT, ON_DEMAND) else UNKNOWN
             starting = stay.joined - stay.since if stay.is_late else 0.0
+            # the start of a late worker, and what of its stay is in lost intervals
             seconds = starting + lost_until(stay.until) - lost_until(stay.joined)
             hours[market] += (stay.until - stay.since) * stay.weight / _HOUR
             lost_hours[market] += seconds * stay.weight / _HOUR
@@ -307,7 +308,7 @@ class UsageMeter:
 
     def _end_all(self) -> None:
         """All workers have left, with the command."""
-        self.stays += [_ended(stay, self.alive) for stay in self.present.values()]
+        self.stays += [_ended(stay, self.last_seen) for stay in self.present.values()]
         self.present = {}
         self.started.clear()
 

@@ -176,9 +176,9 @@ class Budget:
         self._began = clock()
         self._work = 0.0  # The finished tasks are worth so many epochs of the base recipe.
         self._slot_seconds = 0.0  # They took a slot for so long.
-        self._of_length: dict[int, list[float]] = {}
+        self._seconds_by_epochs: dict[int, list[float]] = {}
         """Seconds of each finished task over its trial's cost, by the number of its epochs."""
-        self._of_trial: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+        self._tasks_by_genes: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
         """(epochs, seconds over cost) of the finished tasks of each recipe, by its genes."""
         self._closed = False
         self.schedule: Schedule | None = None
@@ -211,10 +211,10 @@ class Budget:
         cost = self._begun.cost(genes)
         self._work += epochs * cost
         self._slot_seconds += seconds
-        self._of_length.setdefault(epochs, []).append(seconds / cost)
-        self._of_trial.setdefault(genes_key(genes), []).append((epochs, seconds / cost))
+        self._seconds_by_epochs.setdefault(epochs, []).append(seconds / cost)
+        self._tasks_by_genes.setdefault(genes_key(genes), []).append((epochs, seconds / cost))
 
-    def _epoch(self, trial: int) -> float:
+    def _slowness(self, trial: int) -> float:
         """The time of an epoch of a trial, measured in epochs of the base recipe.
 
         Its cost is known beforehand where pixels and images decide. Other genes (the network, the batch) make it slower
@@ -226,8 +226,8 @@ class Budget:
         if trial == 0 or not each:
             return 1.0
         genes, cost = self.schedule.genes[trial], self.schedule.costs[trial]
-        ratios = [seconds / fmean(self._of_length[epochs])
-                  for epochs, seconds in self._of_trial.get(genes_key(genes), [])]
+        ratios = [seconds / fmean(self._seconds_by_epochs[epochs])
+                  for epochs, seconds in self._tasks_by_genes.get(genes_key(genes), [])]
         measured = cost * (0.5 + sum(ratios)) / (0.5 + len(ratios))
         return measured if abs(measured - 1) > UNEVEN else 1.0
 
@@ -247,13 +247,13 @@ class Budget:
         if each is None or self._limit == math.inf:
             return Ending()
         left = (self._limit - self.seconds - self._reserve) / each
-        _, confirming = schedule.closing_time(slots, self._epoch, self._limit / each)
+        _, confirming = schedule.closing_time(slots, self._slowness, self._limit / each)
         finishing = max(left - confirming, schedule.running_time(slots))
         too_slow = []
         for trial in range(1, len(schedule.genes)):
-            is_slow = self._epoch(trial) > 1.0
-            if is_slow and (schedule.finishing_time(trial, slots, self._epoch) > finishing
-                            or schedule.confirming_time(trial, slots, self._epoch) > (left - finishing) * ROUNDING):
+            is_slow = self._slowness(trial) > 1.0
+            if is_slow and (schedule.finishing_time(trial, slots, self._slowness) > finishing
+                            or schedule.confirming_time(trial, slots, self._slowness) > (left - finishing) * ROUNDING):
                 too_slow.append(trial)
         return Ending(finishing * slots / self._begun.virtual_slots, tuple(too_slow))
 
@@ -267,7 +267,7 @@ class Budget:
         assert self.schedule is not None
         if self._limit == math.inf:
             return RESERVE_SECONDS
-        is_uneven = any(self._epoch(trial) != 1.0 for trial in range(len(self.schedule.genes)))
+        is_uneven = any(self._slowness(trial) != 1.0 for trial in range(len(self.schedule.genes)))
         share = UNEVEN_SHARE if is_uneven else RESERVE_SHARE
         return min(RESERVE_SECONDS, RESERVE_MOST * self._limit) + share * self._limit
 
@@ -278,7 +278,7 @@ class Budget:
         if each is None:
             return None
         return self._reserve + each * sum(
-            self.schedule.closing_time(self._real_slots, self._epoch, self._limit / each))
+            self.schedule.closing_time(self._real_slots, self._slowness, self._limit / each))
 
     def seconds_left(self) -> float | None:
         """Seconds until the end of the sweep; None if unknown."""

@@ -21,8 +21,9 @@ RUNS_PER_FINALIST = 3  # runs on fresh seeds, the default's included, for each f
 def number_of_runs(explored: float, slots: int) -> int:
     """Trainings on fresh seeds after an exploration in the work of so many trainings.
 
-    At least as many as train at the same time, because this is the last stage of a sweep: with fewer, slots would be
-    idle. About two of the (virtual) slots are trials that start up while others train; see `tuner.trials_ahead`.
+    At least as many as train at the same time, because this is the last stage of a sweep: with fewer, real slots would
+    be idle. How many of the virtual `slots` are real is not known here: `tuner.trials_ahead` adds as many where there
+    are one or two, and about two to more. With a fixed `--max-concurrent` all are real, and some are idle.
     """
     at_once = max(slots // 2, slots - 2, 1)
     return min(max(round(explored / TRAININGS_PER_RUN), at_once), MOST_RUNS)

@@ -121,7 +121,7 @@ class FailurePolicy:
 
 
 def decide_departed(coordinator: JobClient, failures: Mapping[int, Exception], policy: FailurePolicy, *,
-                others_continue: bool | None = None) -> None:
+                    others_continue: bool | None = None) -> None:
     """Report a job's failed workers to its coordinator, and apply the policy to those that were not leaving.
 
     Args:

@@ -60,10 +60,15 @@ class RendezvousClient(Rendezvous):
                  timeout_seconds: float, notify: Callable[[str], None], is_leaving: Callable[[], bool],
                  is_orphan: Callable[[], bool], *, alone: bool, max_failures: int = -1) -> None:
         self._coordinator, self._worker, self._activity, self._timeout = coordinator, worker, activity, timeout_seconds
-        self._uid, self._left = uuid.uuid4().hex, threading.Event()
         self._notify, self._device, self._alone = notify, device, alone
         self._is_leaving, self._is_orphan = is_leaving, is_orphan
         self._max_failures = max_failures
+        self._uid = uuid.uuid4().hex
+        """By which the coordinator knows this worker."""
+        self.orders = Orders()
+        """The newest orders: the heartbeat thread writes them, the training reads them."""
+        self._left = threading.Event()
+        """It is set when this worker has left: its heartbeats end."""
         self._groups = 0
         """How many groups this worker has been in."""
         self._generation = 0
@@ -71,6 +76,7 @@ class RendezvousClient(Rendezvous):
         self._current: tuple[Registration, Quorum] | None = None
         """The generation in which this worker trains, and its request for it; None: it waits for one."""
         self._preload = threading.Thread(target=import_compiler, name="ray_yolo preload", daemon=True)
+        """Loads what only groups need, while a worker that is alone trains; `_can_join` starts it."""
         threading.Thread(target=self._send_heartbeats, name="ray_yolo heartbeat", daemon=True).start()
 
     def join(self, progress: Progress | None, *, is_saved: bool = False) -> Generation | Summary | None:

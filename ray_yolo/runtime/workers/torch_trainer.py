@@ -65,12 +65,15 @@ class FailureCallback(ray.train.UserCallback):
         self.policy, self._workers, self._coordinator = policy, workers, coordinator
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
-        """Called by Ray, with these keyword names."""
+        """Decide what failed workers mean: training has ended, they may be replaced, or it fails.
+
+        Ray calls it, with these keyword names.
+        """
         if outcome_of(self._coordinator):
             await_departure(self._coordinator)
             raise TrainingEndedError
         decide_departed(self._coordinator, worker_exceptions, self.policy,
-                    others_continue=len(worker_exceptions) < self._workers)
+                        others_continue=len(worker_exceptions) < self._workers)
 
 
 def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, Any], placement: Placement, gpus: float,
