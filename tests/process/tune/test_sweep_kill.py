@@ -66,7 +66,7 @@ def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
 
 
 def check_tracking(folder: Path, trainings: int) -> None:
-    """One parent, a child for each training, one point for each key and epoch."""
+    """One parent, a child for each training, one point for each key and epoch, which count from 1."""
     from mlflow import MlflowClient
 
     client, runs = MlflowClient(f"sqlite:///{folder}/mlflow.db"), tracked_runs(folder)
@@ -75,7 +75,7 @@ def check_tracking(folder: Path, trainings: int) -> None:
     for run in children:
         for key in ("metrics/mAP50", "train/box_loss"):
             points = Counter(point.step for point in client.get_metric_history(run.info.run_id, key))
-            assert points == dict.fromkeys(range(EPOCHS), 1)
+            assert points == dict.fromkeys(range(1, EPOCHS + 1), 1), (run.info.run_name, key)
 
 
 @pytest.mark.ray
