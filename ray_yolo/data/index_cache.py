@@ -24,7 +24,7 @@ from ray_yolo.core.cache_folder import cache_folder
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
 
-FORMAT = 9  # The version of the cache file; raise it when label parsing or the file layout changes.
+FORMAT = 10  # The version of the cache file; raise it when the check of images, label parsing or the layout changes.
 _log = logging.getLogger(__name__)
 
 

@@ -218,6 +218,32 @@ def test_a_jpeg_with_a_grey_end_is_refused(tmp_path: Path) -> None:
             assert refusal(path), (options, mode, share)
 
 
+def test_a_jpeg_without_its_end_marker_is_refused(tmp_path: Path) -> None:
+    """Zeros in the place of missing data are data too; the header may have a preview with an end marker."""
+    grey_end = smooth_picture(64, 96).copy()
+    grey_end[48:] = 128
+    loud = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    for (name, picture), comment in product({"grey": grey_end, "loud": loud}.items(), (b"", b"\xff\xda\xff\xd9")):
+        path = save(tmp_path / f"{name}.jpg", Image.fromarray(picture), quality=90, comment=comment)
+        whole = path.read_bytes()
+        assert not refusal(path), name
+        path.write_bytes(whole + bytes(64))
+        assert not refusal(path), name
+        path.write_bytes(whole[:-2] + bytes(64))
+        assert refusal(path), name
+        path.write_bytes(whole[:len(whole) // 2] + bytes(len(whole) // 2))
+        assert refusal(path), name
+
+
+def test_damaged_bytes_of_an_avif_are_a_reason(tmp_path: Path) -> None:
+    whole = save(tmp_path / "a.avif", Image.fromarray(smooth_picture(64, 96))).read_bytes()
+    for place in range(len(whole) // 2, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 255
+        (tmp_path / "a.avif").write_bytes(damaged)
+        assert refusal(tmp_path / "a.avif") == refusal(tmp_path / "a.avif", read_image), place
+
+
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_grey_image_does_not_count_as_truncated(tmp_path: Path, progressive: bool) -> None:
     picture = smooth_picture(96, 128).copy()
