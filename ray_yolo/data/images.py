@@ -42,7 +42,7 @@ _JPEG, _JPEG_DATA, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xda", b"\xff\xd9", b"f
 _PNG_DEPTH, _HEAD = 24, 256
 """A PNG has its bits per channel at the first place; as many bytes as the second identify a format."""
 _OPENCV_ONLY = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
-_FILLED = 128  # A decoder shows missing JPEG data as this grey.
+_FILLED = (127, 128)  # A decoder shows missing JPEG data as these greys; 127 is 128 of inverted CMYK.
 _MORE = bytes(range(1, 255)) * 4
 DECODERS = (Image.__version__, cv2.__version__, *sorted(SUFFIXES))
 """What decides which files can be decoded, and to which pixels; part of the key of all that is cached of them."""
@@ -294,7 +294,7 @@ def _is_truncated(content: bytes, end: int, small: np.ndarray) -> bool:
 
     Extra data before the marker changes a truncated image, but not a complete one, which may end in grey too.
     """
-    if (small[-1, -1] != _FILLED).any():
+    if not np.isin(small[-1, -1], _FILLED).all():
         return False
     extended = _eighth(content[:end] + _MORE + content[end:])
     return extended is None or not np.array_equal(small, extended)

@@ -208,13 +208,15 @@ def test_a_jpeg_with_a_grey_end_is_refused(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # on its side
     ways: tuple[dict[str, int], ...] = ({}, {"subsampling": 0}, {"restart_marker_rows": 1})
-    for (number, options), mode in product(enumerate(ways), ("RGB", "L")):
+    for (number, options), mode in product(enumerate(ways), ("RGB", "L", "CMYK")):
         path = tmp_path / f"{mode}{number}.jpg"
         save(path, Image.fromarray(smooth_picture(96, 128)).convert(mode), exif=exif, **options)
         whole = path.read_bytes()
         assert check_image(str(path)) == (128, 96), (options, mode)
         for share in (0.1, 0.3, 0.6, 0.9):
             path.write_bytes(without_middle(whole, share))
+            assert refusal(path), (options, mode, share)
+            path.write_bytes(path.read_bytes() + b"notes\xff\xd9")
             assert refusal(path), (options, mode, share)
 
 
