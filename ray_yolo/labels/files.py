@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import glob
 import logging
@@ -17,7 +16,7 @@ from typing import TypeVar
 from PIL import features
 
 from ray_yolo.core.errors import DatasetError
-from ray_yolo.core.files import read_patiently
+from ray_yolo.core.files import is_absence, read_patiently
 from ray_yolo.labels.values import decode_text
 
 T = TypeVar("T")
@@ -132,8 +131,7 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
 def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
     if isinstance(error, PermissionError):
         raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
-    is_no_folder = isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ELOOP
-    if not is_no_folder:
+    if not is_absence(error):
         raise DatasetError(f"{error.filename}: cannot be listed: {error.strerror}; check the storage, and run the same "
                            "command again") from None
 

@@ -186,6 +186,19 @@ def test_an_index_with_a_failed_read_is_not_saved(tmp_path: Path, monkeypatch: p
     assert len(list((tmp_path / "cache" / "labels").iterdir())) == 1
 
 
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_missing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index that was saved before there was a label file is not that of today."""
+    monkeypatch.setattr(files, "_PAUSES", ())
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    description = yolo_and_voc(tmp_path)
+    without = read_index(description, "train")
+    write_text(tmp_path / "labels" / "none.txt", ROW)
+    with failing_reads(tmp_path, ("stat", str(tmp_path / "labels" / "none.txt"), 1)), pytest.raises(DatasetError):
+        read_index(description, "train")
+    assert len(read_index(description, "train").classes) == len(without.classes) + 1
+
+
 def test_a_read_is_tried_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(files.time, "sleep", pauses.append)
