@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -312,9 +313,21 @@ def _orientation(picture: Image.Image) -> object:
     """The orientation that the decoder follows. OpenCV's looks at EXIF alone, as browsers do, Pillow's also at XMP."""
     if picture.format not in ("JPEG", "MPO", "WEBP"):
         return picture.getexif().get(_ORIENTATION)
-    exif = Image.Exif()
-    exif.load(picture.info.get("exif", b""))
-    return exif.get(_ORIENTATION)
+    return _exif_orientation(picture.info.get("exif", b""))
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """The orientation in EXIF data; 0 without one. For OpenCV it is the first two bytes of its value, of any type."""
+    data = exif.removeprefix(b"Exif\0\0")
+    order = "<" if data.startswith(b"II") else ">"
+    with suppress(struct.error):  # the data end early
+        start, = struct.unpack_from(f"{order}I", data, 4)
+        entries, = struct.unpack_from(f"{order}H", data, start)
+        for number in range(entries):
+            tag, value = struct.unpack_from(f"{order}H6xH", data, start + 2 + 12 * number)  # type and count between
+            if tag == _ORIENTATION:
+                return int(value)
+    return 0
 
 
 def _header(content: bytes) -> _Header | None:

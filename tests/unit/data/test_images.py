@@ -1,4 +1,5 @@
 import io
+import struct
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -253,6 +254,20 @@ def test_a_grey_image_does_not_count_as_truncated(tmp_path: Path, progressive: b
     path = save(tmp_path / "a.jpg", Image.fromarray(picture), progressive=progressive)
     assert (read_image(str(path))[-1, -1] == 128).all()
     assert check_image(str(path)) == (96, 128)
+
+
+@pytest.mark.filterwarnings("ignore:(Truncated File Read|Corrupt EXIF)")
+@pytest.mark.parametrize("suffix", ["jpg", "mpo", "webp"])
+def test_an_orientation_of_another_type_has_the_decoders_meaning(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    for order, kind, value in product("<>", range(13), ("H2x", "2xH", "B3x")):
+        entry = struct.pack(f"{order}HHI{value}", 0x0112, kind, 1, 6)
+        mark = b"II*\0" if order == "<" else b"MM\0*"
+        exif = b"Exif\0\0" + mark + struct.pack(f"{order}IH", 8, 1) + entry + bytes(4)
+        Image.fromarray(smooth_picture(24, 40)).save(path, exif=exif)
+        assert check_image(str(path)) == read_image(str(path)).shape[:2], (order, kind, value)
+    Image.fromarray(smooth_picture(24, 40)).save(path, exif=exif[:-6])
+    assert check_image(str(path)) == read_image(str(path)).shape[:2]
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "webp"])
