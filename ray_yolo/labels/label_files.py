@@ -127,8 +127,7 @@ class LabelSources:
             return [str(self._coco[path].file), *_own_files(path)]
         if path in self._matched:
             return [label_path(path), self._matched[path]]
-        xml = voc.annotation_path(path)
-        return [label_path(path), str(xml)] if xml else [label_path(path)]
+        return _own_files(path)
 
     @property
     def counted_from_0(self) -> str:
