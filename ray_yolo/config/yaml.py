@@ -54,12 +54,14 @@ def load_yaml(path: str | Path) -> YamlFile:
     return _load(Path(path), read_scalar)
 
 
-def load_text_yaml(path: str | Path) -> YamlFile:
+def load_text_yaml(path: str | Path, content: str | None = None) -> YamlFile:
     """The same with every scalar and key as text: `007` is '007', `true` is 'true'; only null is None.
 
     For callers with their own types, such as the configuration, and for names that may look like numbers.
+
+    content: of the file, if it was read already.
     """
-    return _load(Path(path), lambda text: None if text in _NULL else text)
+    return _load(Path(path), lambda text: None if text in _NULL else text, content)
 
 
 def read_scalar(text: str) -> str | int | float | bool | None:
@@ -82,8 +84,8 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, width=math.inf)
 
 
-def _load(path: Path, scalar: Callable[[str], Any]) -> YamlFile:
-    text = _read_text(path)
+def _load(path: Path, scalar: Callable[[str], Any], content: str | None = None) -> YamlFile:
+    text = _read_text(path) if content is None else content
     try:
         reader = _Reader(path, text, scalar)
         return YamlFile(path, reader.document(), reader.lines)

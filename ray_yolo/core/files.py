@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -39,6 +40,11 @@ def read_patiently(read: Callable[[str], T], path: str) -> T:
 def is_broken_link(path: str) -> bool:
     """Whether a path is a link to no file, as in a data set that was fetched in part: a fact, and no failure."""
     return os.path.islink(path) and not os.path.exists(path)
+
+
+def is_absence(error: OSError) -> bool:
+    """Whether an error says that there is no such file or folder, or a link to itself; others are of the storage."""
+    return isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ELOOP
 
 
 def is_present(path: str) -> bool:

@@ -99,6 +99,7 @@ class Paths(Sequence[str]):
 
     def moved(self, folder: str, target: str) -> Paths:
         """The same files, where the beginning `folder` of their paths is `target` instead."""
+        assert all(each.startswith(f"{folder}/") for each in self._folders), f"paths are not below {folder}"
         paths = copy(self)
         paths._folders = tuple(f"{target}{each.removeprefix(folder)}" for each in self._folders)
         return paths

@@ -27,12 +27,10 @@ def read_description(source: str | Path) -> DatasetDescription:
         local = snapshot(str(source))
         folder, name = address_parts(local.address)
         try:
-            description = read_description(Path(local.folder, name))
+            description = _read(Path(local.folder, name), confined=True)
         except InputError as error:
             raise DatasetError(str(error).replace(local.folder, folder)) from None
         return replace(description, file=local.address, snapshot=local, not_fetched=tuple(unread_pictures(local)))
-    from ray_yolo.config.yaml import load_text_yaml  # as text: names may look like numbers or booleans
-
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
     if str(source) and os.path.isdir(path):  # Path("") would be the current folder
         path = _description_in(path)
@@ -43,11 +41,18 @@ def read_description(source: str | Path) -> DatasetDescription:
         near = did_you_mean(str(source), {name: name for name in BUILT_IN})
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
                            f"({', '.join(BUILT_IN)}){near or '; give the path of a data-set YAML'}")
+    return _read(path)
+
+
+def _read(path: Path, *, confined: bool = False) -> DatasetDescription:
+    """The description in a file. confined: as in `describe`."""
+    from ray_yolo.config.yaml import load_text_yaml  # as text: names may look like numbers or booleans
+
     wrong_kind = explain_file(path)
     if wrong_kind:
         raise DatasetError(f"{path}: {wrong_kind}")
     content = load_text_yaml(path)
-    return describe(content.data, path, content.where)
+    return describe(content.data, path, content.where, confined=confined)
 
 
 def _description_in(folder: Path) -> Path:

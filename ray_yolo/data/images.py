@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,18 +39,19 @@ _UNREAD = {  # These bytes, at these places, identify files of other formats.
     (0, b"version https://git-lfs"): "of a pointer of Git LFS (run `git lfs pull`)"}
 _PNM = re.compile(rb"P[56](?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+(\d+)")  # width, height, white
 _PNM_BYTES = 1024  # A header with its comments has so many at most.
-_JPEG, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xd9", b"ftypav"
+_JPEG, _JPEG_DATA, _JPEG_END, _AVIF = b"\xff\xd8", b"\xff\xda", b"\xff\xd9", b"ftypav"
 _PNG_DEPTH, _HEAD = 24, 256
 """A PNG has its bits per channel at the first place; as many bytes as the second identify a format."""
 _OPENCV_ONLY = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"PF\n", b"Pf\n")  # TIFF of float RGB or of 64 bits, PFM
-_FILLED = 128  # A decoder shows missing JPEG data as this grey.
+_FILLED = (127, 128)  # A decoder shows missing JPEG data as these greys; 127 is 128 of inverted CMYK.
 _MORE = bytes(range(1, 255)) * 4
 DECODERS = (Image.__version__, cv2.__version__, *sorted(SUFFIXES))
 """What decides which files can be decoded, and to which pixels; part of the key of all that is cached of them."""
 DAMAGED_SHARE = 0.1  # Above this share of the images, they are not a few damaged files: the storage fails.
 _FEW_DAMAGED, _MANY_IMAGES = 4, 200
 # Errors of Pillow for damaged content, except decompression bombs. It reads from memory, so an OSError is one of them.
-_DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error)
+_DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, RuntimeError,
+           struct.error)
 
 
 class UnreadableImageError(DatasetError):
@@ -230,7 +232,10 @@ def inspect_image(path: str | bytes) -> ImageFacts:
         return ImageFacts(header.size, notes=_frame_notes(header.frames))
     small = _eighth(content) if content.startswith(_JPEG) else None
     if small is not None:
-        if _is_truncated(content, small):
+        end = _end_of_jpeg(content)
+        if end < 0:  # a decoder that finds padding takes it for the missing data
+            raise UnreadableImageError("is damaged or cut off")
+        if _is_truncated(content, end, small):
             raise UnreadableImageError("is grey from some point on: its data end before the image does")
         return ImageFacts(header.size)
     if _decode_with_pillow(content) is None:  # only Pillow refuses truncated images in every version
@@ -276,14 +281,22 @@ def _eighth(content: bytes) -> np.ndarray | None:
         return None
 
 
-def _is_truncated(content: bytes, small: np.ndarray) -> bool:
-    """Whether a JPEG with an end marker lacks data before it: decoders silently continue in grey.
+def _end_of_jpeg(content: bytes) -> int:
+    """The place of a JPEG's end marker; -1 if it has none. A preview in its header has another one."""
+    at = len(_JPEG)
+    while content[at:at + 1] == _JPEG_DATA[:1] and content[at:at + 2] != _JPEG_DATA:
+        is_fill = content[at + 1:at + 2] == _JPEG_DATA[:1]
+        at += 1 if is_fill else 2 + int.from_bytes(content[at + 2:at + 4])  # the marker and its segment
+    return content.find(_JPEG_END, at)
+
+
+def _is_truncated(content: bytes, end: int, small: np.ndarray) -> bool:
+    """Whether a JPEG with an end marker at `end` lacks data before it: decoders silently continue in grey.
 
     Extra data before the marker changes a truncated image, but not a complete one, which may end in grey too.
     """
-    if (small[-1, -1] != _FILLED).any():
+    if not np.isin(small[-1, -1], _FILLED).all():
         return False
-    end = content.rindex(_JPEG_END)
     extended = _eighth(content[:end] + _MORE + content[end:])
     return extended is None or not np.array_equal(small, extended)
 
@@ -300,9 +313,21 @@ def _orientation(picture: Image.Image) -> object:
     """The orientation that the decoder follows. OpenCV's looks at EXIF alone, as browsers do, Pillow's also at XMP."""
     if picture.format not in ("JPEG", "MPO", "WEBP"):
         return picture.getexif().get(_ORIENTATION)
-    exif = Image.Exif()
-    exif.load(picture.info.get("exif", b""))
-    return exif.get(_ORIENTATION)
+    return _exif_orientation(picture.info.get("exif", b""))
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """The orientation in EXIF data; 0 without one. For OpenCV it is the first two bytes of its value, of any type."""
+    data = exif.removeprefix(b"Exif\0\0")
+    order = "<" if data.startswith(b"II") else ">"
+    with suppress(struct.error):  # the data end early
+        start, = struct.unpack_from(f"{order}I", data, 4)
+        entries, = struct.unpack_from(f"{order}H", data, start)
+        for number in range(entries):
+            tag, value = struct.unpack_from(f"{order}H6xH", data, start + 2 + 12 * number)  # type and count between
+            if tag == _ORIENTATION:
+                return int(value)
+    return 0
 
 
 def _header(content: bytes) -> _Header | None:

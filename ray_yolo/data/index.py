@@ -73,13 +73,18 @@ def read_index(description: DatasetDescription, split: str, *, strict: bool = Fa
 def _read_index(description: DatasetDescription, split: str, where: str, *, strict: bool, options: LabelOptions
                 ) -> AnnotationIndex:
     sources = LabelSources(description, split, options)
-    files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
+
+    def key_by(states: index_cache.FileStates) -> str:
+        files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
+        return states.key(files, index_cache.FORMAT, DECODERS, description.names, description.keypoints, options)
+
     states = index_cache.FileStates()
-    key = states.key(files, index_cache.FORMAT, DECODERS, description.names, description.keypoints, options)
+    key = key_by(states)
     index = index_cache.load(key, sources.paths, description.names)
     if index is None:
         index = build_index(sources.paths, _check_all(sources, where), description.names)
-        index_cache.save(key, index, sources.paths)
+        if key_by(index_cache.FileStates()) == key:  # else a file has changed, before or after its check
+            index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
                     snapshot=description.snapshot, other_files=sources.other_files,
                     pixel_range=range_of(index.pixel_values),

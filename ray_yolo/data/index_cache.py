@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from ray_yolo.core.cache_folder import cache_folder
-from ray_yolo.core.files import replacing
+from ray_yolo.core.files import is_absence, replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding, PixelValues
+from ray_yolo.labels.files import read_or_refuse
 
-FORMAT = 9  # The version of the cache file; raise it when label parsing or the file layout changes.
+FORMAT = 10  # The version of the cache file; raise it when the check of images, label parsing or the layout changes.
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +37,11 @@ class FileStates:
 
     def key(self, files: Iterable[str], *made_by: object) -> str:
         """The name of a cache entry: a hash of its parameters and of every file's path, size and times. The time of
-        change differs also if an archive or `cp -p` has given another file the time of modification of the old one."""
+        change differs also if an archive or `cp -p` has given another file the time of modification of the old one.
+
+        Raises:
+            DatasetError: if storage fails.
+        """
         digest = hashlib.sha256(json.dumps(made_by).encode())
         for file in files:
             text = "\0".join((file, *map(str, self._of(file) or "-")))
@@ -56,12 +61,21 @@ class FileStates:
 
 
 def _state(file: str) -> tuple[int, int, int] | None:
-    """Size, time of modification and time of change of a file, ns; None if there is none."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    """Size, time of modification and time of change of a file, ns; None if there is none.
+
+    Raises:
+        DatasetError: if storage fails in each of several tries, which does not mean that there is no file.
+    """
+    def look(path: str) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            if is_absence(error):
+                return None
+            raise
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+    return read_or_refuse(look, file)
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:

@@ -87,7 +87,7 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     if shown != address:
         raise DatasetError(f"data: {shown}: leave the secret out; credentials are those of the environment")
     folder, name = address_parts(address)
-    top = cache_folder() / "data" / hashlib.sha256(folder.encode()).hexdigest()[:16]
+    top = _snapshots() / hashlib.sha256(folder.encode()).hexdigest()[:16]
     store = open_store(folder, "data")
     try:
         top.mkdir(parents=True, exist_ok=True)
@@ -132,12 +132,17 @@ def localize(index: AnnotationIndex) -> AnnotationIndex:
     if index.snapshot is None:
         return index
     address, version, source = index.snapshot
-    folder = cache_folder() / "data" / Path(source).parent.name / version
+    folder = _snapshots() / Path(source).parent.name / version
     if not _use(folder):
         snapshot(address, version)
     assert isinstance(index.paths, Paths)
     return replace(index, paths=index.paths.moved(source, str(folder)),
                    snapshot=DatasetSnapshot(address, version, str(folder)))
+
+
+def _snapshots() -> Path:
+    """The folder of all snapshots: absolute and without `..`, as the paths of a description."""
+    return Path(os.path.abspath(cache_folder()), "data")
 
 
 @contextmanager

@@ -11,12 +11,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ray_yolo.config.yaml import load_text_yaml
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.structures import Finding
 from ray_yolo.labels import values
+from ray_yolo.labels.files import content_of, read_or_refuse
 from ray_yolo.labels.rules import Code
 from ray_yolo.labels.values import decode_text, folded
 
@@ -45,7 +47,8 @@ def compare_class_files(names: Sequence[str], description: str, root: Path, fold
         folders: of label files and images.
 
     Raises:
-        DatasetError: if a file of the tool that wrote the labels has a name of the description at another number.
+        DatasetError: if a file of the tool that wrote the labels has a name of the description at another number, or
+            if storage fails.
     """
     findings = []
     own = dict(enumerate(names))
@@ -95,34 +98,33 @@ def _files_above(folders: Iterable[str], root: Path) -> list[str]:
 
 def _class_files_in(folder: Path) -> list[str]:
     """The names of the files in a folder that are named like files of class names."""
-    try:
-        listed = os.listdir(folder)
-    except OSError:
-        return []
-    lower = ((name, name.lower()) for name in listed)
+    lower = ((name, name.lower()) for name in read_or_refuse(_listing, folder))
     return sorted(name for name, plain in lower if plain in _ALL or plain.endswith(".names"))
+
+
+def _listing(folder: str) -> list[str]:
+    """The names in a folder; none if there is no such folder, or if it is closed to this user, as one above may be."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 def _read_names(file: str) -> Names:
     """The names in a file by their numbers; empty if it has none, or is no such file.
 
     Raises:
+        DatasetError: if storage fails: a file that cannot be read may contradict the description.
         UnicodeDecodeError: for a text in an unknown encoding.
     """
     name = os.path.basename(file).lower()
-    try:
-        if not os.path.isfile(file) or os.path.getsize(file) > _MAX_BYTES:
-            return {}
-        content = Path(file).read_bytes()
-    except OSError:
-        return {}
-    text = decode_text(content)
+    text = decode_text(read_or_refuse(partial(content_of, max_bytes=_MAX_BYTES), file) or b"")
     try:
         if name == _LABEL_STUDIO:
             categories = json.loads(text)["categories"]
             return {int(category["id"]): str(category["name"]) for category in categories}
         if name in _DESCRIPTIONS:
-            names = load_text_yaml(file).data["names"]  # as the description is read: 007 is no number
+            names = load_text_yaml(file, text).data["names"]  # as the description is read: 007 is no number
             pairs = names.items() if isinstance(names, dict) else enumerate(names)
             return {int(number): str(name) for number, name in pairs}
         return _names_of_lines(text)

@@ -21,7 +21,7 @@ import numpy as np
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
 from ray_yolo.labels.exports import ADVICE, tool_of
-from ray_yolo.labels.files import walk
+from ray_yolo.labels.files import content_of, read_or_refuse, walk
 from ray_yolo.labels.other_files import resolve_names
 from ray_yolo.labels.remarks import CLIPPED_PX, combine
 from ray_yolo.labels.rows import (
@@ -265,13 +265,14 @@ class _Bbox(NamedTuple):
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not os.path.isfile(file):  # reading a pipe or a device may block forever
+    text = read_or_refuse(content_of, file)
+    if text is None:
         raise DatasetError(f"{file}: is not a file; expected COCO's annotations")
     try:
-        content = json.loads(file.read_bytes(), object_pairs_hook=_mapping)
+        content = json.loads(text, object_pairs_hook=_mapping)
     except DatasetError as error:
         raise DatasetError(f"{file}: {error}") from None
-    except (ValueError, RecursionError, OSError) as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
     if tool := tool_of(content):
         raise DatasetError(f"{file}: is a file of {tool}, which is not read; {ADVICE}")

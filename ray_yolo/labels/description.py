@@ -33,6 +33,8 @@ _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
 _OF_LABELS = re.compile(r"label|annotation|exclude|single_cls", re.IGNORECASE)  # keys that say which labels are meant
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break the tables of results
 _COUNTS = ("nc", "num_classes", "number_of_classes")  # The latter two are only compared with the number of classes.
+_OUTSIDE = ("is not below the folder of this file, where a data set in a store has all its files; give a path "
+            "relative to this folder")
 MAX_CLASSES = 2**15  # limit of a model's head; the largest public data sets have some 20,000
 
 
@@ -68,12 +70,14 @@ class DatasetDescription:
         return sources
 
 
-def describe(content: Mapping[str, Any], path: Path, where: Where | None = None) -> DatasetDescription:
+def describe(content: Mapping[str, Any], path: Path, where: Where | None = None, *, confined: bool = False
+             ) -> DatasetDescription:
     """The description in an already loaded YAML mapping.
 
     Args:
         path: its file; `path:` is relative to the file's folder.
         where: returns `file:line` of a key for messages; by default the file.
+        confined: all sources must be below the file's folder, as those of a data set in a store.
 
     Raises:
         DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
@@ -86,8 +90,11 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
     root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
+    limit = path.absolute().parent if confined else Path("/")
+    if not root.is_relative_to(limit):
+        raise DatasetError(f"{where('path')}: path: {folder!r} {_OUTSIDE}")
     folders: dict[str, str] = {}  # the folders of the images of COCO files, filled by `_sources`
-    splits = {key: _sources(content, key, root, where, folders) for key in ("train", "val", "test")}
+    splits = {key: _sources(content, key, root, limit, where, folders) for key in ("train", "val", "test")}
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
@@ -200,11 +207,11 @@ def _text(value: object, where: str, key: str) -> str:
     return value.strip()
 
 
-def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where, folders: dict[str, str]
+def _sources(content: Mapping[str, Any], key: str, root: Path, limit: Path, where: Where, folders: dict[str, str]
              ) -> tuple[str, ...]:
     """The sources of a split. `{annotations: FILE, images: FOLDER}` yields FILE, which `folders` maps to FOLDER."""
     def path_of(entry: object) -> str:
-        return _locate(_text(entry, where(key), key), key, root, content, where)
+        return _locate(_text(entry, where(key), key), key, root, limit, content, where)
 
     value = content.get(key)
     if value in (None, ""):
@@ -220,11 +227,13 @@ def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where, fol
     return tuple(sources)
 
 
-def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:
-    """The path of an entry: below `root`, else the same without Roboflow's leading `../`."""
+def _locate(entry: str, key: str, root: Path, limit: Path, content: Mapping[str, Any], where: Where) -> str:
+    """The path of an entry: below `root`, else the same without Roboflow's leading `../`; below `limit` in any case."""
     without_dots = re.sub(r"^(\.\./)+", "", entry)
     spellings = [os.path.normpath(root / os.path.expanduser(text)) for text in (entry, without_dots)]
-    tried = list(dict.fromkeys(spellings))
+    tried = [path for path in dict.fromkeys(spellings) if Path(path).is_relative_to(limit)]
+    if not tried:
+        raise DatasetError(f"{where(key)}: {key}: {entry!r} {_OUTSIDE}")
     if is_archive(entry) and any(os.path.isfile(candidate) for candidate in tried):
         raise DatasetError(f"{where(key)}: {key}: {entry!r} is an archive; unpack it, and give its folder of images")
     if len(tried) > 1 and all(map(os.path.exists, tried)):

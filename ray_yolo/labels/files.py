@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import glob
 import logging
 import os
 import re
+import stat
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import features
 
 from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.files import is_absence, read_patiently
 from ray_yolo.labels.values import decode_text
 
+T = TypeVar("T")
 _BY_BUILD = {"avif": ("AVIF", (".avif",)), "jpg_2000": ("JPEG2000", (".j2k", ".jp2"))}  # Pillow may be built without
 _KNOWN = {*features.modules, *features.codecs}
 _OPTIONAL = dict(of_format for name, of_format in _BY_BUILD.items() if name in _KNOWN and features.check(name))
@@ -128,20 +131,49 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
 def _refuse(error: OSError) -> None:  # silently missing data would degrade the training
     if isinstance(error, PermissionError):
         raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
-    is_no_folder = isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ELOOP
-    if not is_no_folder:
+    if not is_absence(error):
         raise DatasetError(f"{error.filename}: cannot be listed: {error.strerror}; check the storage, and run the same "
                            "command again") from None
+
+
+def read_or_refuse(read: Callable[[str], T], path: str | Path) -> T:
+    """The result of `read(path)`, which is called again after an OSError, as by `read_patiently`.
+
+    Raises:
+        DatasetError: if storage fails in each of several tries.
+    """
+    try:
+        return read_patiently(read, str(path))
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error.strerror}; check the storage, and run the same command "
+                           "again") from None
+
+
+def content_of(path: str, max_bytes: int | None = None) -> bytes | None:
+    """The bytes of a plain file; None if there is none, or if it has more than `max_bytes`.
+
+    Raises:
+        OSError: if storage fails.
+    """
+    try:
+        status = os.stat(path)
+        is_plain = stat.S_ISREG(status.st_mode)  # reading a pipe or a device may block forever
+        if not is_plain or (max_bytes is not None and status.st_size > max_bytes):
+            return None
+        return Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _listed(file: Path, root: Path | None) -> list[str]:
     """The files that the lines of a list name, in order."""
     try:
-        if not os.path.isfile(file):  # reading a pipe or a device may block forever
-            raise FileNotFoundError
-        text = decode_text(file.read_bytes())
-    except (UnicodeDecodeError, OSError):
-        raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
+        content = read_or_refuse(content_of, file)
+        text = None if content is None else decode_text(content)
+    except UnicodeDecodeError:
+        text = None
+    if text is None:
+        raise DatasetError(f"{file}: cannot be read as text; expected one path per line")
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # other line ends may be part of a name
     pictures = _folder_of_stems(file)
     if pictures is not None:

@@ -82,6 +82,12 @@ class LabelSources:
             others = f"; {counted(unread, 'picture')} in formats that are not read: use JPEG or PNG" if unread else ""
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))}{others}); correct the path")
+        if description.snapshot:
+            top = f"{description.snapshot.folder}/"
+            outside = next((path for path in self.paths if not path.startswith(top)), None)
+            if outside is not None:
+                raise DatasetError(f"{description.file}: {split}: {outside} is not in the store of the data set; write "
+                                   "paths in list files and COCO files relative to the data set")
         folders = {os.path.dirname(label_path(path)) for path in with_own_labels}
         folders |= {os.path.dirname(path) for path in with_own_labels}
         self.findings += compare_class_files(description.names, description.file, description.root, sorted(folders))
@@ -121,8 +127,7 @@ class LabelSources:
             return [str(self._coco[path].file), *_own_files(path)]
         if path in self._matched:
             return [label_path(path), self._matched[path]]
-        xml = voc.annotation_path(path)
-        return [label_path(path), str(xml)] if xml else [label_path(path)]
+        return _own_files(path)
 
     @property
     def counted_from_0(self) -> str:

@@ -32,13 +32,9 @@ _ATTRIBUTE = ["attributes", "attribute"]
 _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
-def annotation_path(image_path: str) -> Path | None:
-    """The XML file of an image, the first one in its `folders`; None if there is none."""
-    return next(iter(annotation_paths(image_path)), None)
-
-
 def annotation_paths(image_path: str) -> list[Path]:
-    """All XML files with the name of an image in its `folders`, each once. A link to a missing file is one of them."""
+    """All XML files with the name of an image in its `folders`, each once; the first one is read. A link to a missing
+    file is one of them."""
     stem = os.path.splitext(os.path.basename(image_path))[0]
     paths: list[Path] = []
     for folder in folders(image_path):

@@ -202,11 +202,20 @@ NAMES: list[tuple[str, bytes]] = [
 ]
 """Files that give the classes other numbers than the description."""
 
+OUTSIDE = ("is not below the folder of this file, where a data set in a store has all its files; give a path relative "
+           "to this folder")
 DESCRIPTIONS = {
     "train: [": "file:///…/bucket/set/data.yaml:2: not YAML: …",
     "train: images/trian\nval: images/val\nnames: [a]":
         "file:///…/bucket/set/data.yaml:1: train: 'images/trian' does not exist; looked for file:///…/bucket/set/images/"
         "trian; correct the entry or `path`",
+    "path: /somewhere\ntrain: images/train\nnames: [a]":
+        f"file:///…/bucket/set/data.yaml:1: path: '/somewhere' {OUTSIDE}",
+    "train: /images/train\nnames: [a]": f"file:///…/bucket/set/data.yaml:1: train: '/images/train' {OUTSIDE}",
+    "names: [a]\ntrain: images/train\nval: [~/x/*.jpg]":
+        f"file:///…/bucket/set/data.yaml:3: val: '~/x/*.jpg' {OUTSIDE}",
+    "train: {annotations: images, images: ../../..}\nnames: [a]":
+        f"file:///…/bucket/set/data.yaml:1: train: '../../..' {OUTSIDE}",
 }
 """Descriptions in a bucket; the messages name no file of this machine."""
 

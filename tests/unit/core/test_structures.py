@@ -31,6 +31,8 @@ def test_paths_are_those_that_were_given() -> None:
 def test_paths_move_with_their_folder() -> None:
     moved = Paths(["/old/set/images/a.jpg", "/old/set/b.jpg"]).moved("/old/set", "/new")
     assert list(moved) == ["/new/images/a.jpg", "/new/b.jpg"]
+    with pytest.raises(AssertionError):
+        Paths(["/old/set/a.jpg", "/old/settle/b.jpg"]).moved("/old/set", "/new")
 
 
 def index(num_images: int, labels: int = 7) -> AnnotationIndex:

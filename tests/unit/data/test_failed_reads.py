@@ -59,6 +59,12 @@ def coco(folder: Path) -> DatasetDescription:
     return describe({"train": "instances_train.json", "names": ["cat"]}, folder / "data.yaml")
 
 
+def picture_list(folder: Path) -> DatasetDescription:
+    yolo_and_voc(folder)
+    write_text(folder / "list.txt", "images/text.png\nimages/xml.png\n")
+    return describe({"train": "list.txt", "names": ["cat", "dog"]}, folder / "data.yaml")
+
+
 class FailingReads:
     """Python's ways to read files; those of a chosen place fail once. It lists all places in a folder."""
 
@@ -121,6 +127,49 @@ def test_a_failed_read_is_forgotten_by_the_next_start(
         assert all(map(np.array_equal, pixels, expected_pixels)), place
 
 
+@pytest.mark.parametrize("file", ["labels/classes.txt", "notes.json", "images/data.yaml"])
+def test_a_failed_read_does_not_exchange_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """A file of names that contradicts the description is refused or reported whatever read fails."""
+    monkeypatch.setattr(files, "_PAUSES", ())
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    description = yolo_and_voc(data)
+    write_text(data / file, {".txt": "dog\ncat\n", ".yaml": "names: [dog, cat]\n"}.get(
+        Path(file).suffix, '{"categories": [{"id": 0, "name": "dog"}, {"id": 1, "name": "cat"}]}'))
+
+    def is_accepted() -> bool:
+        try:
+            found = read_index(description, "train").findings
+        except DatasetError:
+            return False
+        return all(finding.where != str(data / file) for finding in found)
+
+    with failing_reads(data) as calm:
+        assert not is_accepted()
+    for place in sorted(set(calm.places)):
+        with failing_reads(data, place):
+            assert not is_accepted(), place
+
+
+@pytest.mark.parametrize(("layout", "file"), [(coco, "instances_train.json"), (picture_list, "list.txt")])
+def test_a_failed_read_says_nothing_about_annotations_and_lists(
+        layout: Callable[[Path], DatasetDescription], file: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PAUSES", (0.0,))
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    description = layout(tmp_path)
+    expected = read_index(description, "train")
+    with failing_reads(tmp_path, ("open", str(tmp_path / file), 1)):
+        assert read_index(description, "train").digest == expected.digest
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(DatasetError, match=f"{file}: cannot be read: Input/output error; check the storage"):
+        read_index(description, "train")
+
+
 def test_an_index_with_a_failed_read_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_PAUSES", ())
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
@@ -135,6 +184,19 @@ def test_an_index_with_a_failed_read_is_not_saved(tmp_path: Path, monkeypatch: p
         assert not (tmp_path / "cache" / "labels").exists()
     assert len(read_index(description, "train")) == 4
     assert len(list((tmp_path / "cache" / "labels").iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_missing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index that was saved before there was a label file is not that of today."""
+    monkeypatch.setattr(files, "_PAUSES", ())
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    description = yolo_and_voc(tmp_path)
+    without = read_index(description, "train")
+    write_text(tmp_path / "labels" / "none.txt", ROW)
+    with failing_reads(tmp_path, ("stat", str(tmp_path / "labels" / "none.txt"), 1)), pytest.raises(DatasetError):
+        read_index(description, "train")
+    assert len(read_index(description, "train").classes) == len(without.classes) + 1
 
 
 def test_a_read_is_tried_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import io
+import struct
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -208,7 +209,7 @@ def test_a_jpeg_with_a_grey_end_is_refused(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # on its side
     ways: tuple[dict[str, int], ...] = ({}, {"subsampling": 0}, {"restart_marker_rows": 1})
-    for (number, options), mode in product(enumerate(ways), ("RGB", "L")):
+    for (number, options), mode in product(enumerate(ways), ("RGB", "L", "CMYK")):
         path = tmp_path / f"{mode}{number}.jpg"
         save(path, Image.fromarray(smooth_picture(96, 128)).convert(mode), exif=exif, **options)
         whole = path.read_bytes()
@@ -216,6 +217,34 @@ def test_a_jpeg_with_a_grey_end_is_refused(tmp_path: Path) -> None:
         for share in (0.1, 0.3, 0.6, 0.9):
             path.write_bytes(without_middle(whole, share))
             assert refusal(path), (options, mode, share)
+            path.write_bytes(path.read_bytes() + b"notes\xff\xd9")
+            assert refusal(path), (options, mode, share)
+
+
+def test_a_jpeg_without_its_end_marker_is_refused(tmp_path: Path) -> None:
+    """Zeros in the place of missing data are data too; the header may have a preview with an end marker."""
+    grey_end = smooth_picture(64, 96).copy()
+    grey_end[48:] = 128
+    loud = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    for (name, picture), comment in product({"grey": grey_end, "loud": loud}.items(), (b"", b"\xff\xda\xff\xd9")):
+        path = save(tmp_path / f"{name}.jpg", Image.fromarray(picture), quality=90, comment=comment)
+        whole = path.read_bytes()
+        assert not refusal(path), name
+        path.write_bytes(whole + bytes(64))
+        assert not refusal(path), name
+        path.write_bytes(whole[:-2] + bytes(64))
+        assert refusal(path), name
+        path.write_bytes(whole[:len(whole) // 2] + bytes(len(whole) // 2))
+        assert refusal(path), name
+
+
+def test_damaged_bytes_of_an_avif_are_a_reason(tmp_path: Path) -> None:
+    whole = save(tmp_path / "a.avif", Image.fromarray(smooth_picture(64, 96))).read_bytes()
+    for place in range(len(whole) // 2, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 255
+        (tmp_path / "a.avif").write_bytes(damaged)
+        assert refusal(tmp_path / "a.avif") == refusal(tmp_path / "a.avif", read_image), place
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -225,6 +254,20 @@ def test_a_grey_image_does_not_count_as_truncated(tmp_path: Path, progressive: b
     path = save(tmp_path / "a.jpg", Image.fromarray(picture), progressive=progressive)
     assert (read_image(str(path))[-1, -1] == 128).all()
     assert check_image(str(path)) == (96, 128)
+
+
+@pytest.mark.filterwarnings("ignore:(Truncated File Read|Corrupt EXIF)")
+@pytest.mark.parametrize("suffix", ["jpg", "mpo", "webp"])
+def test_an_orientation_of_another_type_has_the_decoders_meaning(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    for order, kind, value in product("<>", range(13), ("H2x", "2xH", "B3x")):
+        entry = struct.pack(f"{order}HHI{value}", 0x0112, kind, 1, 6)
+        mark = b"II*\0" if order == "<" else b"MM\0*"
+        exif = b"Exif\0\0" + mark + struct.pack(f"{order}IH", 8, 1) + entry + bytes(4)
+        Image.fromarray(smooth_picture(24, 40)).save(path, exif=exif)
+        assert check_image(str(path)) == read_image(str(path)).shape[:2], (order, kind, value)
+    Image.fromarray(smooth_picture(24, 40)).save(path, exif=exif[:-6])
+    assert check_image(str(path)) == read_image(str(path)).shape[:2]
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "webp"])

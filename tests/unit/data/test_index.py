@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +136,23 @@ def test_any_change_is_seen(tmp_path: Path, change: str) -> None:
     after = read_index(description, "train")
     assert not same(before, after)
     assert before.digest != after.digest
+
+
+def test_a_change_during_the_check_is_not_kept_as_the_state_before(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    description = write_dataset(tmp_path, {"a": None, "b": ROW})
+    label = tmp_path / "labels" / "a.txt"
+    check = index_module._check_all
+
+    def check_late(*arguments: Any) -> Any:
+        label.write_text(ROW)
+        return check(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_module, "_check_all", check_late)
+        assert len(read_index(description, "train").classes) == 2
+    label.unlink()
+    assert len(read_index(description, "train").classes) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", "half", "object"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -202,6 +203,48 @@ def test_an_index_has_paths_of_its_machine(bucket: Path, address: str, tmp_path:
 def test_a_folders_address_means_its_data_yaml() -> None:
     assert address_parts("s3://b/set/") == address_parts("s3://b/set") == ("s3://b/set", "data.yaml")
     assert address_parts("s3://b/set/coco.yml") == ("s3://b/set", "coco.yml")
+
+
+@pytest.mark.parametrize("entry", ["{here}/images/train", "{here}/images/*/*.png", "~/images/train",
+                                   f"{'../' * 99}{{here}}/images/train"])
+def test_files_of_this_machine_are_none_of_a_store(
+        bucket: Path, address: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(shutil.copytree(bucket, tmp_path / "home")))
+    outside = entry.format(here=tmp_path / "home")
+    for key in ("path", "train", "val"):
+        content = {"train": "images/train", "val": "images/val", key: outside}
+        (bucket / "data.yaml").write_text(json.dumps({**content, "names": ["a", "b", "c"]}))
+        with pytest.raises(DatasetError, match=f"{address}:1: {key}: "):
+            read_description(address)
+
+
+@pytest.mark.parametrize("name", ["list.txt", "instances_train.json"])
+def test_lists_of_a_store_name_no_files_of_this_machine(bucket: Path, address: str, name: str, tmp_path: Path) -> None:
+    shutil.copytree(bucket, tmp_path / "home")
+    picture = f"{tmp_path}/home/images/train/000.png"
+    coco = {"images": [{"id": 1, "file_name": picture}], "categories": [{"id": 1, "name": "a"}], "annotations": []}
+    (bucket / name).write_text(json.dumps(coco) if name.endswith("json") else picture)
+    (bucket / "data.yaml").write_text(json.dumps({"train": name, "names": ["a"]}))
+    with pytest.raises(DatasetError, match=f"{picture} is not in the store"):
+        read_index(read_description(address), "train")
+
+
+def test_a_cache_folder_may_be_relative(bucket: Path, address: str, tmp_path: Path,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_YOLO_CACHE", "x/../cache")
+    index = read_index(read_description(address), "train")
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "other"))
+    assert [Path(path).is_file() for path in localize(index).paths] == [True] * 9
+
+
+def test_a_test_split_without_files_may_be_beside_the_folder(bucket: Path, address: str) -> None:
+    """As Roboflow writes it."""
+    lines = "train: ../images/train\nval: ../images/val\ntest: ../test/images\nnames: [a, b, c]\n"
+    (bucket / "data.yaml").write_text(lines)
+    description = read_description(address)
+    assert len(read_index(description, "train")) == 9
+    assert description.test == (f"{description.root}/test/images",)
 
 
 def test_a_set_that_does_not_fit_begins_nothing(

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,21 @@ def test_xml_beside_images_or_in_annotations_equals_text_files(tmp_path: Path, f
     (place / "a.xml").write_text("<annotation></annotation>")
     again = read_index(describe({"train": folder, "names": list(NAMES)}, tmp_path / "data.yaml"), "train")
     assert len(again.classes) == 0
+
+
+def test_a_second_file_of_an_image_is_reported_at_every_start(tmp_path: Path) -> None:
+    """Also if the labels were cached before it was there."""
+    write_image(tmp_path / "images" / "train" / "a.png", smooth_picture(48, 64))
+    description = describe({"train": "images/train", "names": list(NAMES)}, tmp_path / "data.yaml")
+    content = f"<annotation>{item('dog', 17, 13, 48, 36)}</annotation>"
+    reported = []
+    for place in ("annotations", "annots", "Annotations"):
+        (tmp_path / place / "train").mkdir(parents=True)
+        (tmp_path / place / "train" / "a.xml").write_text(content)
+        reported.append([finding.where for finding in read_index(description, "train").findings])
+    others = [f"{tmp_path}/{place}/train/a.xml" for place in ("annots", "Annotations")]
+    assert [len(places) for places in reported] == [0, 1, 1]
+    assert reported[1] == others[:1]
+    shutil.rmtree(tmp_path / "annots")
+    [finding] = read_index(description, "train").findings
+    assert finding.where == others[1]
