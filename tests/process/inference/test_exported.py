@@ -106,6 +106,14 @@ def test_openvino_detects_as_the_weights(weights: Path) -> None:
     assert torch.allclose(found.boxes.data, expected.boxes.data, atol=2e-2)
 
 
+def test_openvino_files_lie_in_the_project_folder(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    weights = make_weights(tmp_path)
+    file = export(ExportConfig(weights=str(weights), format="openvino", imgsz=64, project=str(tmp_path / "out"))).path
+    assert sorted(path.name for path in file.parent.iterdir()) == ["best.bin", "best.xml"]
+    assert not weights.with_suffix(".bin").exists()
+
+
 def test_openvino_has_no_suppression(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(InputError, match=r"^nms: OpenVINO files have none"):

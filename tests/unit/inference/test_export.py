@@ -6,11 +6,13 @@ Suppression in ONNX and TorchScript gives what `select` gives.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -102,6 +104,24 @@ def test_a_file_is_written_into_the_project_folder(
     folder = tmp_path / "elsewhere" / "models"
     before = sorted(weights.parent.iterdir())
     assert run(weights, format="torchscript", project=str(folder)).path == folder / f"{weights.stem}.torchscript"
+    assert sorted(weights.parent.iterdir()) == before
+
+
+def test_both_files_of_openvino_are_written_into_the_project_folder(
+        weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a converter that leaves two files, as OpenVINO's."""
+    def save(model: object, file: Path, **options: Any) -> None:
+        for path in (file, file.with_suffix(".bin")):
+            path.write_text("saved")
+
+    monkeypatch.setitem(module._REQUIRED, "openvino", ())
+    monkeypatch.setitem(sys.modules, "openvino", mock.Mock(save_model=save))
+    for name in ("_write_onnx", "_compare_predictions"):
+        monkeypatch.setattr(module, name, lambda *arguments, **options: 0.0)
+    monkeypatch.setattr(module, "load_exported", mock.Mock())
+    folder, before = tmp_path / "elsewhere", sorted(weights.parent.iterdir())
+    assert run(weights, format="openvino", project=str(folder)).path == folder / "best.xml"
+    assert sorted(folder.iterdir()) == [folder / "best.bin", folder / "best.xml"]
     assert sorted(weights.parent.iterdir()) == before
 
 
