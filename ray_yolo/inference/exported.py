@@ -127,7 +127,7 @@ def _open_openvino(path: Path) -> tuple[RunExported, Mapping[str, str], int | No
     core = openvino.Core()
     model = core.read_model(path)
     compiled = core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
-    keys = ("names", "imgsz", "stride", "nms", "detections", "pixel_range")
+    keys = ("names", "imgsz", "stride", "nms", "detections", "pixel_range", "classes")
     metadata = {key: model.get_rt_info([METADATA_SECTION, key]).astype(str) for key in keys
                 if model.has_rt_info([METADATA_SECTION, key])}
     size: Any = model.inputs[0].get_partial_shape()[0]

@@ -106,12 +106,13 @@ def test_openvino_detects_as_the_weights(weights: Path) -> None:
     assert torch.allclose(found.boxes.data, expected.boxes.data, atol=2e-2)
 
 
-def test_openvino_files_lie_in_the_project_folder(tmp_path: Path) -> None:
+def test_openvino_files_lie_in_the_project_folder_and_know_the_trained_classes(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
-    weights = make_weights(tmp_path)
+    weights = make_weights(tmp_path, classes=(1,))
     file = export(ExportConfig(weights=str(weights), format="openvino", imgsz=64, project=str(tmp_path / "out"))).path
     assert sorted(path.name for path in file.parent.iterdir()) == ["best.bin", "best.xml"]
     assert not weights.with_suffix(".bin").exists()
+    assert load_exported(file).trained_classes == (1,)
 
 
 def test_openvino_has_no_suppression(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.inference import export as module
 from ray_yolo.inference.export import ExportResult, Selection, export, onnx_selection, random_predictions
+from ray_yolo.inference.exported import load_exported
 from ray_yolo.models.families import FAMILIES, FAMILY_OF
 from ray_yolo.ops.nms import select
 from tests.support.weights import make_weights
@@ -123,6 +124,19 @@ def test_both_files_of_openvino_are_written_into_the_project_folder(
     assert run(weights, format="openvino", project=str(folder)).path == folder / "best.xml"
     assert sorted(folder.iterdir()) == [folder / "best.bin", folder / "best.xml"]
     assert sorted(weights.parent.iterdir()) == before
+
+
+def test_an_openvino_file_knows_all_that_its_export_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {"names": "{0: 'a', 1: 'b'}", "imgsz": "[64, 64]", "stride": "32", "nms": "False",
+              "pixel_range": '{"integer": [0, 4095]}', "classes": "[1]"}
+    model = mock.Mock(has_rt_info=lambda path: path[1] in stated, inputs=[mock.MagicMock()],
+                      get_rt_info=lambda path: mock.Mock(astype=lambda kind: kind(stated[path[1]])))
+    core = mock.Mock(read_model=lambda path: model)
+    monkeypatch.setitem(sys.modules, "openvino", mock.Mock(Core=lambda: core))
+    (tmp_path / "best.xml").touch()
+    exported = load_exported(tmp_path / "best.xml")
+    assert (exported.trained_classes, exported.names, exported.suppress) == ((1,), ("a", "b"), True)
+    assert exported.pixel_range == {"integer": (0, 4095)}
 
 
 def in_onnx(settings: NmsConfig, opset: int = 20, *, suppress: bool = True) -> Suppress:
