@@ -19,6 +19,7 @@ import torch
 from ray_yolo.checkpoints.layout import manifest_of
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.files import HashingWriter
+from ray_yolo.core.formatting import encodable
 from ray_yolo.core.versioned import parse_versioned, with_checksum
 
 _ENTRIES = {"format", "step", "recipe_digest", "size", "sha256", "weights"}  # Every manifest has these entries.
@@ -181,13 +182,14 @@ def load_plain(path: Path, *, mapped: bool = False) -> Any:
     """Read a file of `torch.save`, checked before, with torch's weights-only reader.
 
     Args:
-        mapped: read the bytes of a tensor only when they are used.
+        mapped: read the bytes of a tensor only when they are used, if possible.
 
     Raises:
         CheckpointError: if it is damaged, or needs unpickling.
     """
+    is_utf_8 = encodable(str(path)) == str(path)  # torch maps no file with another name
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_utf_8)
     except Exception as error:
         head = _head(path)
         if not head.startswith((_ARCHIVE, _PICKLE)):

@@ -250,7 +250,8 @@ def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadat
         of_selection = _compare_selection(lambda boxes: selection(boxes).numpy(), config, suppress=model.suppress)
         difference = max(difference, of_selection)
         traced = _trace(nn.Sequential(traced, selection), example)
-    torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
+    with path.open("wb") as file:  # torch takes no path that is not UTF-8
+        torch.jit.save(traced, file, _extra_files={"config.txt": json.dumps(metadata)})
     return difference
 
 
@@ -261,7 +262,7 @@ def _trace(model: nn.Module, example: Tensor) -> Any:
 def _onnx_run(path: Path) -> RunOnnx:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])  # see `_open_onnx`
     name = session.get_inputs()[0].name
     return lambda tensor: np.asarray(session.run(None, {name: tensor.numpy()})[0])
 

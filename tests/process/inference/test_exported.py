@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,14 @@ def test_files_that_cannot_predict_here_are_refused(weights: Path, tmp_path: Pat
     suppressed = export(ExportConfig(weights=str(weights), imgsz=64, nms=True)).path
     with pytest.raises(CheckpointError, match=r"best.onnx: was exported with --nms, so its thresholds are fixed"):
         load_exported(suppressed)
+
+
+def test_an_exported_file_in_a_folder_that_is_not_utf_8_detects(weights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    file = export(ExportConfig(weights=str(weights), format="onnx", imgsz=64, project=str(folder))).path
+    assert list(folder.iterdir()) == [file]
+    [found] = YOLO(file)(BGR)
+    assert len(found) > 2
 
 
 def test_a_file_of_another_program_is_refused(dynamic: Path, tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def test_a_manifest_that_could_name_other_files_is_damaged(wrong: dict[str, Any]
         state_file.parse_manifest(state_file.manifest_text(right | wrong).encode())
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_state_in_a_folder_that_is_not_utf_8_is_read(tmp_path: Path, mapped: bool) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    state_file.write_state(folder / "state.pt", tree(0.5, 2))
+    read = state_file.load_plain(folder / "state.pt", mapped=mapped)
+    assert state_file.digest(read) == state_file.digest(tree(0.5, 2))
+
+
 def test_every_bit_and_name_of_a_tensor_counts() -> None:
     digests = {state_file.digest(state) for state in (
         tree(0.5, 2), tree(-0.5, 2), tree(0.5, 3), {**tree(0.5, 2), "more": torch.ones(1)},

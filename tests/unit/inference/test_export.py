@@ -5,6 +5,8 @@ Suppression in ONNX and TorchScript gives what `select` gives.
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
 import warnings
@@ -106,6 +108,15 @@ def test_a_file_is_written_into_the_project_folder(
     before = sorted(weights.parent.iterdir())
     assert run(weights, format="torchscript", project=str(folder)).path == folder / f"{weights.stem}.torchscript"
     assert sorted(weights.parent.iterdir()) == before
+
+
+def test_a_folder_that_is_not_utf_8_takes_an_export(weights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    file = run(weights, format="torchscript", project=str(folder)).path
+    assert list(folder.iterdir()) == [file]
+    stated = {"config.txt": ""}
+    torch.jit.load(io.BytesIO(file.read_bytes()), _extra_files=stated)
+    assert "names" in json.loads(stated["config.txt"])
 
 
 def test_both_files_of_openvino_are_written_into_the_project_folder(
