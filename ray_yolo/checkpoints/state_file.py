@@ -19,9 +19,12 @@ import torch
 from ray_yolo.checkpoints.layout import manifest_of
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.core.files import HashingWriter
+from ray_yolo.core.formatting import encodable
 from ray_yolo.core.versioned import parse_versioned, with_checksum
 
 _ENTRIES = {"format", "step", "recipe_digest", "size", "sha256", "weights"}  # Every manifest has these entries.
+_WEIGHTS = re.compile(r"last|best|epoch[0-9]+")  # the stems of the files in `weights/`
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ARCHIVE = b"PK\x03\x04"  # A zip archive begins so, as torch checks it.
 _PICKLE = b"\x80"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's pickled magic number before 1.6
@@ -78,7 +81,7 @@ def manifest_text(manifest: Mapping[str, Any]) -> str:
 
 
 def parse_manifest(data: bytes) -> dict[str, Any]:
-    """The content of a manifest.
+    """The content of a manifest. What it names is a file of `weights/` or a state: no path leads elsewhere.
 
     Raises:
         ValueError: if it is damaged.
@@ -87,7 +90,28 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
     missing = _ENTRIES - manifest.keys()
     if missing:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    whole = manifest.get("whole", manifest)
+    is_right = {"step": _is_count(manifest["step"]), "weights": _are_weights(manifest["weights"]),
+                "size": _is_count(manifest["size"]), "sha256": _is_sha256(manifest["sha256"]),
+                "whole": isinstance(whole, dict) and _is_count(whole.get("size")) and _is_sha256(whole.get("sha256"))}
+    wrong = [name for name, right in is_right.items() if not right]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} has a value that no save writes")
     return manifest
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # True is no count
+
+
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
+def _are_weights(value: object) -> bool:
+    """Whether these are steps by the name of a file of `weights/`."""
+    return isinstance(value, dict) and all(
+        _WEIGHTS.fullmatch(name) and _is_count(step) for name, step in value.items())
 
 
 def verify_manifest(state: Path, manifest: Path) -> str | None:
@@ -158,13 +182,14 @@ def load_plain(path: Path, *, mapped: bool = False) -> Any:
     """Read a file of `torch.save`, checked before, with torch's weights-only reader.
 
     Args:
-        mapped: read the bytes of a tensor only when they are used.
+        mapped: read the bytes of a tensor only when they are used, if possible.
 
     Raises:
         CheckpointError: if it is damaged, or needs unpickling.
     """
+    is_utf_8 = encodable(str(path)) == str(path)  # torch maps no file with another name
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_utf_8)
     except Exception as error:
         head = _head(path)
         if not head.startswith((_ARCHIVE, _PICKLE)):

@@ -129,8 +129,7 @@ def export(config: ExportConfig) -> ExportResult:
         RayYoloError: if the outputs differ from those of torch; the file is removed.
     """
     config, trained = check(config)
-    weights = Path(config.weights)
-    path = (Path(config.project or weights.parent) / weights.name).with_suffix(_SUFFIXES[config.format])
+    path = _exported_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     imgsz = input_size(trained, config.imgsz)
     metadata = {  # YOLOv5's keys, but `detections`; `names` reads as a Python dict
@@ -184,6 +183,11 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     return config.model_copy(update=decided), trained
 
 
+def _exported_file(config: ExportConfig) -> Path:
+    """The file that a completed configuration asks for."""
+    return (Path(config.project) / Path(config.weights).name).with_suffix(_SUFFIXES[config.format])
+
+
 def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:
     import onnx
     from onnx import compose, helper
@@ -218,7 +222,7 @@ def _write_openvino(model: Decoded, config: ExportConfig, imgsz: int, metadata: 
     """Convert the ONNX file. The weights are in a .bin file of the name of the final .xml file, which refers to it."""
     import openvino
 
-    weights = Path(config.weights).with_suffix(".bin")
+    weights = _exported_file(config).with_suffix(".bin")
     with TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         onnx_file = Path(folder) / "model.onnx"
         difference = _write_onnx(model, config, imgsz, metadata, onnx_file)
@@ -246,7 +250,8 @@ def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadat
         of_selection = _compare_selection(lambda boxes: selection(boxes).numpy(), config, suppress=model.suppress)
         difference = max(difference, of_selection)
         traced = _trace(nn.Sequential(traced, selection), example)
-    torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
+    with path.open("wb") as file:  # torch takes no path that is not UTF-8
+        torch.jit.save(traced, file, _extra_files={"config.txt": json.dumps(metadata)})
     return difference
 
 
@@ -257,7 +262,7 @@ def _trace(model: nn.Module, example: Tensor) -> Any:
 def _onnx_run(path: Path) -> RunOnnx:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])  # see `_open_onnx`
     name = session.get_inputs()[0].name
     return lambda tensor: np.asarray(session.run(None, {name: tensor.numpy()})[0])
 

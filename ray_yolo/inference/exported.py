@@ -113,7 +113,8 @@ def _open_onnx(path: Path) -> tuple[RunExported, Mapping[str, str], int | None]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # images run in parallel, so that results do not depend on the number of threads
     options.log_severity_level = 3  # errors only
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    content = path.read_bytes()  # ONNX Runtime takes no path that is not UTF-8
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     [given] = session.get_inputs()
     batch_size = given.shape[0] if isinstance(given.shape[0], int) else None
     metadata = session.get_modelmeta().custom_metadata_map
@@ -127,7 +128,7 @@ def _open_openvino(path: Path) -> tuple[RunExported, Mapping[str, str], int | No
     core = openvino.Core()
     model = core.read_model(path)
     compiled = core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
-    keys = ("names", "imgsz", "stride", "nms", "detections", "pixel_range")
+    keys = ("names", "imgsz", "stride", "nms", "detections", "pixel_range", "classes")
     metadata = {key: model.get_rt_info([METADATA_SECTION, key]).astype(str) for key in keys
                 if model.has_rt_info([METADATA_SECTION, key])}
     size: Any = model.inputs[0].get_partial_shape()[0]

@@ -32,7 +32,7 @@ from ray_yolo.core.formatting import encodable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.sources import USUAL_RATE, Frame, InputSource, Media, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
-from ray_yolo.inference.results import LEAST_SIDE, Boxes, Results, label_rows
+from ray_yolo.inference.results import LEAST_SIDE, Boxes, Results, label_rows, write_picture
 from ray_yolo.labels import LabelSources
 
 Item = TypeVar("Item")
@@ -76,8 +76,7 @@ class Output:
                             least_side=LEAST_SIDE if results.frame is None else 0)
         if results.frame is not None:
             return plot
-        _, content = cv2.imencode(".jpg", plot)
-        with_folder(self.folder / f"{stem}.jpg").write_bytes(content.tobytes())
+        write_picture(with_folder(self.folder / f"{stem}.jpg"), plot)
         return None
 
 

@@ -195,12 +195,9 @@ class Results:
             picture.show()
 
     def save(self, filename: str | Path | None = None, **plot: Any) -> str:
-        """Write `plot` to a file, by default results_NAME.jpg in the current folder. Returns its path."""
-        path = Path(filename or f"results_{Path(self.path).stem}.jpg")
-        ok, content = cv2.imencode(path.suffix or ".jpg", self.plot(**plot))
-        assert ok
-        path.write_bytes(content.tobytes())
-        return str(path)
+        """Write `plot` to a file, by default results_NAME.jpg in the current folder. Returns its path: see
+        `write_picture`."""
+        return str(write_picture(Path(filename or f"results_{Path(self.path).stem}.jpg"), self.plot(**plot)))
 
     def crop(self) -> list[np.ndarray]:
         """The crop of each box, (height, width, 3) uint8 BGR; at least one pixel."""
@@ -219,8 +216,7 @@ class Results:
         for number, (piece, kind) in enumerate(pieces, 1):
             path = Path(save_dir) / folders[int(kind)] / f"{stem}.{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            _, content = cv2.imencode(".jpg", piece)
-            path.write_bytes(content.tobytes())
+            write_picture(path, piece)
 
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
         """Write a label file in YOLO's format and return its path; without boxes it is empty.
@@ -264,6 +260,21 @@ class Results:
         return table.assign(name=[self.names[kind] for kind in table["class"]])
 
     to_pandas = to_df
+
+
+def write_picture(path: Path, bgr: np.ndarray) -> Path:
+    """Write a picture in the format of a suffix, by default JPEG. Returns the path of the file: with the suffix .png if
+    the format cannot hold the picture, as JPEG none with a side of more than 65,500 pixels.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    fits, content = cv2.imencode(path.suffix or ".jpg", bgr)
+    if not fits:
+        path = path.with_suffix(".png")
+        _, content = cv2.imencode(".png", bgr)
+    path.write_bytes(content.tobytes())
+    return path
 
 
 def label_rows(detections: np.ndarray, size: tuple[int, int], *, scores: bool) -> str:

@@ -9,8 +9,10 @@ The bucket decides which runs exist (`refresh`); `remote_run` synchronises the o
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -26,6 +28,8 @@ from ray_yolo.storage.lease import LEASE, check_conditions
 from ray_yolo.storage.store import Store, in_parallel, is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
+
+_logger = logging.getLogger(__name__)
 
 
 def project_address(placement: Placement) -> str:
@@ -76,7 +80,7 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
         if is_held(folder):  # since the first look
             continue
         if folder.exists() and read_or_empty(folder / RECORD_FILE) != record:
-            shutil.rmtree(folder)  # an earlier run with this name
+            _clear_away(folder)  # an earlier run with this name
         create_working_copy(folder, f"{address}/{name}")
         (folder / RECORD_FILE).write_bytes(record)
         modified = files[RECORD_FILE]
@@ -89,7 +93,26 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
     for folder in copies:
         is_gone = folder.name not in runs and (folder / ADDRESS_FILE).exists()
         if is_gone and not is_held(folder):
-            shutil.rmtree(folder)
+            _clear_away(folder)
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove a copy of a run that the bucket does not have; one with checkpoints is moved aside, out of the project.
+
+    Such a run may be in a folder that is not mounted now, and its checkpoints nowhere else.
+    """
+    address = address_of(folder)
+    if not any(folder.rglob("checkpoints/step-*")):
+        shutil.rmtree(folder)
+        return
+    removed = folder.parent.with_name(f"{folder.parent.name}.removed")
+    removed.mkdir(exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=removed))
+    folder.rename(aside)
+    (aside / ADDRESS_FILE).unlink(missing_ok=True)  # it is a run of its own now
+    _logger.warning("%s: the storage does not have this run any more; the working copy with its checkpoints is in %s "
+                    "now. If the storage was not mounted, stop, mount it and run the same command again", address,
+                    aside)
 
 
 def _list_runs(store: Store, only: str) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.core.events import EpochEvent, Event, StartEvent, StepEvent
+from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, StartEvent, StepEvent
 from ray_yolo.core.redact import reason_of
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
@@ -26,7 +26,7 @@ from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detectio
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
-from ray_yolo.runs.event_log import epoch_rows, surviving
+from ray_yolo.runs.event_log import epoch_rows, last_of, surviving
 from ray_yolo.runs.run_record import RECORD_FILE, RunRecord, read_record
 from ray_yolo.sinks.retry import RecordError
 
@@ -166,18 +166,18 @@ class Pictures:
             with isolated("results.png", self._failed):
                 plot_results(rows, self._folder / "results.png")
         if any(isinstance(event, (StepEvent, EpochEvent)) for event in events):
-            self._draw_images()
+            self._draw_images(last_of(events, DatasetEvent))
         if self._failed:
             raise RecordError("not drawn: " + ", ".join(f"{name} ({reason})" for name, reason in self._failed.items()))
 
-    def _draw_images(self) -> None:
+    def _draw_images(self, dataset: DatasetEvent | None) -> None:
         folder, table = self._folder, self._folder / DETECTIONS_FILE
         needs_training = bool(self._failed) or not (folder / "labels.jpg").exists()
         needs_detections = table.exists() and (
             bool(self._failed) or _is_older(folder / LAST_PICTURE, table.stat().st_mtime))
         if not (needs_training or needs_detections):
             return
-        spec = self._spec = self._spec or recorded_spec(folder, self._data_folders)
+        spec = self._spec = self._spec or recorded_spec(folder, self._data_folders, dataset)
         if needs_training:
             draw_training(folder, spec, self._failed)
             with isolated("labels.jpg", self._failed):
@@ -189,8 +189,11 @@ class Pictures:
                 draw_detections(detections, spec.val, spec.recipe.imgsz, folder, self._failed)
 
 
-def recorded_spec(folder: Path, data_folders: Sequence[Path]) -> TrainSpec:
+def recorded_spec(folder: Path, data_folders: Sequence[Path], dataset: DatasetEvent | None) -> TrainSpec:
     """The training of a run folder, with its data set as it is now.
+
+    Args:
+        dataset: the data set at the last start; without it or in an older log, validation labels are not compared.
 
     Raises:
         InputError: if the data set cannot be read, or its labels are not those that were trained.
@@ -207,8 +210,11 @@ def recorded_spec(folder: Path, data_folders: Sequence[Path]) -> TrainSpec:
     recipe = recipe.model_copy(update={"data": data})
     _, train, val = read_splits(recipe)
     train, val = select_part(recipe, train, val)
-    if train.digest != record.labels:
-        raise InputError(f"{data}: the training labels have changed since the training, so its images are not drawn")
+    validated = dataset.splits["val"].digest if dataset and "val" in dataset.splits else ""
+    for kind, then, now in (("training", record.labels, train.digest),
+                            ("validation", validated or val.digest, val.digest)):
+        if now != then:
+            raise InputError(f"{data}: the {kind} labels have changed since the training, so its images are not drawn")
     return TrainSpec(recipe=recipe, digest=record.digest, names=record.names, run_dir=folder,
                      architecture=record.architecture, anchors=record.anchors, train=train, val=val)
 

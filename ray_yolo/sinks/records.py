@@ -44,7 +44,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.core.files import clear_temporary
 from ray_yolo.core.garbage import collect_rarely
-from ray_yolo.core.redact import redact
+from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.core.system import set_priority
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, follow
 from ray_yolo.runs.folders import is_held, lock_file
@@ -91,10 +91,19 @@ def read_settings(folder: Path, uri: str | None, start: Path) -> RecordSettings:
     Args:
         uri: the MLflow server to use.
         start: the folder in which the command was started, as far as known.
+
+    Raises:
+        InputError: if opt.yaml cannot be read. Without the file there are no trackers and no registered model.
     """
+    file = folder.resolve() / OPTIONS_FILE
     placement: dict[str, Any] = {}
-    with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
-        placement = dict(yaml.safe_load((folder / OPTIONS_FILE).read_text())["placement"])
+    try:
+        placement = dict(yaml.safe_load(file.read_text())["placement"])
+    except FileNotFoundError:  # of an earlier version, or the folder was removed
+        pass
+    except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError) as error:  # an empty file is None: a TypeError
+        raise InputError(f"{file}: does not say which records the run has ({reason_of(error)}); restore it from a "
+                         "copy, or remove it to do without trackers and a registered model") from None
     return RecordSettings(
         uri=uri, plots=not placement.get("noplots") and (folder / RECORD_FILE).exists(),
         registered_name="" if uri is None and is_copy(folder) else placement.get("registered_name") or "",
@@ -131,6 +140,28 @@ def build_records(folder: Path, settings: RecordSettings, warn: Warn, tell: Tell
 
         records.append(FileUpload(folder, settings.address))
     return records
+
+
+class Unreadable:
+    """In place of the records of a run whose settings cannot be read: it fails, so that they are not complete."""
+
+    name, uses_time = "records", False
+
+    def __init__(self, error: InputError) -> None:
+        self._error = error
+
+    def update(self, events: Sequence[Event], ended: bool) -> None:
+        """Raises InputError."""
+        raise self._error
+
+
+def records_of(folder: Path, uri: str | None, start: Path, warn: Warn, tell: Tell = ignore) -> list[Record]:
+    """The records that the settings of a run ask for; see `read_settings` and `build_records`."""
+    try:
+        settings = read_settings(folder, uri, start)
+    except InputError as error:
+        return [Unreadable(error)]
+    return build_records(folder, settings, warn, tell)
 
 
 @dataclass
@@ -290,8 +321,7 @@ def complete(folder: Path, uri: str | None, start: Path, warn: Warn, tell: Tell 
     with locked(folder) as lock:
         if lock is None:
             return None
-        settings = read_settings(folder, uri, start)
-        records = RunRecords(folder, build_records(folder, settings, warn, tell), warn, retries=False)
+        records = RunRecords(folder, records_of(folder, uri, start, warn, tell), warn, retries=False)
         records.update(ended=True)
         if not records.pending:
             note_complete(lock, records, uri)
@@ -483,8 +513,7 @@ def run_process(make_records: Callable[[ProcessContext], bool]) -> int:
 def _make_records(context: ProcessContext) -> bool:
     """Make the records of a run while its driver trains it."""
     folder, uri, start, driver = context.folder, context.uri, context.start, context.driver
-    settings = read_settings(folder, uri, start)
-    work = RunRecords(folder, build_records(folder, settings, driver.warn, driver.tell), driver.warn)
+    work = RunRecords(folder, records_of(folder, uri, start, driver.warn, driver.tell), driver.warn)
     holds = work_until_complete(work, driver)
     if holds and not work.is_gone:
         note_complete(context.lock, work, uri)

@@ -31,11 +31,10 @@ from ray_yolo.sinks.records import (
     LOCK_FILE,
     ProcessContext,
     RunRecords,
-    build_records,
     is_complete,
     locked,
     note_complete,
-    read_settings,
+    records_of,
     run_process,
     wait_for_lock,
     work_until_complete,
@@ -180,8 +179,8 @@ class StudyRecords:
             if not lock_file(lock):
                 return None
             lock.truncate(0)
-            settings = read_settings(folder, self._uri, self._start)
-            records = RunRecords(folder, build_records(folder, settings, self._warn, self._tell), self._warn)
+            made = records_of(folder, self._uri, self._start, self._warn, self._tell)
+            records = RunRecords(folder, made, self._warn)
             records.read()
             unless_open.pop_all()  # the lock stays
         trial = self._open[folder.name] = _OpenTrial(records, lock)

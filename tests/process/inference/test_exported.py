@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,14 @@ def test_files_that_cannot_predict_here_are_refused(weights: Path, tmp_path: Pat
         load_exported(suppressed)
 
 
+def test_an_exported_file_in_a_folder_that_is_not_utf_8_detects(weights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    file = export(ExportConfig(weights=str(weights), format="onnx", imgsz=64, project=str(folder))).path
+    assert list(folder.iterdir()) == [file]
+    [found] = YOLO(file)(BGR)
+    assert len(found) > 2
+
+
 def test_a_file_of_another_program_is_refused(dynamic: Path, tmp_path: Path) -> None:
     import onnx
 
@@ -104,6 +113,15 @@ def test_openvino_detects_as_the_weights(weights: Path) -> None:
     [expected], [found] = YOLO(weights)(BGR, imgsz=64), YOLO(result.path)(BGR)
     assert len(found) > 2
     assert torch.allclose(found.boxes.data, expected.boxes.data, atol=2e-2)
+
+
+def test_openvino_files_lie_in_the_project_folder_and_know_the_trained_classes(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    weights = make_weights(tmp_path, classes=(1,))
+    file = export(ExportConfig(weights=str(weights), format="openvino", imgsz=64, project=str(tmp_path / "out"))).path
+    assert sorted(path.name for path in file.parent.iterdir()) == ["best.bin", "best.xml"]
+    assert not weights.with_suffix(".bin").exists()
+    assert load_exported(file).trained_classes == (1,)
 
 
 def test_openvino_has_no_suppression(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from ray_yolo.sinks.records import (
     note_incomplete,
     read_settings,
     run_process,
+    synchronise,
     work_until_complete,
 )
 from ray_yolo.sinks.registry import Registered, Registry
@@ -460,7 +461,23 @@ def test_the_settings_of_a_run_are_those_of_its_last_command(tmp_path: Path) -> 
     settings = read_settings(run, AWAY, tmp_path / "elsewhere")
     assert (settings.uri, settings.plots, settings.registered_name, settings.address) == (AWAY, True, "birds", "")
     assert settings.data_folders[:2] == (tmp_path / "elsewhere", tmp_path)
-    (run / "opt.yaml").write_text("{")
+    (run / "opt.yaml").unlink()
     assert read_settings(run, None, tmp_path).plots
 
 
+@pytest.mark.parametrize(
+    "damage", [b"{", b"", b"placement: 1\n", b"recipe: {}\n", b"placement: {name: \xff}\n"], ids=repr)
+def test_records_are_not_complete_while_the_settings_cannot_be_read(tmp_path: Path, damage: bytes) -> None:
+    run = begin(tmp_path / "exp", {"trackers": "gone"})
+    whole = (run / "opt.yaml").read_bytes()
+    (run / "opt.yaml").write_bytes(damage)
+    warnings: list[str] = []
+    complete(run, None, tmp_path, warnings.append)
+    assert [str(run / "opt.yaml") in text for text in warnings] == [True]
+    assert not is_complete(run, None)
+    with pytest.raises(InputError, match="restore it from a copy, or remove it"):
+        synchronise(run, None)
+    (run / "opt.yaml").write_bytes(whole)
+    records = complete(run, None, tmp_path, warnings.append)
+    assert records is not None
+    assert records.pending == ["gone"]

@@ -98,7 +98,7 @@ def _interrupt(path: Path) -> None:
 def _draw(record: FolderRecord) -> None:
     """Read what a picture needs, in the folder of a run."""
     write_record(Path(), record)
-    recorded_spec(Path(), [Path()])
+    recorded_spec(Path(), [Path()], None)
 
 
 def _draw_on_a_full_disk() -> None:

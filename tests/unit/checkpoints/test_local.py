@@ -48,6 +48,17 @@ def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: 
         state_file.read_state(weights)
 
 
+def test_a_manifest_links_no_file_outside_the_run(tmp_path: Path) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    victim.mkdir()
+    manifest = save(run, 1, "last") / "MANIFEST.json"
+    stated = json.loads(manifest.read_text())
+    manifest.write_text(state_file.manifest_text(stated | {"weights": {"../../victim/best": 1}}))
+    with pytest.raises(CheckpointError):
+        checkpoint.recover(run, "digest")
+    assert list(victim.iterdir()) == []
+
+
 def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path: Path) -> None:
     for step in (2, 10, 9):  # written out of order: names decide, not times
         save(tmp_path, step, *(["best"] if step == 2 else []))

@@ -11,6 +11,7 @@ import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints.remote_checkpoints import RemoteCheckpoints
+from ray_yolo.checkpoints.state_file import manifest_text
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.storage.lease import LEASE, Terms
 from ray_yolo.storage.store import Entry, Fetched, FolderStore
@@ -61,6 +62,17 @@ def test_another_machine_gets_the_newest_checkpoint_and_the_weights(here: Machin
     there.stored.download_weights(there.folder)
     assert {kind: value(there.folder / "weights" / f"{kind}.pt") for kind in ("last", "best")} == {"last": 2, "best": 1}
     checkpoint.check_weights(there.folder, 2)
+
+
+def test_a_stored_manifest_names_no_object_outside_the_states(here: Machine, store: FolderStore) -> None:
+    here.save(1, "last", keep=2)
+    key = "checkpoints/000001-step-1.json"
+    stated = json.loads(store.get(key).data)
+    store.put("model.pt", b"another object")
+    store.put(key, manifest_text(stated | {"sha256": "../model"}).encode())
+    with pytest.raises(ValueError, match="sha256"):
+        here.save(2, "last")
+    assert store.get("model.pt").data == b"another object"
 
 
 def test_removed_checkpoints_are_not_used(

@@ -33,6 +33,29 @@ def test_a_written_state_is_known_by_its_size_and_bytes(tmp_path: Path) -> None:
     assert state_file.digest(read) == state_file.digest(tree(0.5, 2))
 
 
+@pytest.mark.parametrize("wrong", [
+    {"weights": {"../../victim/best": 1}}, {"weights": {"epoch": 1}}, {"weights": {"best": "1"}},
+    {"weights": {"best": -1}}, {"weights": ["best"]}, {"step": "1"}, {"step": None}, {"size": 1.5},
+    {"sha256": "../../other/model"}, {"sha256": "A" * 64}, {"sha256": 1}, {"whole": {"size": 1, "sha256": "../x"}},
+    {"whole": {"sha256": "a" * 64}}, {"whole": "a"}], ids=str)
+def test_a_manifest_that_could_name_other_files_is_damaged(wrong: dict[str, Any]) -> None:
+    """Its checksum protects against flipped bits only: who writes a manifest writes that, too."""
+    right = {"format": 2, "step": 2, "recipe_digest": "digest", "size": 1, "sha256": "a" * 64,
+             "weights": {"last": 2, "best": 0, "epoch12": 1}, "whole": {"size": 2, "sha256": "b" * 64}}
+    assert state_file.parse_manifest(state_file.manifest_text(right).encode()).items() >= right.items()
+    with pytest.raises(ValueError, match=r"its (weights|step|size|sha256|whole)"):
+        state_file.parse_manifest(state_file.manifest_text(right | wrong).encode())
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_state_in_a_folder_that_is_not_utf_8_is_read(tmp_path: Path, mapped: bool) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    state_file.write_state(folder / "state.pt", tree(0.5, 2))
+    read = state_file.load_plain(folder / "state.pt", mapped=mapped)
+    assert state_file.digest(read) == state_file.digest(tree(0.5, 2))
+
+
 def test_every_bit_and_name_of_a_tensor_counts() -> None:
     digests = {state_file.digest(state) for state in (
         tree(0.5, 2), tree(-0.5, 2), tree(0.5, 3), {**tree(0.5, 2), "more": torch.ones(1)},

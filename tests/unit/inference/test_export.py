@@ -5,12 +5,16 @@ Suppression in ONNX and TorchScript gives what `select` gives.
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -22,6 +26,7 @@ from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.inference import export as module
 from ray_yolo.inference.export import ExportResult, Selection, export, onnx_selection, random_predictions
+from ray_yolo.inference.exported import load_exported
 from ray_yolo.models.families import FAMILIES, FAMILY_OF
 from ray_yolo.ops.nms import select
 from tests.support.weights import make_weights
@@ -103,6 +108,46 @@ def test_a_file_is_written_into_the_project_folder(
     before = sorted(weights.parent.iterdir())
     assert run(weights, format="torchscript", project=str(folder)).path == folder / f"{weights.stem}.torchscript"
     assert sorted(weights.parent.iterdir()) == before
+
+
+def test_a_folder_that_is_not_utf_8_takes_an_export(weights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    file = run(weights, format="torchscript", project=str(folder)).path
+    assert list(folder.iterdir()) == [file]
+    stated = {"config.txt": ""}
+    torch.jit.load(io.BytesIO(file.read_bytes()), _extra_files=stated)
+    assert "names" in json.loads(stated["config.txt"])
+
+
+def test_both_files_of_openvino_are_written_into_the_project_folder(
+        weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a converter that leaves two files, as OpenVINO's."""
+    def save(model: object, file: Path, **options: Any) -> None:
+        for path in (file, file.with_suffix(".bin")):
+            path.write_text("saved")
+
+    monkeypatch.setitem(module._REQUIRED, "openvino", ())
+    monkeypatch.setitem(sys.modules, "openvino", mock.Mock(save_model=save))
+    for name in ("_write_onnx", "_compare_predictions"):
+        monkeypatch.setattr(module, name, lambda *arguments, **options: 0.0)
+    monkeypatch.setattr(module, "load_exported", mock.Mock())
+    folder, before = tmp_path / "elsewhere", sorted(weights.parent.iterdir())
+    assert run(weights, format="openvino", project=str(folder)).path == folder / "best.xml"
+    assert sorted(folder.iterdir()) == [folder / "best.bin", folder / "best.xml"]
+    assert sorted(weights.parent.iterdir()) == before
+
+
+def test_an_openvino_file_knows_all_that_its_export_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {"names": "{0: 'a', 1: 'b'}", "imgsz": "[64, 64]", "stride": "32", "nms": "False",
+              "pixel_range": '{"integer": [0, 4095]}', "classes": "[1]"}
+    model = mock.Mock(has_rt_info=lambda path: path[1] in stated, inputs=[mock.MagicMock()],
+                      get_rt_info=lambda path: mock.Mock(astype=lambda kind: kind(stated[path[1]])))
+    core = mock.Mock(read_model=lambda path: model)
+    monkeypatch.setitem(sys.modules, "openvino", mock.Mock(Core=lambda: core))
+    (tmp_path / "best.xml").touch()
+    exported = load_exported(tmp_path / "best.xml")
+    assert (exported.trained_classes, exported.names, exported.suppress) == ((1,), ("a", "b"), True)
+    assert exported.pixel_range == {"integer": (0, 4095)}
 
 
 def in_onnx(settings: NmsConfig, opset: int = 20, *, suppress: bool = True) -> Suppress:

@@ -126,6 +126,16 @@ def test_pictures_and_videos_with_boxes_are_written_under_their_stems(
     assert frames_per_second(str(tmp_path / "m/clip.mp4")) == 12.0
 
 
+def test_a_picture_too_wide_for_jpeg_is_written_as_png(predictor: Predictor, tmp_path: Path) -> None:
+    """And it ends no prediction."""
+    for name, width in (("narrow", 80), ("wide", 70_000)):
+        write_image(tmp_path / "in" / f"{name}.png", np.zeros((60, width, 3), np.uint8))
+    predictions = detect(predictor, tmp_path / "in", output_in(tmp_path / "out"))
+    assert [(one.size, one.error) for one in predictions] == [((60, 80), ""), ((60, 70_000), "")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["narrow.jpg", "wide.png"]
+    assert read_image(str(tmp_path / "out" / "wide.png")).shape[:2] == (60, 70_000)
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(
         predictor: Predictor, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()

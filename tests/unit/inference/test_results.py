@@ -81,6 +81,15 @@ def test_a_plot_is_saved_at_its_path(results: Results, tmp_path: Path, monkeypat
     assert np.array_equal(read_image("b.png")[..., ::-1], results.plot(conf=False))
 
 
+def test_a_picture_too_wide_for_jpeg_is_saved_as_png(tmp_path: Path) -> None:
+    rows = torch.tensor([[0.0, 0, 70_000, 8, 0.9, 0]])
+    wide = Results(np.zeros((8, 70_000, 3), np.uint8), "in/a.jpg", {0: "cat"}, Boxes(rows, (8, 70_000)))
+    assert wide.save(tmp_path / "b.jpg") == str(tmp_path / "b.png")
+    wide.save_crop(tmp_path / "crops")
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.*"))] == [
+        "b.png", "crops/cat/a.1.png"]
+
+
 def test_crops_are_the_pixels_of_the_boxes_and_stay_in_their_folder(results: Results, tmp_path: Path) -> None:
     first, second = results.crop()
     assert np.array_equal(first[..., ::-1], PICTURE[20:60, 10:30])

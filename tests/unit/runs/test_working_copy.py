@@ -55,6 +55,27 @@ def test_a_project_has_the_records_that_the_store_has(address: str, tmp_path: Pa
                               "mine": []}
 
 
+@pytest.mark.parametrize("saved", ["checkpoints/step-1", "trials/trial0/checkpoints/step-1"])
+def test_a_copy_with_checkpoints_is_moved_aside_if_the_store_lacks_its_run(
+        address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, saved: str) -> None:
+    """A folder of another machine that is not mounted is an empty store."""
+    project, store = tmp_path / "spool", FolderStore(tmp_path / "bucket")
+    for name in ("gone", "going"):
+        create_working_copy(project / name, f"{address}/{name}")
+        (project / name / "run.json").write_text("of the former run")
+        (project / name / saved).mkdir(parents=True)
+    store.delete("done/run.json")
+    for _ in range(2):
+        refresh(project, address, lambda folder: False)
+    assert shown(project) == {"going": [".stored-at", "run.json"]}
+    aside = sorted(project.with_name(f"{project.name}.removed").iterdir())
+    for folder, name, said in zip(aside, ("going", "gone"), caplog.messages, strict=True):
+        assert (folder.name.partition("-")[0], (folder / saved).is_dir(), address_of(folder)) == (name, True, "")
+        assert (folder / "run.json").read_text() == "of the former run"
+        assert f"{address}/{name}" in said
+        assert str(folder) in said
+
+
 def test_a_working_copy_in_use_stays_as_it_is(address: str, tmp_path: Path) -> None:
     create_working_copy(tmp_path / "spool" / "going", f"{address}/going")
     create_working_copy(tmp_path / "spool" / "new", f"{address}/new")

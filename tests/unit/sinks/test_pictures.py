@@ -139,12 +139,26 @@ def test_epochs_that_a_restart_took_back_are_drawn_no_more_than_they_are_in_resu
 
 def test_a_relative_data_set_is_found_from_the_command_or_above_the_run(run_dir: Path, tmp_path: Path) -> None:
     for folders in ([tmp_path], [Path("/nowhere"), *run_dir.parents]):
-        spec = recorded_spec(run_dir, folders)
+        spec = recorded_spec(run_dir, folders, None)
         assert (spec.recipe.data, len(spec.val)) == (str(tmp_path / "data" / "data.yaml"), 11)
 
 
-def test_other_labels_are_not_drawn_as_those_of_the_training(run_dir: Path, tmp_path: Path) -> None:
-    label = next((tmp_path / "data" / "labels" / "train").glob("*.txt"))
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_other_labels_are_not_drawn_as_those_of_the_training(
+        run_dir: Path, tmp_path: Path, calls: list[str], split: str) -> None:
+    """A table of detections names images by their numbers, which other validation images have now."""
+    spec = recorded_spec(run_dir, [tmp_path], None)
+    events = [run_log.dataset(val="of an earlier start"), run_log.dataset(train=spec.train.digest, val=spec.val.digest),
+              *TRAINED]
+    np.save(run_dir / DETECTIONS_FILE, TABLE)
+    label = next((tmp_path / "data" / "labels" / split).glob("*.txt"))
     label.write_text("")
-    with pytest.raises(InputError):
-        Pictures(run_dir, [tmp_path]).update(TRAINED, ended=True)
+    with pytest.raises(InputError, match="labels have changed"):
+        Pictures(run_dir, [tmp_path]).update(events, ended=True)
+    assert calls == ["plot_results"]
+
+
+@pytest.mark.parametrize("digest", [None, ""])
+def test_an_older_log_that_states_no_labels_refuses_none(run_dir: Path, tmp_path: Path, digest: str | None) -> None:
+    event = None if digest is None else run_log.dataset(val=digest)
+    assert len(recorded_spec(run_dir, [tmp_path], event).val) == 11
