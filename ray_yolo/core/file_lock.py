@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-NOTICE_SECONDS = 1.0  # a wait as long as this is told
+NOTICE_SECONDS = 1.0  # a wait as long as this is reported
 _POLL_SECONDS = 0.05
 
 

@@ -38,7 +38,7 @@ class GraphedLoss:
     What runs as written: passes without gradients or without images, and shapes without a recording.
     """
 
-    def __init__(self, criterion: Criterion, recordings: Recordings[_Recording]) -> None:
+    def __init__(self, criterion: Criterion, recordings: Recordings[_LossRecording]) -> None:
         self._criterion, self._recordings = criterion, recordings
         self.names, self.num_counts = criterion.names, criterion.num_counts
 
@@ -49,17 +49,17 @@ class GraphedLoss:
         targets = padded_targets(targets.float(), ROWS)
         layouts = tuple((level.shape, level.stride(), level.dtype) for level in levels)
         recording = self._recordings.use((layouts, len(targets), image_size), partial(
-            _Recording, self._criterion, levels, targets, image_size))
+            _LossRecording, self._criterion, levels, targets, image_size))
         if recording is None:
             return self._criterion.measure(levels, targets, image_size)
-        return LossSums(*_Repeat.apply(recording, targets, *levels))
+        return LossSums(*_RepeatLoss.apply(recording, targets, *levels))
 
     def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
         """As `Criterion.terms`."""
         return self._criterion.terms(numerators, counts, progress)
 
 
-class _Recording:
+class _LossRecording:
     """The recorded passes for one shape of levels and targets."""
 
     def __init__(self, criterion: Criterion, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int],
@@ -94,11 +94,11 @@ class _Recording:
             self._level_gradients = torch.autograd.grad(self._sums.numerators, self._levels, self._gradient)
 
 
-class _Repeat(torch.autograd.Function):
+class _RepeatLoss(torch.autograd.Function):
     """The recorded passes as a function of levels; targets have no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, recording: _Recording, targets: Tensor, *levels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, recording: _LossRecording, targets: Tensor, *levels: Tensor) -> tuple[Tensor, Tensor]:
         ctx.recording = recording
         numerators, counts = recording.forward(levels, targets)
         ctx.mark_non_differentiable(counts)

@@ -188,7 +188,7 @@ class ShardSampler(DistributedSampler[MicrobatchPart]):
         the loader goes on by as many: through what is left of the step that it loads now, then through those ahead.
         """
         stream = self._stream
-        while stream.begun and stream.begun[0][0] < step.batch:  # nobody asks for these again
+        while stream.begun and stream.begun[0][0] < step.batch:  # no later call looks at these
             stream.begun.popleft()
         newest = stream.begun[-1][0] if stream.begun else step.batch
         later = [parts for batch, parts in stream.begun if batch > step.batch]

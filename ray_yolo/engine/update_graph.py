@@ -41,7 +41,7 @@ class GraphedUpdate(Update):
     recording. In all other steps the gradients are copied to one place, from which the recordings read them.
     """
 
-    def __init__(self, statistics: Statistics, recordings: Recordings[_Recording]) -> None:
+    def __init__(self, statistics: Statistics, recordings: Recordings[_UpdateRecording]) -> None:
         super().__init__(statistics)
         self._recordings = recordings
         self._gradients: list[Tensor] = []
@@ -77,11 +77,11 @@ class GraphedUpdate(Update):
 
     def _repeat(self, shape: Hashable, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """What the function returns of these inputs. Calls with equal shapes are repetitions of one function."""
-        recording = self._recordings.use(shape, partial(_Recording, function, inputs))
+        recording = self._recordings.use(shape, partial(_UpdateRecording, function, inputs))
         return function(*inputs) if recording is None else recording.repeat(inputs)
 
 
-class _Recording:
+class _UpdateRecording:
     """A recorded function of inputs of one shape."""
 
     def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor], recorder: LaunchRecorder) -> None:

@@ -338,7 +338,7 @@ def synchronise(folder: Path, uri: str | None) -> int:
     """
     if not (folder / EVENTS_FILE).is_file():
         raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run or a sweep")
-    records = wait_for_lock(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning, print))
+    records = wait_for_records(folder, lambda: complete(folder, uri, Path.cwd(), _print_warning, print))
     if records is None:
         return INCOMPLETE
     for state in records.states:
@@ -353,7 +353,7 @@ def synchronise(folder: Path, uri: str | None) -> int:
     return 0
 
 
-def wait_for_lock(folder: Path, complete_once: Callable[[], T | None]) -> T | None:
+def wait_for_records(folder: Path, complete_once: Callable[[], T | None]) -> T | None:
     """The result of a function that is None while another process makes the records, after waiting for that process.
     None, and a line for the user, if it takes too long."""
     deadline = time.monotonic() + _LOCK_SECONDS

@@ -36,7 +36,7 @@ from ray_yolo.sinks.records import (
     note_complete,
     records_of,
     run_process,
-    wait_for_lock,
+    wait_for_records,
     work_until_complete,
 )
 from ray_yolo.sinks.retry import Retry, Warn
@@ -216,7 +216,7 @@ def synchronise_study(folder: Path, uri: str | None) -> int:
             records.update(ended=True)
             return records
 
-    records = wait_for_lock(folder, complete_once)
+    records = wait_for_records(folder, complete_once)
     if records is None:
         return INCOMPLETE
     about = read_run_file(folder)

@@ -19,7 +19,7 @@ def test_a_file_has_one_writer_or_many_readers(tmp_path: Path) -> None:
             assert [try_lock(third, fcntl.LOCK_SH), try_lock(third)] == [True, False]
 
 
-def test_a_lock_is_waited_for_and_a_long_wait_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_waited_for_and_a_long_wait_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, notices = [0.0], list[float]()
     with (tmp_path / "lock").open("w") as holder, (tmp_path / "lock").open("w") as waiting:
 
