@@ -57,7 +57,12 @@ class Change(ConfigModel):
         epoch, colon, words = value.partition(":")
         if not (colon and _EPOCH.fullmatch(epoch) and all("=" in word for word in words.split())):
             raise ValueError("write 'EPOCHS: NAME=VALUE ...', e.g. '30: lr0=0.005 mosaic=0'")
-        return {"epoch": int(epoch), "settings": dict(word.split("=", 1) for word in words.split())}
+        settings = [word.partition("=")[::2] for word in words.split()]
+        paths = [canonical(name) for name, _ in settings]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"{path} is given twice; give it once")
+        return {"epoch": int(epoch), "settings": dict(settings)}
 
     @field_validator("settings")
     @classmethod
@@ -251,6 +256,11 @@ class Recipe(ConfigModel):
         if self.changes and self.changes[-1].epoch >= self.epochs:
             raise ValueError(f"changes after epoch {self.changes[-1].epoch} of {self.epochs} epochs have no effect; "
                              "drop them, or raise epochs")
+        held: dict[tuple[int, str], Any] = {}
+        for change in self.changes:
+            for path, value in change.settings.items():
+                if held.setdefault((change.epoch, path), value) != value:
+                    raise ValueError(f"changes after epoch {change.epoch} give {path} two values; give it once")
         return self
 
     def at(self, epoch: int) -> Recipe:
