@@ -383,7 +383,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
         from ray_yolo.runtime import serving
     except ImportError as error:
         raise InputError(f"serve: {error}; pip install 'ray_yolo[serve]'") from None
-    return _act(parsed, serving.run, lambda config: config)
+    return _act(parsed, serving.run, serving.check)
 
 
 def checks(argv: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.devices import local_device
+from ray_yolo.inference.exported import Exported
 from ray_yolo.inference.output import Output, Prediction, detect_files, write_tables
 from ray_yolo.inference.predictor import (
     Opened,
@@ -107,6 +108,8 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Opened, list[Media]]:
     check_classes(config.classes, trained.names)
     warn_of_iou(trained, config)
     warn_of_classes(trained, config.classes)
+    if isinstance(trained, Exported):
+        trained.check_precision(config.precision)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained, media
