@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
@@ -84,10 +85,11 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     try:
         with closing(detect(output=output)) as results:
             predictions = _collect(results, media, trained.names, quiet=quiet)
-        write_tables(output, predictions, trained.names)
         if all(one.error for one in predictions):
+            shutil.rmtree(folder)  # bad input creates nothing
             raise InputError(f"source: none of {len(media)} files could be read; the first, {media[0].name}, "
                              f"{predictions[0].error}")
+        write_tables(output, predictions, trained.names)
     finally:  # also the results of an interrupted prediction
         publish(folder)
     if not quiet:

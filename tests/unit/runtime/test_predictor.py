@@ -181,6 +181,14 @@ def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+def test_files_of_which_none_can_be_read_leave_no_folder(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(InputError):
+        run(weights, tmp_path / "source", tmp_path / "out", "x", save_csv=True)
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_the_precision_of_an_exported_file_is_checked_before_anything_starts(
         source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported = Exported(Path("best.onnx"), ("item",), 64, 32, suppress=True, batch_size=1, pixel_range={},
