@@ -13,6 +13,7 @@ from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.cli import verify
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.run_record import write_record
@@ -85,6 +86,17 @@ def test_one_file_is_checked_against_its_manifest(
     assert capsys.readouterr().out.split() == [Path(name).name, "ok"]
     (uninterrupted / name).write_bytes(b"torn")
     assert verify([str(uninterrupted / name)]) == 3
+
+
+def test_two_files_are_not_compared_and_the_help_promises_none(
+        uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(uninterrupted / "weights" / "last.pt")
+    with pytest.raises(InputError):
+        verify([file, file])
+    with pytest.raises(SystemExit):
+        verify(["--help"])
+    about_other = capsys.readouterr().out.partition("\n  other ")[2].partition("options:")[0]
+    assert " ".join(about_other.split()) == "folder or address of another run or sweep"
 
 
 def test_equal_runs_are_compared_at_every_step_that_both_have_saved(uninterrupted: Path, tmp_path: Path) -> None:
