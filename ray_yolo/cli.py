@@ -383,7 +383,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
         from ray_yolo.runtime import serving
     except ImportError as error:
         raise InputError(f"serve: {error}; pip install 'ray_yolo[serve]'") from None
-    return _act(parsed, serving.run, lambda config: config)
+    return _act(parsed, serving.run, serving.check)
 
 
 def checks(argv: Sequence[str] | None = None) -> int:
@@ -493,7 +493,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
         "again. With a second run, compare their weights bit by bit at every step that both have saved; with a second "
         "sweep, compare their ledgers line by line."))
     parser.add_argument("run_dir", help="folder or address of a run or sweep, such as runs/train/exp, or a .pt file")
-    parser.add_argument("other", nargs="?", help="the same of another run")
+    parser.add_argument("other", nargs="?", help="folder or address of another run or sweep")
     parser.add_argument("--exit-code", action="store_true", help=(
         "for `git bisect run`: exit with 0 if both are equal, 1 if they differ, 125 (skip) if it cannot be decided"))
     parser.add_argument("--json", action="store_true", help=JSON_HELP)

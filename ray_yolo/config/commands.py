@@ -88,13 +88,13 @@ class ValConfig(LabelFiles):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the forward pass; auto: as in training (fp32 if the file does not record it)."""
     single_cls: bool = False
-    """Treat every label and every detection as class 0."""
+    """Treat every label and every detection as class 0; default: as in training."""
     allow_empty: bool = False
     """Validate even if the split has no boxes."""
     labels_with_confidence: bool = False
-    """YOLO rows may end with a confidence, which is not used. Also if the weights were trained so."""
+    """YOLO rows may end with a confidence, which is not used; default: as in training."""
     keep_difficult: bool = False
-    """Use VOC objects that are marked difficult. Also if the weights were trained so."""
+    """Use VOC objects that are marked difficult; default: as in training."""
     allow_names: bool = False
     """Accept weights with other class names, equal in number: names that match go together, the others by order."""
     coco: bool = False

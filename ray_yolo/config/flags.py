@@ -68,6 +68,9 @@ ALONE = {"cache": "ram", "resume": "auto"}
 SEVERAL = ("imgsz", "freeze", "changes", "classes", "set_a", "set_b")
 """Flags that take one or more values."""
 
+COLLECTED = ("changes", "classes", "set_a", "set_b")
+"""Those of them that may be given again, with more values; all other flags override their earlier value."""
+
 FILES = {
     "--config": "YAML file of settings by path",
     "--hyp": "the same for the recipe only, overrides --config; YOLOv5's hyp files work unchanged",
@@ -165,7 +168,9 @@ def parse(command: Command[Config], argv: Sequence[str] | None = None) -> Parsed
     is_json = command.has_json and options.json
     if is_json and options.dry_run:
         raise InputError("--json: a dry run has no result; leave out one of them")
-    assignments = dict(_read_assignment(text) for text in options.set)
+    assignments: dict[str, SourcedValue] = {}
+    for text in options.set:
+        _give(assignments, *_read_assignment(text))
     given: dict[str, SourcedValue] = {}  # a later source overrides an earlier one
     for flag in FILES:
         path = getattr(options, flag.strip("-"))
@@ -289,10 +294,11 @@ def _add_options(group: argparse._ArgumentGroup, *, trains: bool) -> None:
     for flag, text in FILES.items():
         is_usable = trains or flag != "--hyp"
         example = ", e.g. optimizer: {lr0: 0.02}" if trains and flag == "--config" else ""
-        group.add_argument(flag, metavar="FILE", help=f"{text}{example}" if is_usable else argparse.SUPPRESS)
+        group.add_argument(flag, action=_Once, metavar="FILE",
+                           help=f"{text}{example}" if is_usable else argparse.SUPPRESS)
     if trains:
-        group.add_argument("--recipe", metavar="NAME", help="a named recipe of YOLOv5, which files and flags override: "
-                           f"{', '.join(RECIPES)}")
+        group.add_argument("--recipe", action=_Once, metavar="NAME", help=(
+            f"a named recipe of YOLOv5, which files and flags override: {', '.join(RECIPES)}"))
     group.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
                        help="one setting, overrides all others")
     group.add_argument("--dry-run", action="store_true",
@@ -317,6 +323,9 @@ class _Note(argparse.Action):
             if len(value) > 1:
                 raise InputError(f"{option_string} {' '.join(values)}: training and validation use the same size; "
                                  "give one number")
+        if self.dest in COLLECTED and self.dest in namespace.given:
+            earlier = namespace.given[self.dest].value
+            value = [*(earlier if isinstance(earlier, list) else [earlier]), *value]
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         _give(namespace.given, self.dest, SourcedValue(value, option_string or self.dest.upper(), alone=True))
@@ -332,6 +341,18 @@ def _give(given: dict[str, SourcedValue], path: str, new: SourcedValue) -> None:
     if earlier is not None and earlier.value != new.value and earlier.origin != new.origin:
         raise InputError(f"{new.origin}: is the same setting as {earlier.origin}, with another value; give one of them")
     given[path] = new
+
+
+class _Once(argparse.Action):
+    """Stores the value of a flag whose settings come from elsewhere; another value is refused, not merged."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        earlier = getattr(namespace, self.dest)
+        if earlier not in (None, values):
+            raise InputError(f"{option_string} {values}: {option_string} {earlier} is given already, and one is read; "
+                             "leave one of them out")
+        setattr(namespace, self.dest, values)
 
 
 class _DeviceRule(NamedTuple):

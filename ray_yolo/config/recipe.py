@@ -57,7 +57,12 @@ class Change(ConfigModel):
         epoch, colon, words = value.partition(":")
         if not (colon and _EPOCH.fullmatch(epoch) and all("=" in word for word in words.split())):
             raise ValueError("write 'EPOCHS: NAME=VALUE ...', e.g. '30: lr0=0.005 mosaic=0'")
-        return {"epoch": int(epoch), "settings": dict(word.split("=", 1) for word in words.split())}
+        settings = [word.partition("=")[::2] for word in words.split()]
+        paths = [canonical(name) for name, _ in settings]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"{path} is given twice; give it once")
+        return {"epoch": int(epoch), "settings": dict(settings)}
 
     @field_validator("settings")
     @classmethod
@@ -178,7 +183,8 @@ class Recipe(ConfigModel):
     keep_difficult: bool = False
     """Use VOC objects that are marked difficult; else they are left out, as YOLOv5's converter does."""
     keep_repeats: bool = False
-    """Train on an image as often as the list file of the training split has it (oversampling); else once."""
+    """Train on an image as often as the list files and folders of the training split have it (oversampling); else once.
+    """
     allow_names: bool = False
     """Start from weights with other class names, equal in number: names that match go together, the others by order."""
     match_classes: bool = False
@@ -251,6 +257,11 @@ class Recipe(ConfigModel):
         if self.changes and self.changes[-1].epoch >= self.epochs:
             raise ValueError(f"changes after epoch {self.changes[-1].epoch} of {self.epochs} epochs have no effect; "
                              "drop them, or raise epochs")
+        held: dict[tuple[int, str], Any] = {}
+        for change in self.changes:
+            for path, value in change.settings.items():
+                if held.setdefault((change.epoch, path), value) != value:
+                    raise ValueError(f"changes after epoch {change.epoch} give {path} two values; give it once")
         return self
 
     def at(self, epoch: int) -> Recipe:

@@ -49,10 +49,14 @@ class Exported:
             raise ConfigError(f"imgsz: {self.path.name} takes squares of {self.imgsz} px only; leave --imgsz out, or "
                               "export with --dynamic")
 
-    def __call__(self, pixels: np.ndarray, precision: str) -> Predictions:
-        """Predictions of images (B, height, width, 3) uint8. Only fp32 is supported."""
+    def check_precision(self, precision: str) -> None:
+        """Refuse another arithmetic than that of the file."""
         if precision != "fp32":
             raise ConfigError(f"precision: {self.path.name} computes in fp32; leave --half and --precision out")
+
+    def __call__(self, pixels: np.ndarray, precision: str) -> Predictions:
+        """Predictions of images (B, height, width, 3) uint8. Only fp32 is supported."""
+        self.check_precision(precision)
         images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), np.float32) / np.float32(255)
         size = self.batch_size or len(images)
         outputs = []

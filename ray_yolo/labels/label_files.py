@@ -69,11 +69,14 @@ class LabelSources:
                 roots.append(os.path.normpath(source))
                 unread += [path for path in files if suffix(path) in UNREAD_SUFFIXES]
                 unread += [path for path in description.not_fetched if path.startswith(f"{source}/")]
-            if is_list and options.keep_repeats and split == "train":
-                images |= found  # the larger count, if two sources have an image
+            if options.keep_repeats and split == "train":
+                images += found
                 continue
             if is_list:
                 self.findings += _repeated_lines(found, source, split)
+            if again := sorted(found.keys() & images.keys()):
+                remedy = " (--keep-repeats counts it in each)" if split == "train" else ""
+                self.findings.append(Code.EARLIER_SOURCE.finding(source, counted(again, "image"), remedy))
             images |= Counter(found.keys())  # each once
         with_own_labels = sorted(images.keys() - self._coco.keys())
         images |= Counter(self._coco.keys())

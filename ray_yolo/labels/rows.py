@@ -49,7 +49,7 @@ class LabelOptions(NamedTuple):
 
     with_confidence: bool = False  # YOLO rows may end with a confidence, which is not used
     keep_difficult: bool = False  # VOC objects marked difficult are labels too
-    keep_repeats: bool = False  # an image counts as often as a list file of the training split has it
+    keep_repeats: bool = False  # an image counts as often as the sources of the training split have it
 
 
 DEFAULT_OPTIONS = LabelOptions()

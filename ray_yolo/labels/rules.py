@@ -115,6 +115,7 @@ class Code(Enum):
     SAME_NAMES = "report", "names: {0} is the name of {1} classes ({2}); labels with this name belong to the first"
     REPEATED_LINES = "report", (
         "has {0} of {1} lines that repeat an earlier one, of {2} images, the first {3}; each image counts once{4}")
+    EARLIER_SOURCE = "report", "has {0} of an earlier source of the split; an image counts once{1}"
     NAMES_NOT_UTF8 = "report", "is not text in UTF-8, so its class names are not compared with those of {0}"
     OTHER_NUMBER = "report", "gives class {0!r} the number {1}, but {2} {3}; the latter is used"
     OTHER_NAME = "report", "names class {0} {1!r}, but {2} {3}; the latter is used"

@@ -359,7 +359,7 @@ def _print_warning(message: str) -> None:
 def check_log(path: Path) -> str | None:
     """The first line of a log that does not match its checksum, in words; None if there is none.
 
-    Lines before the first one with a checksum are of an earlier version.
+    Lines before the first one with a checksum are of an earlier version, unless that one has the number 0.
 
     Raises:
         OSError: if the log cannot be read.
@@ -373,10 +373,12 @@ def check_log(path: Path) -> str | None:
             if match is None and has_begun:
                 return f"line {number} has no checksum"
             if match:
-                has_begun = True
                 crc = zlib.crc32(line[:match.start()], crc)
                 if f"{crc:08x}".encode() != match[1]:
                     return f"line {number} does not match its checksum: it was changed, or lines before it are missing"
+                if number > 1 and not has_begun and line.startswith(b'{"seq":0,'):  # the first one that was written
+                    return "line 1 has no checksum"
+                has_begun = True
     return None
 
 

@@ -14,7 +14,7 @@ from ray_yolo.checkpoints.state_file import read_state, tensors, verify_manifest
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, check_log, read_events
-from ray_yolo.runs.run_record import RECORD_FILE, DamagedRecordError, RunRecord, read_record
+from ray_yolo.runs.run_record import LEDGER_FILE, RECORD_FILE, DamagedRecordError, RunRecord, read_record
 from ray_yolo.runs.trained_recipe import contradicting_settings
 
 _NO_RUN = "has neither checkpoints nor weights; give the folder of a run, such as runs/train/exp, or a .pt file in it"
@@ -29,7 +29,8 @@ class CheckResult(NamedTuple):
 
 def check_files(run_dir: Path) -> list[CheckResult]:
     """Verify every checkpoint and weights file of a run, or one .pt file, against its manifest; of a run, verify also
-    run.json and the log against their checksums, and the recipe of run.json against that of each state.
+    run.json and the log against their checksums, and the recipe of run.json against that of each state. A file that is
+    missing has a result, too.
 
     Raises:
         InputError: if there is no such file.
@@ -41,7 +42,8 @@ def check_files(run_dir: Path) -> list[CheckResult]:
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: {_NO_RUN}")
     files = [folder / "state.pt" for folder in newest_first(run_dir)]
-    files += weights_files(run_dir)
+    described = {manifest.with_suffix(".pt") for manifest in (run_dir / "weights").glob("[!.]*.json")}
+    files += sorted(described.union(weights_files(run_dir)))
     if not files:
         raise InputError(f"{run_dir}: {_NO_RUN}")
     results, recipe = _check_records(run_dir)
@@ -54,8 +56,9 @@ def check_files(run_dir: Path) -> list[CheckResult]:
 
 
 def _check_records(run_dir: Path) -> tuple[list[CheckResult], Mapping[str, Any]]:
-    """Verify run.json and the log of a run against their checksums. Also returns the recipe of run.json: empty for a
-    sweep, and for weights without one.
+    """Verify run.json and the log of a run against their checksums. Weights alone, as a copy may be, have neither.
+
+    Also returns the recipe of run.json: empty for a sweep, and for weights without one.
 
     Raises:
         InputError: if a later version has written run.json.
@@ -74,6 +77,10 @@ def _check_records(run_dir: Path) -> tuple[list[CheckResult], Mapping[str, Any]]
             recipe = record.recipe.model_dump(mode="json")
     if (run_dir / EVENTS_FILE).is_file():
         results.append(CheckResult(EVENTS_FILE, check_log(run_dir / EVENTS_FILE)))
+    found = {result.what for result in results}
+    is_run = not (run_dir / LEDGER_FILE).is_file() and (found or any(newest_first(run_dir)))
+    if is_run:  # else a sweep, whose log is its ledger, or a copy of weights
+        results += [CheckResult(name, "is missing") for name in (RECORD_FILE, EVENTS_FILE) if name not in found]
     return results, recipe
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
@@ -28,6 +29,7 @@ from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.devices import local_device
+from ray_yolo.inference.exported import Exported
 from ray_yolo.inference.output import Output, Prediction, detect_files, write_tables
 from ray_yolo.inference.predictor import (
     Opened,
@@ -83,10 +85,11 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     try:
         with closing(detect(output=output)) as results:
             predictions = _collect(results, media, trained.names, quiet=quiet)
-        write_tables(output, predictions, trained.names)
         if all(one.error for one in predictions):
+            shutil.rmtree(folder)  # bad input creates nothing
             raise InputError(f"source: none of {len(media)} files could be read; the first, {media[0].name}, "
                              f"{predictions[0].error}")
+        write_tables(output, predictions, trained.names)
     finally:  # also the results of an interrupted prediction
         publish(folder)
     if not quiet:
@@ -107,6 +110,8 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Opened, list[Media]]:
     check_classes(config.classes, trained.names)
     warn_of_iou(trained, config)
     warn_of_classes(trained, config.classes)
+    if isinstance(trained, Exported):
+        trained.check_precision(config.precision)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained, media

@@ -56,7 +56,14 @@ from ray_yolo.data.images import FORMATS as READ_FORMATS
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.pixels import OWN_RANGE, PixelRange
 from ray_yolo.engine.devices import local_device
-from ray_yolo.inference.predictor import build_predictor, check_classes, load_trained, warn_of_classes, warn_of_iou
+from ray_yolo.inference.predictor import (
+    build_predictor,
+    check_classes,
+    input_size,
+    load_trained,
+    warn_of_classes,
+    warn_of_iou,
+)
 from ray_yolo.runtime.cluster import connect, is_shared, wait_for_room
 
 # A GIF may have many pictures, and the reply has the detections of one.
@@ -109,12 +116,10 @@ def run(config: ServeConfig) -> None:
     """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on a new local one.
 
     Raises:
-        InputError: for weights or classes that cannot be used, before Ray starts.
+        InputError: for weights or settings that cannot be used, before Ray starts.
         ResourcesError: if there is no cluster at RAY_ADDRESS, it denies access, or it can never hold the replicas.
     """
-    trained = load_trained(local_file(config.weights))
-    check_classes(config.classes, trained.names)
-    warn_of_classes(trained, config.classes)
+    config = check(config)
     replicas = Placement(num_workers=config.num_replicas, cpus_per_worker=config.cpus_per_replica,
                          gpus_per_worker=config.gpus_per_replica)
     wait_for_room(replicas, connect(replicas, logs=True), partial(print, file=sys.stderr), "replica")
@@ -141,6 +146,18 @@ def run(config: ServeConfig) -> None:
             serve.delete(NAME)
         else:
             ray.shutdown()  # at once: while an application is deleted, Serve answers 404, which no client tries again
+
+
+def check(config: ServeConfig) -> ServeConfig:
+    """The configuration with the weights' image size. Starts nothing.
+
+    Raises:
+        InputError: for weights, classes or an image size that cannot be used.
+    """
+    trained = load_trained(local_file(config.weights))
+    check_classes(config.classes, trained.names)
+    warn_of_classes(trained, config.classes)
+    return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)})
 
 
 def _drain() -> None:

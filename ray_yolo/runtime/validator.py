@@ -69,6 +69,7 @@ from ray_yolo.sinks.pictures import Failed, draw_detections
 from ray_yolo.sinks.report import class_table, dataset_table
 from ray_yolo.sinks.run_logger import write_findings
 
+_AS_TRAINED = ("single_cls", "labels_with_confidence", "keep_difficult")  # as in training, unless given
 _ID_0 = ("{} has an annotation with the id 0: here it counts like any other, but pycocotools takes a detection of it "
          "for a false one, because there 0 marks a detection without an object; count ids from 1 to compare both")
 
@@ -198,8 +199,8 @@ def check(config: ValConfig) -> Checked:
     recipe = trained.recipe
     evaluate = recipe.evaluate.model_copy(update=config.evaluate.model_dump(exclude_unset=True))
     taken = [f"--set evaluate.{name}={value}" for name, value in evaluate if value != getattr(config.evaluate, name)]
-    if recipe.single_cls and not config.single_cls:
-        taken.append("--single-cls")
+    inherited = {name: getattr(recipe, name) for name in _AS_TRAINED if name not in config.model_fields_set}
+    taken += [f"--{name.replace('_', '-')}" for name, value in inherited.items() if value]
     if not config.data and "data" not in recipe.model_fields_set:  # a file of another program
         raise InputError(f"data: {config.weights} does not say which data set it was trained on; give --data")
     precision = config.precision if config.precision != "auto" else recipe.precision
@@ -208,11 +209,10 @@ def check(config: ValConfig) -> Checked:
         "imgsz": input_size(trained, config.imgsz),
         "precision": precision if precision != "auto" else "fp32",  # the training, too, left the choice to its device
         "evaluate": evaluate,
-        "single_cls": config.single_cls or recipe.single_cls,
+        **inherited,
     })
     description = read_description(decided.data)
-    options = LabelOptions(config.labels_with_confidence or recipe.labels_with_confidence,
-                           config.keep_difficult or recipe.keep_difficult)
+    options = LabelOptions(decided.labels_with_confidence, decided.keep_difficult)
     index = read_index(description, config.split, options=options)
     refuse_count_from_one(index, description)
     index = replace(index, findings=(*description.findings, *index.findings),

@@ -66,6 +66,13 @@ FLAGS = {
     "--img 64 --imgsz 128": "--imgsz: is the same setting as --img, with another value; give one of them",
     "--gpus-per-worker 1 --device cpu": "--device cpu: is the same setting as --gpus-per-worker, with another value; "
                                         "give one of them",
+    "--set lr0=0.1 --set optimizer.lr0=0.2":
+        "--set optimizer.lr0: is the same setting as --set lr0, with another value; give one of them",
+    "--config a.yaml --config b.yaml":
+        "--config b.yaml: --config a.yaml is given already, and one is read; leave one of them out",
+    "--hyp a.yaml --hyp b.yaml": "--hyp b.yaml: --hyp a.yaml is given already, and one is read; leave one of them out",
+    "--recipe fine-tune --recipe scratch-low":
+        "--recipe scratch-low: --recipe fine-tune is given already, and one is read; leave one of them out",
     "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
                           "or auto",
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
@@ -119,6 +126,10 @@ FLAGS = {
     "--epochs 8 '--changes=3: lr0=5'": "--changes: got '3: lr0=5': lr0=5: Input should be less than or equal to 1",
     "--epochs 8 '--changes=3: lr0=high'":
         "--changes: got '3: lr0=high': lr0=high: Input should be a valid number, unable to parse string as a number",
+    "--epochs 8 '--changes=3: lr0=0.1 optimizer.lr0=0.2'":
+        "--changes: got '3: lr0=0.1 optimizer.lr0=0.2': optimizer.lr0 is given twice; give it once",
+    "--epochs 8 '--changes=3: lr0=0.1' '--changes=3: mosaic=0 lr0=0.2'":
+        "--changes: changes after epoch 3 give optimizer.lr0 two values; give it once",
     "--epochs 8 '--changes=3: epochs=5'": "--changes: got '3: epochs=5': epochs cannot change during training",
     "--epochs 8 '--changes=3: optimizer.name=Adam'":
         "--changes: got '3: optimizer.name=Adam': optimizer.name cannot change during training",

@@ -237,6 +237,24 @@ def test_a_flag_that_is_given_again_overrides_the_first_one() -> None:
     assert parse_train(["--batch", "4", "--batch-size", "4"]).config.recipe.batch_size == 4
 
 
+def test_a_list_that_is_given_again_becomes_longer() -> None:
+    parsed = parse_train(["--classes", "0", "--classes", "1", "2", "--changes", "1: lr0=0.005", "--changes",
+                          "2: mosaic=0.5"]).config.recipe
+    assert parsed.classes == (0, 1, 2)
+    assert [change.epoch for change in parsed.changes] == [1, 2]
+    parsed_pairs = parse_compare(["base", "base", "--set-a", "lr0=0.1", "--set-b", "lr0=0.1", "--set-b", "box=0.1"])
+    assert parsed_pairs.config.comparison.set_a == ("lr0=0.1",)
+    assert parsed_pairs.config.comparison.set_b == ("lr0=0.1", "box=0.1")
+    assert parse_train(["--freeze", "10", "--freeze", "2"]).config.recipe.freeze == (0, 1)
+
+
+def test_the_same_file_or_setting_may_be_given_again(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("epochs: 3\n")
+    config = ["--config", str(tmp_path / "c.yaml")]
+    assert parse_train([*config, *config]).config.recipe.epochs == 3
+    assert parse_train(["--set", "lr0=0.1", "--set", "lr0=0.2"]).config.recipe.optimizer.lr0 == 0.2
+
+
 def test_every_refused_flag_is_in_the_table() -> None:
     assert set(TRAIN.unsupported) <= {argv.replace("=", " ").split()[0] for argv in FLAGS}
 

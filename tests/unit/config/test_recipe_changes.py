@@ -20,9 +20,10 @@ def test_each_holds_from_its_epoch_on_over_those_before_it() -> None:
     assert [RECIPE.last_change(epoch) for epoch in range(8)] == [0, 0, 2, 2, 4, 4, 4, 4]
 
 
-def test_of_two_for_the_same_epoch_the_later_one_counts() -> None:
-    recipe = Recipe.model_validate({"changes": ["3: lr0=0.1 box=0.2", "3:lr0=0.2"]})
-    assert (recipe.at(3).optimizer.lr0, recipe.at(3).loss.box) == (0.2, 0.2)
+def test_two_for_the_same_epoch_hold_together() -> None:
+    recipe = Recipe.model_validate({"changes": ["3: lr0=0.1 box=0.2", "3:lr0=0.1 mosaic=0"]})
+    held = recipe.at(3)
+    assert (held.optimizer.lr0, held.loss.box, held.augment.mosaic) == (0.1, 0.2, 0)
 
 
 def test_the_plain_form_is_the_written_one_and_reads_back() -> None:

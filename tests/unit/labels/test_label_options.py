@@ -49,17 +49,39 @@ def test_repeated_lines_of_a_training_list_are_kept(tmp_path: Path) -> None:
     train, val = read(tmp_path)
     assert [Path(path).stem for path in train.paths] == ["a", "b", "c"]
     for index, remedy in ((train, " (--keep-repeats counts every line)"), (val, "")):
-        (finding,) = index.findings
+        finding = index.findings[0]
         assert finding.where == str(tmp_path / "list.txt")
         assert finding.what.startswith("has 2 of 4 lines that repeat an earlier one, of 1 images, the first ")
         assert finding.what.endswith(f"each image counts once{remedy}")
         assert not finding.dropped
     for _ in range(2):  # from the files, and from the kept copy
         train, val = read(tmp_path, "--keep-repeats")
-        assert [Path(path).stem for path in train.paths] == ["a", "a", "a", "b", "c"]
-        assert len(train.classes) == 5
+        assert [Path(path).stem for path in train.paths] == ["a", "a", "a", "a", "b", "b", "c"]
+        assert len(train.classes) == 7
         assert [Path(path).stem for path in val.paths] == ["a", "b"]
         assert train.findings == ()
+
+
+@pytest.mark.parametrize(("sources", "where", "kept"), [
+    ("[images, images]", "images", "aabb"), ("[images, images/a.png]", "images/a.png", "aab"),
+    ("[one.txt, other.txt]", "other.txt", "aab")])
+def test_an_image_of_two_sources_counts_once_with_a_finding_or_is_kept_twice(
+        tmp_path: Path, sources: str, where: str, kept: str) -> None:
+    for name in "ab":
+        place(tmp_path / "images" / f"{name}.png", picture())
+        place(tmp_path / "labels" / f"{name}.txt", ROW.encode())
+    place(tmp_path / "one.txt", b"images/a.png\nimages/b.png\n")
+    place(tmp_path / "other.txt", b"images/a.png\n")
+    describe(tmp_path, f"train: {sources}\nval: {sources}")
+    for index, remedy in zip(read(tmp_path), (" (--keep-repeats counts it in each)", ""), strict=True):
+        assert [Path(path).stem for path in index.paths] == ["a", "b"]
+        (finding,) = index.findings
+        assert (finding.where, finding.dropped) == (str(tmp_path / where), False)
+        assert finding.what.endswith(f"of an earlier source of the split; an image counts once{remedy}")
+    train, val = read(tmp_path, "--keep-repeats")
+    assert "".join(Path(path).stem for path in train.paths) == kept
+    assert train.findings == ()
+    assert len(val.findings) == 1
 
 
 @pytest.mark.parametrize("line", ["images\\a.png", ".\\images\\a.png"])

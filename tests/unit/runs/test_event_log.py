@@ -198,6 +198,12 @@ class TestChecksums:
         path.write_bytes(b"".join([*rest, first]))
         assert check_log(path) == "line 3 has no checksum"
 
+    @pytest.mark.parametrize("inserted", [b"\n", b'{"seq":0,"time":1.0,"type":"step","step":1}\n'])
+    def test_a_line_before_the_first_one_is_found(self, path, inserted):
+        run_log.write(path, [run_log.step(1), run_log.step(2)])
+        path.write_bytes(inserted + path.read_bytes())
+        assert check_log(path) == "line 1 has no checksum"
+
     def test_a_torn_line_is_no_damage(self, path):
         run_log.write(path, [run_log.step(1), run_log.step(2)])
         path.write_bytes(path.read_bytes()[:-5])

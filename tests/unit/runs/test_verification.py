@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ import torch
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.cli import verify
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runs.run_record import write_record
 from ray_yolo.runs.verification import check_files, compare_runs
+from tests.support.messages.runs import record_of
 
 
 def state(weight: float, step: int) -> dict:
@@ -31,6 +36,7 @@ def make(folder: Path, weights: dict[int, float], kept: int = 9) -> Path:
         log.append(CheckpointEvent(step=step, epoch=0, path=str(path), kinds=("last",),
                                    digest=state_file.digest(state(weight, step))))
     log.close()
+    write_record(folder, record_of(Recipe()))
     return folder
 
 
@@ -42,7 +48,7 @@ def uninterrupted(tmp_path: Path) -> Path:
 def test_sound_files_are_listed_one_by_one(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([str(uninterrupted)]) == 0
     assert capsys.readouterr().out.split() == [
-        "events.jsonl", "ok",
+        "run.json", "ok", "events.jsonl", "ok",
         "checkpoints/step-6/state.pt", "ok", "checkpoints/step-4/state.pt", "ok", "checkpoints/step-2/state.pt", "ok",
         "weights/last.pt", "ok"]
 
@@ -56,6 +62,22 @@ def test_a_flipped_byte_is_found(uninterrupted: Path) -> None:
     assert [found.what for found in check_files(uninterrupted) if found.problem] == ["checkpoints/step-4/state.pt"]
 
 
+@pytest.mark.parametrize("names", [["weights/last.pt"], ["checkpoints/step-4/state.pt"], ["run.json"],
+                                   ["events.jsonl"], ["run.json", "events.jsonl"]])
+def test_a_missing_file_is_found(uninterrupted: Path, names: list[str]) -> None:
+    for name in names:
+        (uninterrupted / name).unlink()
+    assert verify([str(uninterrupted)]) == 3
+    assert [found.what for found in check_files(uninterrupted) if found.problem] == names
+
+
+def test_weights_without_their_run_are_checked_alone(uninterrupted: Path) -> None:
+    for name in ("run.json", "events.jsonl"):
+        (uninterrupted / name).unlink()
+    shutil.rmtree(uninterrupted / "checkpoints")
+    assert check_files(uninterrupted) == [("weights/last.pt", None)]
+
+
 @pytest.mark.parametrize("name", ["weights/last.pt", "checkpoints/step-4/state.pt"])
 def test_one_file_is_checked_against_its_manifest(
     uninterrupted: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -64,6 +86,17 @@ def test_one_file_is_checked_against_its_manifest(
     assert capsys.readouterr().out.split() == [Path(name).name, "ok"]
     (uninterrupted / name).write_bytes(b"torn")
     assert verify([str(uninterrupted / name)]) == 3
+
+
+def test_two_files_are_not_compared_and_the_help_promises_none(
+        uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(uninterrupted / "weights" / "last.pt")
+    with pytest.raises(InputError):
+        verify([file, file])
+    with pytest.raises(SystemExit):
+        verify(["--help"])
+    about_other = capsys.readouterr().out.partition("\n  other ")[2].partition("options:")[0]
+    assert " ".join(about_other.split()) == "folder or address of another run or sweep"
 
 
 def test_equal_runs_are_compared_at_every_step_that_both_have_saved(uninterrupted: Path, tmp_path: Path) -> None:

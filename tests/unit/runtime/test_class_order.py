@@ -117,6 +117,18 @@ def test_weights_are_validated_with_the_settings_of_their_training(tmp_path: Pat
     assert (evaluate.iou, evaluate.max_detections) == (0.7, 2)
 
 
+def test_settings_of_the_training_hold_unless_they_are_given(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "data", "names: [dark, bright]")
+    names = ("single_cls", "labels_with_confidence", "keep_difficult")
+    weights = make_weights(tmp_path / "weights", **dict.fromkeys(names, True))
+    for given in ((), ("single_cls",), ("keep_difficult", "labels_with_confidence"), names):
+        settings = {"weights": str(weights), "data": str(data), **dict.fromkeys(given, False)}
+        checked = check(ValConfig.model_validate(settings))
+        assert [getattr(checked.config, name) for name in names] == [name not in given for name in names]
+        taken = [f"--{name.replace('_', '-')}" for name in names if name not in given]
+        assert [word for word in checked.note.split() if word.startswith("--")] == taken
+
+
 def test_classes_trained_as_one_are_validated_as_one(tmp_path: Path) -> None:
     data = dataset(tmp_path / "data", "names: [dark, bright]")
     (tmp_path / "run").mkdir()

@@ -13,7 +13,8 @@ import pytest
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.core.errors import CheckpointError, InputError, RayYoloError
+from ray_yolo.core.errors import CheckpointError, ConfigError, InputError, RayYoloError
+from ray_yolo.inference.exported import Exported
 from ray_yolo.inference.output import Prediction
 from ray_yolo.runtime import predictor
 from ray_yolo.runtime.predictor import PredictResult, predict, total
@@ -178,3 +179,23 @@ def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path)
     with pytest.raises(CheckpointError):
         run(source / "no.pt", source, tmp_path, "x")
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_which_none_can_be_read_leave_no_folder(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(InputError):
+        run(weights, tmp_path / "source", tmp_path / "out", "x", save_csv=True)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_precision_of_an_exported_file_is_checked_before_anything_starts(
+        source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = Exported(Path("best.onnx"), ("item",), 64, 32, suppress=True, batch_size=1, pixel_range={},
+                        run=lambda images: pytest.fail("it predicts"))
+    monkeypatch.setattr(predictor, "open_weights", lambda path: exported)
+    (tmp_path / "best.onnx").touch()
+    config = PredictConfig(weights=str(tmp_path / "best.onnx"), source=str(source))
+    assert predictor.check(config)[0].imgsz == 64
+    with pytest.raises(ConfigError):
+        predictor.check(config.model_copy(update={"precision": "fp16"}))

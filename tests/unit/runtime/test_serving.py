@@ -12,8 +12,9 @@ import yaml
 from PIL import Image
 
 from ray_yolo.api import YOLO
+from ray_yolo.cli import serve
 from ray_yolo.config.commands import ServeConfig
-from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.images import read_image
 from ray_yolo.runtime import serving
 from tests.support.pictures import smooth_picture
@@ -53,6 +54,24 @@ def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) 
     assert seen > 4
     [problem] = model.detect_batch([b"\xff\xd8\xff"])
     assert isinstance(problem, str)
+
+
+@pytest.mark.parametrize(("settings", "error"), [
+    ({"classes": (99,)}, InputError), ({"imgsz": 100}, ConfigError), ({"weights": __file__}, CheckpointError)])
+def test_bad_input_is_refused_before_ray_starts(weights: Path, monkeypatch: pytest.MonkeyPatch,
+                                                settings: dict[str, Any], error: type[InputError]) -> None:
+    monkeypatch.setattr(serving, "connect", lambda *_, **options: pytest.fail("Ray starts"))
+    config = ServeConfig(weights=str(weights)).model_copy(update=settings)
+    for refuse in (serving.check, serving.run):
+        with pytest.raises(error):
+            refuse(config)
+
+
+def test_a_dry_run_has_the_checks_of_a_server(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError):
+        serve(["--weights", str(weights), "--classes", "99", "--dry-run"])
+    assert serve(["--weights", str(weights), "--dry-run"]) == 0
+    assert "imgsz: 64 " in capsys.readouterr().out
 
 
 def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
