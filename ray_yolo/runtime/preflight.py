@@ -80,8 +80,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_early(config: RunConfig) -> Hooks:
-    """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks.
-    Returns the functions of the callbacks.
+    """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks,
+    tracking. Returns the functions of the callbacks.
     """
     placement = config.placement
     _check_strategy(placement)
@@ -91,7 +91,10 @@ def check_early(config: RunConfig) -> Hooks:
                           "use --gpus-per-worker 1, or one worker")
     if placement.num_workers == 0:
         local_device(placement.gpus_per_worker)
-    tracking_uri(placement.mlflow_uri, ".")  # refuses an address without a scheme
+    uri = tracking_uri(placement.mlflow_uri, ".")  # refuses an address that is no server's
+    if placement.registered_name and uri is None:
+        raise ConfigError("registered_name: a model is registered on an MLflow server, and mlflow_uri is off; leave "
+                          "one of them out")
     for name in split_names(placement.trackers):
         load_tracker(name)
     hooks = load_callbacks(placement.callbacks)

@@ -192,7 +192,7 @@ def check(config: ValConfig) -> Checked:
 
     Raises the same errors as `validate`.
     """
-    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
+    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address that is no server's
     trained = load_trained(local_file(config.weights))
     warn_of_iou(trained, config.evaluate)
     recipe = trained.recipe
