@@ -76,6 +76,7 @@ PLACEMENTS: list[tuple[dict[str, Any], str]] = [
 
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"freeze": [-1, 2]}, "…freeze…greater than or equal to 0…"),
+    ({"freeze": -1}, "…freeze…the number of the first layers is 0 or more…"),
     ({"quad": True, "microbatch": 2, "batch_size": 16},
      "…quad merges groups of 4 images: batch_size and microbatch must be multiples of 4, not 2…"),
     ({"quad": True, "batch_size": 10},
