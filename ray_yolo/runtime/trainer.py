@@ -145,7 +145,9 @@ def fit(config: RunConfig, *, quiet: bool = False,
                 config, train, gpus, command, transfer, origins))
             spec = spec_of_run(run, config.placement.max_workers, train, val, read.data)
             unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
-                                  val, gpus) if is_new and has_own_records else []
+                                  val, gpus) if has_own_records else []
+            for line in [] if is_new else unused:  # the log of a new run has them
+                status.print(line)
             placement, resources = _share_out(config.placement, gpus, spec)
             is_here = placement.num_workers == 0 and not gpus
             if is_here and (busy := busy_line(resources.threads, others.cores(), os.cpu_count() or 1)):
