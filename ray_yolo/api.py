@@ -96,6 +96,8 @@ class YOLO:
     """
 
     def __init__(self, model: str | Path = "yolov5s", *, nc: int = 80) -> None:
+        if nc < 1:
+            raise InputError(f"nc: {nc}: a model has at least one class")
         self._name, self._weights = str(model), ""
         self._trained: Opened | None = None
         self._predictors: dict[torch.device, Predictor] = {}

@@ -45,7 +45,7 @@ from ray_yolo.runs.run_record import LEDGER_FILE, NO_RUN
 from ray_yolo.runs.usage import cost_table, parse_prices, usage_of
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.compare_settings import CompareConfig
-from ray_yolo.tune.search import SweepConfig, TuneConfig
+from ray_yolo.tune.search import OF_ONE_TRAINING, SweepConfig, TuneConfig
 
 Config = TypeVar("Config", bound=BaseModel)
 Result = TypeVar("Result")
@@ -188,7 +188,7 @@ TUNE = Command(
                 "rerun the same command to continue.",
     model=TuneConfig,
     paths=(*config_fields(SweepConfig),
-           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after", "max_hours"))),
+           *(path for path in TRAIN.paths if path not in ("num_workers", *OF_ONE_TRAINING))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
              "--evolve": "not needed: use --space evolve --trials N"},
@@ -205,7 +205,7 @@ COMPARE = Command(
     model=CompareConfig,
     paths=("set_a", "set_b", "pairs", "hours", "workers_per_training",
            *(path for path in TRAIN.paths
-             if path not in ("num_workers", "resume", "stop_after", "max_hours", "registered_name"))),
+             if path not in ("num_workers", "registered_name", *OF_ONE_TRAINING))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-training; the number of trainings at once follows from the "
                                   "cluster"},

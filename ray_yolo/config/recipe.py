@@ -99,7 +99,11 @@ QUAD = 4  # images that --quad merges into one
 
 def _freeze_list(value: object) -> object:
     """As in YOLOv5: `--freeze 10` means the first ten layers, `--freeze 0 1 2` these layers."""
-    return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
+    if not isinstance(value, int):
+        return value
+    if value < 0:
+        raise ValueError("the number of the first layers is 0 or more")
+    return tuple(range(min(value, MAX_LAYERS)))
 
 
 def family_defaults(model: str) -> dict[str, float]:

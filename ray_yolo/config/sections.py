@@ -27,14 +27,15 @@ class ConfigModel(BaseModel):
 
 
 def _class_numbers(value: object) -> object:
-    """One number alone as a list; names are refused, because a name has a number only with a data set."""
+    """One number alone or a text of numbers (0,1 or 0 1) as a list; names are refused, because a name has a number
+    only with a data set."""
     if isinstance(value, int):
         return (value,)
     for each in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(each, str) and re.search(r"[^\W\d_]", each):
             raise ValueError(f"{each!r} is no number; a class has the number of its place in the data set's `names`, "
                              "from 0")
-    return value
+    return re.split(r"[\s,]+", value.strip("[] ")) if isinstance(value, str) else value
 
 
 Classes = Annotated[tuple[int, ...] | None, BeforeValidator(_class_numbers)]

@@ -344,6 +344,26 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
                        "this is intended")
 
 
+def require_chosen(index: AnnotationIndex, description: DatasetDescription, split: str,
+                   classes: Sequence[int] | None, fraction: float = 1.0) -> None:
+    """Refuse a part of a split without any box, where the split has boxes.
+
+    Args:
+        index: the part.
+        classes: that it has; None: all.
+        fraction: of the images that it has.
+
+    Raises:
+        DatasetError: naming the settings that have chosen it.
+    """
+    if len(index.classes):
+        return
+    settings = [f"classes {' '.join(map(str, classes))}"] if classes is not None else []
+    settings += [f"fraction {fraction:g}"] if fraction < 1 else []
+    raise DatasetError(f"{description.file}: {split}: has boxes, but none with {' and '.join(settings)}; change this, "
+                       "or add --allow-empty if this is intended")
+
+
 def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescription) -> None:
     """Refuse labels whose classes appear to be counted from 1: none is 0, and some equal the number of classes.
 

@@ -119,7 +119,7 @@ def replay(config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
 
     moved = {"data": config.data} if config.data else {}
     _, train, val = read_dataset(record.recipe.model_copy(update=moved))
-    spec = spec_of(record, run_dir, 1, train, val)
+    spec = spec_of(record, run_dir, 1, train, val, config.data)
     # What changes no weights is left out: early stops, and validations whose results no draw of images needs.
     unused = {"patience": 0, "noval": spec.recipe.noval or not spec.recipe.image_weights}
     spec = replace(spec, recipe=spec.recipe.model_copy(update=unused))

@@ -46,7 +46,14 @@ from ray_yolo.core.redact import redact
 from ray_yolo.core.signals import uninterrupted
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import is_bf16_faster
-from ray_yolo.data.index import label_sizes, read_splits, refuse_count_from_one, require_boxes, select_part
+from ray_yolo.data.index import (
+    label_sizes,
+    read_splits,
+    refuse_count_from_one,
+    require_boxes,
+    require_chosen,
+    select_part,
+)
 from ray_yolo.engine.autobatch import auto_batch, labels_of_a_crowd
 from ray_yolo.engine.callbacks import Hooks
 from ray_yolo.engine.devices import local_device
@@ -80,8 +87,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_early(config: RunConfig) -> Hooks:
-    """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks.
-    Returns the functions of the callbacks.
+    """Refuse invalid settings before anything starts: missing or shared GPUs, batch sizes, workers, model, callbacks,
+    tracking. Returns the functions of the callbacks.
     """
     placement = config.placement
     _check_strategy(placement)
@@ -91,7 +98,10 @@ def check_early(config: RunConfig) -> Hooks:
                           "use --gpus-per-worker 1, or one worker")
     if placement.num_workers == 0:
         local_device(placement.gpus_per_worker)
-    tracking_uri(placement.mlflow_uri, ".")  # refuses an address without a scheme
+    uri = tracking_uri(placement.mlflow_uri, ".")  # refuses an address that is no server's
+    if placement.registered_name and uri is None:
+        raise ConfigError("registered_name: a model is registered on an MLflow server, and mlflow_uri is off; leave "
+                          "one of them out")
     for name in split_names(placement.trackers):
         load_tracker(name)
     hooks = load_callbacks(placement.callbacks)
@@ -124,10 +134,13 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     for index in (train, val):
         refuse_count_from_one(index, description)
     check_classes(recipe.classes, train.names)
-    train, val = select_part(recipe, train, val)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
+    train, val = select_part(recipe, train, val)
+    if not recipe.allow_empty:
+        require_chosen(train, description, "train", recipe.classes, recipe.fraction)
+        require_chosen(val, description, "val", recipe.classes)
     return description, replace(train, findings=(*description.findings, *train.findings)), val
 
 
@@ -418,7 +431,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         weights_licence=transfer.licence if transfer else "", forked_from=lineage_of(resolved.weights))
 
 
-def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
+def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex, data: str = "") -> TrainSpec:
     """`spec_of` of a run that is to be trained. Without a checkpoint it starts from its initial weights.
 
     Raises:
@@ -427,19 +440,26 @@ def spec_of_run(run: Run, num_workers: int, train: AnnotationIndex, val: Annotat
     record = run.training
     if not run.has_checkpoints:
         check_lineage(record.forked_from, record.recipe.weights)
-    return spec_of(record, run.folder, num_workers, train, val)
+    return spec_of(record, run.folder, num_workers, train, val, data)
 
 
-def spec_of(record: RunRecord, folder: Path, num_workers: int, train: AnnotationIndex, val: AnnotationIndex
-            ) -> TrainSpec:
+def spec_of(record: RunRecord, folder: Path, num_workers: int, train: AnnotationIndex, val: AnnotationIndex,
+            data: str = "") -> TrainSpec:
     """The training of a run's record and folder, checked against today's data set and worker count.
+
+    Args:
+        data: the data set that was read; '': that of the record.
 
     Raises:
         ConfigError: if the recipe cannot be divided among `num_workers` workers.
-        DatasetError: if the data set has changed since the first start.
+        DatasetError: if the data set has changed since the first start, or another one was read.
     """
     check_workers(record.recipe, num_workers)
     if train.digest != record.labels:
+        if data not in ("", record.recipe.data):
+            raise DatasetError(f"{data}: has other training labels than {record.recipe.data}, with which {folder} was "
+                               f"started ({train.digest}, and {record.labels} then); give the data set of that start, "
+                               "or start a new run with --name")
         raise DatasetError(f"{record.recipe.data}: the training labels have changed since {folder} was started "
                            f"({record.labels} then, {train.digest} now); restore them, or start a new run "
                            "with --name")

@@ -131,7 +131,8 @@ def fit(config: RunConfig, *, quiet: bool = False,
             if run:
                 await_former_workers(run.folder, lambda text: status.print(f"warning: {text}"))
             status.phase("reading the data set")
-            description, train, val = read_dataset(_read_by(config, run))
+            read = _read_by(config, run)
+            description, train, val = read_dataset(read)
             asked = config
             transfer = None if run else compare_initial_weights(config.recipe, train.names)
             config, workers_reason = with_workers(config, run)
@@ -142,9 +143,11 @@ def fit(config: RunConfig, *, quiet: bool = False,
             is_new = run is None
             run = run or begin_run(config.placement, first_record(
                 config, train, gpus, command, transfer, origins))
-            spec = spec_of_run(run, config.placement.max_workers, train, val)
+            spec = spec_of_run(run, config.placement.max_workers, train, val, read.data)
             unused = unused_lines(asked, RunConfig(recipe=spec.recipe, placement=config.placement), description, train,
-                                  val, gpus) if is_new and has_own_records else []
+                                  val, gpus) if has_own_records else []
+            for line in [] if is_new else unused:  # the log of a new run has them
+                status.print(line)
             placement, resources = _share_out(config.placement, gpus, spec)
             is_here = placement.num_workers == 0 and not gpus
             if is_here and (busy := busy_line(resources.threads, others.cores(), os.cpu_count() or 1)):
@@ -238,7 +241,8 @@ def dry_run(config: RunConfig) -> Planned:
     check_early(config)
     if run := _find(config):
         run.release()
-    description, train, val = read_dataset(_read_by(config, run))
+    read = _read_by(config, run)
+    description, train, val = read_dataset(read)
     given = config
     transfer = run.training.transfer if run else compare_initial_weights(config.recipe, train.names)
     if (run and run.training.num_workers is not None) or not cluster_asked_for(config.placement):
@@ -249,7 +253,7 @@ def dry_run(config: RunConfig) -> Planned:
     gpus = cluster.planned_gpus(placement)
     if run:
         asked = run.training.asked
-        recipe = spec_of_run(run, placement.max_workers, train, val).recipe
+        recipe = spec_of_run(run, placement.max_workers, train, val, read.data).recipe
     else:
         asked = config.recipe
         recipe = planned_recipe(asked, placement, train, gpus)

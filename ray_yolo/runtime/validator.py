@@ -33,6 +33,7 @@ from ray_yolo.data.index import (
     read_index,
     refuse_count_from_one,
     require_boxes,
+    require_chosen,
     survey,
     with_single_class,
 )
@@ -193,7 +194,7 @@ def check(config: ValConfig) -> Checked:
 
     Raises the same errors as `validate`.
     """
-    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address without a scheme
+    tracking_uri(config.placement.mlflow_uri, ".")  # refuses an address that is no server's
     trained = load_trained(local_file(config.weights))
     warn_of_iou(trained, config.evaluate)
     recipe = trained.recipe
@@ -223,12 +224,14 @@ def check(config: ValConfig) -> Checked:
         classes = _trained_classes(trained, decided, index.names)
         taken.append(f"--classes {' '.join(map(str, classes))}")
         decided = decided.model_copy(update={"classes": classes})
+    if not config.allow_empty:
+        require_boxes(index, description, config.split)
     if decided.classes is not None:
         index = only_classes(index, decided.classes)
     if decided.single_cls:
         index = with_single_class(index)
     if not config.allow_empty:
-        require_boxes(index, description, config.split)
+        require_chosen(index, description, config.split, decided.classes)
     trained, note = _with_classes_of(trained, decided, index.names)
     ids: Sequence[CocoIds] = []
     if config.coco or config.save_json:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ OWED_FILE = "mlflow-owed.json"
 """Written by earlier versions: the server of a run whose delivery is incomplete."""
 OPTIONS_FILE = "opt.yaml"
 
+_SCHEMES = ("http", "https", "file", "databricks", "sqlite", "postgresql", "mysql", "mssql")
+_PLUGINS = "mlflow.tracking_store"  # MLflow's group of the entry points that add schemes
 _LONGEST_CREATION_SECONDS = 600.0
 # With MLflow's default limits, one call can block for minutes. With these, a call fails soon and is repeated.
 _CLIENT_SETTINGS = {
@@ -52,7 +55,8 @@ def tracking_uri(setting: str, storage_dir: str | os.PathLike[str]) -> str | Non
     The path of an sqlite file is absolute: trials of a sweep and later deliveries have other working folders.
 
     Raises:
-        InputError: for an address without its scheme, such as localhost:5000.
+        InputError: for an address without its scheme, such as localhost:5000, or with one that neither MLflow nor a
+            plugin of it has.
     """
     if setting == "off":
         return None
@@ -60,10 +64,21 @@ def tracking_uri(setting: str, storage_dir: str | os.PathLike[str]) -> str | Non
         if corrected := corrected_tracking_uri(given):
             raise InputError(f"{origin}: {redact(given)} has no scheme; write {redact(corrected)}")
         if given:
+            _check_scheme(origin, given)
             break
     uri = setting or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
     scheme, mark, path = uri.partition(":///")
     return f"{scheme}{mark}{Path(path).absolute()}" if scheme == "sqlite" and path else uri
+
+
+def _check_scheme(origin: str, uri: str) -> None:
+    """Refuse an address for which MLflow has no store. Without its import, which takes more than a second."""
+    scheme, colon, _ = uri.lower().partition(":")
+    is_known = scheme.partition("+")[0] in _SCHEMES and colon  # a database may name its driver after a +
+    if not is_known and uri != "databricks" and scheme not in {entry.name for entry in entry_points(group=_PLUGINS)}:
+        raise InputError(f"{origin}: {redact(uri)} is no address of an MLflow server; give http://HOST:PORT, "
+                         "https://HOST, sqlite:///FILE, another database, file:///FOLDER, databricks, or "
+                         "--mlflow-uri off for none")
 
 
 def build_client(uri: str) -> MlflowClient:

@@ -62,18 +62,12 @@ from ray_yolo.tune.page import write_page
 from ray_yolo.tune.pair_plots import draw_comparison
 from ray_yolo.tune.pairs import PairResults, PairSchedule, claim_from, results_of
 from ray_yolo.tune.runner import Study, seconds_spent
+from ray_yolo.tune.search import check_placement
 from ray_yolo.tune.sides import Recipes
 from ray_yolo.tune.study import ComparisonEvent
 from ray_yolo.tune.task import with_absolute_paths
 
 _log = logging.getLogger(__name__)
-
-_REFUSED = {
-    "resume": "the same command continues a comparison; leave it out",
-    "stop_after": "every training is compared at its end; leave it out",
-    "max_hours": "the time of a comparison is comparison.hours; leave it out",
-    "registered_name": "a comparison registers no model; train the better side, or register one of its trainings",
-}
 
 
 @dataclass(frozen=True)
@@ -150,11 +144,13 @@ def _check(config: CompareConfig, sides: Recipes) -> _CheckedComparison:
     Raises:
         InputError: for sides that cannot be trained, or whose fitness cannot be compared.
     """
-    placement = config.placement.model_copy(update={"num_workers": config.comparison.workers_per_training})
+    workers = config.comparison.workers_per_training
+    check_placement(config.placement, "comparison", "workers_per_training", workers)
+    placement = config.placement.model_copy(update={"num_workers": workers})
     config = config.model_copy(update={"placement": placement})
-    for name, reason in _REFUSED.items():
-        if getattr(placement, name):
-            raise ConfigError(f"{name}: {reason}")
+    if placement.registered_name:
+        raise ConfigError("registered_name: a comparison registers no model; train the better side, or register one of "
+                          "its trainings")
     if is_address(placement.storage_path) or is_address(placement.project):
         raise ConfigError("storage_path: a comparison is kept in a folder; give one that all nodes mount")
     train, val, around = [], [], []

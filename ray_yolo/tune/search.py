@@ -18,6 +18,33 @@ from ray_yolo.core.events import METRICS
 SEARCH = "search"  # key of a space file whose value is a `Search`; every other key is a gene
 DEFAULT_TRIALS, MOST_TRIALS = 300, 100_000
 
+OF_ONE_TRAINING = {
+    "resume": "a {study} continues by its own command, and never a training; leave it out",
+    "stop_after": "a {study} decides how far its trainings go; leave it out",
+    "max_hours": "the time of a {study} is {study}.hours (--hours); leave it out",
+}
+"""Settings of a training alone, each with the reason why a sweep or a comparison refuses it."""
+
+
+def check_placement(placement: Placement, study: str, setting: str, workers: int) -> None:
+    """Refuse settings of a training alone, and another number of workers than that of the study's trainings.
+
+    Args:
+        placement: as given.
+        study: what it is, and the section of its settings: sweep or comparison.
+        setting: which says how many workers each training has.
+        workers: its value.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if placement.num_workers not in ("auto", workers):  # the settings that a study has written have its number
+        raise ConfigError(f"num_workers: each training of a {study} has as many workers as {setting} says, {workers}; "
+                          "leave num_workers out")
+    for name, reason in OF_ONE_TRAINING.items():
+        if getattr(placement, name):
+            raise ConfigError(f"{name}: {reason.format(study=study)}")
+
 
 class TunePlacement(Placement):
     """Where each trial is trained."""

@@ -190,7 +190,8 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
 
 
 def unused_under(genes: Collection[Gene], recipe: Recipe, around: Surroundings = UNKNOWN) -> dict[str, str]:
-    """The settings that have no effect in any trial, as `without_effect` says it: genes may switch others on."""
+    """The settings that have no effect in any trial, as `without_effect` says it: genes may switch others on. The
+    reasons are those for the recipe itself, where it has them."""
     deciding = [gene for gene in genes if canonical(gene.name) in DECIDING]
     unused: dict[str, str] | None = None
     for values in itertools.product(*map(_ends, deciding)):
@@ -200,7 +201,8 @@ def unused_under(genes: Collection[Gene], recipe: Recipe, around: Surroundings =
             continue
         found = without_effect(trial, around)
         unused = found if unused is None else {path: reason for path, reason in unused.items() if path in found}
-    return unused or {}
+    reasons = without_effect(recipe, around)
+    return {path: reasons.get(path, reason) for path, reason in (unused or {}).items()}
 
 
 def _entries(data: Mapping[Any, Any], recipe: Recipe, where: Where) -> Iterator[tuple[str, Any, Where]]:

@@ -68,7 +68,7 @@ from ray_yolo.tune.page import write_page
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.runner import Study, seconds_spent
 from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
-from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig
+from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig, check_placement
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
 from ray_yolo.tune.study import SweepEvent
 from ray_yolo.tune.trials import Trial, best_trials, overlay
@@ -242,9 +242,9 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     Raises:
         InputError: for a configuration that cannot be searched or trained.
     """
-    if config.placement.max_hours:
-        raise ConfigError("max_hours: the time of a sweep is sweep.hours (--hours); leave it out")
-    loaded, settings = load_space(config.sweep.space, config.recipe), config.sweep
+    settings = config.sweep
+    check_placement(config.placement, "sweep", "workers_per_trial", settings.workers_per_trial)
+    loaded = load_space(settings.space, config.recipe)
     space = loaded.space
     trials = min(settings.most_trials, grid_size(space.genes)) if space.algorithm == "grid" else settings.trials
     config = config.model_copy(update={

@@ -37,7 +37,8 @@ def make_sweep(folder: Path, space: str = SPACE, *, recipe: dict[str, Any] | Non
     (folder / "space.yaml").write_text(space)
     return TuneConfig.model_validate({
         "recipe": base.recipe.model_dump(), "sweep": {"space": str(folder / "space.yaml"), **sweep},
-        "placement": {**base.placement.model_dump(), "project": "runs/evolve", "num_workers": 1,
+        "placement": {**base.placement.model_dump(), "project": "runs/evolve",
+                      "num_workers": sweep.get("workers_per_trial", 1),
                       "mlflow_uri": f"sqlite:///{folder}/mlflow.db"}})
 
 

@@ -226,6 +226,15 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
     assert result.metrics["mAP50"] == 0.1  # of the weights that are there, not of the last epoch
 
 
+def test_a_resumed_run_says_what_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path, 0, epochs=1)
+    run_dir = fit(config, quiet=True).run_dir
+    (run_dir / "finished").unlink()
+    resumed = config.placement.model_copy(update={"resume": str(run_dir), "priority": 2})
+    fit(RunConfig(placement=resumed))
+    assert "no effect: priority (the training is in this process, without Ray)\n" in capsys.readouterr().err
+
+
 def test_the_first_start_says_what_repeats_its_weights(uninterrupted: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"name": "mine"}, batch_size=None, microbatch=None, epochs=1)
     (fit(config, quiet=True).run_dir / "finished").unlink()

@@ -115,15 +115,15 @@ def test_sync_answers_each_trouble_with_one_line(
     client, folder = MlflowClient(tracking_uri=uri), finished(tmp_path / "exp")
     client.delete_experiment(client.create_experiment("train"))
 
-    def trouble(*words: str) -> str:
+    def trouble(*words: str, code: int = 3) -> str:
         status = cli.run(lambda: cli.sync([str(folder), *words]))
         written = capsys.readouterr()
-        assert (status, written.out, len(written.err.splitlines())) == (3, "", 1), written.err
+        assert (status, written.out, len(written.err.splitlines())) == (code, "", 1), written.err
         return written.err
 
     assert "mlflow experiments restore" in trouble("--mlflow-uri", uri)
     assert "Connection refused; start the server" in trouble("--mlflow-uri", "http://127.0.0.1:9")
-    assert "unsupported URI 'ftp://h'" in trouble("--mlflow-uri", "ftp://h")
+    assert "ftp://h is no address of an MLflow server" in trouble("--mlflow-uri", "ftp://h", code=2)
     with BrokenServer() as server:
         assert "500" in trouble("--mlflow-uri", server.uri)
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)

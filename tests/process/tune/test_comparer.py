@@ -44,7 +44,8 @@ def make_comparison(folder: Path, *, workers: int = 0, placement: dict[str, Any]
     return CompareConfig.model_validate({
         "comparison": {"a": "base", "b": "lr0=0.002", "pairs": 4, "workers_per_training": workers, **comparison},
         "recipe": base.recipe.model_dump(),
-        "placement": {**base.placement.model_dump(), "project": "runs/compare", **(placement or {})}})
+        "placement": {**base.placement.model_dump(), "num_workers": workers, "project": "runs/compare",
+                      **(placement or {})}})
 
 
 def run(config: CompareConfig) -> ComparisonResult:
@@ -251,8 +252,9 @@ def test_sides_on_other_data_are_compared_on_one_validation_set_only(
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"placement": {"resume": "auto"}}, "resume: the same command continues a comparison"),
+    ({"placement": {"resume": "auto"}}, "resume: a comparison continues by its own command"),
     ({"placement": {"registered_name": "best"}}, "registered_name: a comparison registers no model"),
+    ({"placement": {"num_workers": 2}}, "num_workers: each training of a comparison has .*, 0; leave"),
     ({"placement": {"storage_path": "s3://bucket/x"}}, "storage_path: a comparison is kept in a folder"),
     ({"b": "batch_size=7", "set_b": "microbatch=4"}, "microbatch 4 does not divide batch_size 7"),
     ({"b": "weights=none.pt"}, "none.pt: no such weights file"),

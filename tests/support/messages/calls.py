@@ -113,6 +113,7 @@ def _refusals() -> Iterator[Refusal]:
                   "or a .pt file", _open_folder)
     yield Refusal("a model file that is not there", "yolov99n.yaml: cannot be read: No such file or directory",
                   partial(YOLO, "yolov99n.yaml"))
+    yield Refusal("a model of no class", "nc: 0: a model has at least one class", partial(YOLO, "yolov5n", nc=0))
     yield Refusal("no device", "device: 'gpu' is no device; give 'cpu', 'cuda', or the number of one GPU",
                   partial(api._device, "gpu"))
     yield Refusal("a device that is not there", "device: xla was requested, but this machine has … that torch can use; "

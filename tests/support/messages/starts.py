@@ -20,7 +20,7 @@ from ray_yolo.config.commands import PredictConfig, ValConfig
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
-from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, DivergedError
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, DivergedError, InputError
 from ray_yolo.core.structures import Orders
 from ray_yolo.engine import held_images, loop, team
 from ray_yolo.engine.collectives import Collectives
@@ -62,15 +62,21 @@ SHARED = "workers: the workers of a training cannot share a GPU, because NCCL co
          "--gpus-per-worker 1, or one worker"
 STRICT = "for 2-4 workers: workers of a range join, leave and move one by one, and Ray can bind only workers that it " \
          "places together; use --num-workers 4, or --placement-strategy PACK or SPREAD"
+NO_SERVER = "is no address of an MLflow server; give http://HOST:PORT, https://HOST, sqlite:///FILE, another " \
+            "database, file:///FOLDER, databricks, or --mlflow-uri off for none"
 PLACEMENTS: list[tuple[dict[str, Any], str]] = [
     ({"num_workers": 2, "gpus_per_worker": 0.5}, f"gpus_per_worker: 0.5 for 2 {SHARED}"),
     ({"num_workers": (1, 4), "gpus_per_worker": 0.25}, f"gpus_per_worker: 0.25 for 4 {SHARED}"),
     ({"num_workers": (2, 4), "placement_strategy": "STRICT_PACK"}, f"placement_strategy: STRICT_PACK {STRICT}"),
     ({"num_workers": (2, 4), "placement_strategy": "STRICT_SPREAD"}, f"placement_strategy: STRICT_SPREAD {STRICT}"),
+    ({"mlflow_uri": "off", "registered_name": "birds"},
+     "registered_name: a model is registered on an MLflow server, and mlflow_uri is off; leave one of them out"),
+    ({"mlflow_uri": "ftp://h"}, f"mlflow_uri: ftp://h {NO_SERVER}"),
 ]
 
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"freeze": [-1, 2]}, "…freeze…greater than or equal to 0…"),
+    ({"freeze": -1}, "…freeze…the number of the first layers is 0 or more…"),
     ({"quad": True, "microbatch": 2, "batch_size": 16},
      "…quad merges groups of 4 images: batch_size and microbatch must be multiples of 4, not 2…"),
     ({"quad": True, "batch_size": 10},
@@ -186,7 +192,7 @@ def _refusals() -> Iterator[Refusal]:
     for row, message in ROWS.items():
         yield Refusal(f"row {row}", f"…mine.yaml{message}", partial(_start_file, row), ConfigError)
     for settings, message in PLACEMENTS:
-        yield Refusal(f"placement: {settings}", message, partial(_start, settings), ConfigError)
+        yield Refusal(f"placement: {settings}", message, partial(_start, settings), InputError)
     for settings, message in INVALID:
         yield Refusal(f"recipe: {settings}", message, partial(Recipe.model_validate, settings), ValueError)
     yield Refusal("quad on eight workers", "num_workers: 8 workers, but a step of batch size 16 and microbatch 4 has "

@@ -52,11 +52,26 @@ STARTS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 ]
 """Spaces above lr0 and scale, over a recipe, some of whose trials would fail."""
 
+PLACEMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"resume": "runs/train/exp"},
+     "resume: a sweep continues by its own command, and never a training; leave it out"),
+    ({"stop_after": 2}, "stop_after: a sweep decides how far its trainings go; leave it out"),
+    ({"max_hours": 2.0}, "max_hours: the time of a sweep is sweep.hours (--hours); leave it out"),
+    ({"num_workers": 4},
+     "num_workers: each training of a sweep has as many workers as workers_per_trial says, 2; leave num_workers out"),
+]
+"""Settings of a single training."""
+
 GRID = Space((Gene("n", "int", 1, 3),), ({"n": 1},), "grid")
 
 
 def _start(space: str, recipe: dict[str, Any]) -> None:
     search(make_sweep(Path(), f"{space}\n{SPACE}", workers_per_trial=2, recipe=recipe), quiet=True)
+
+
+def _start_placed(placement: dict[str, Any]) -> None:
+    config = make_sweep(Path(), workers_per_trial=2)
+    tuner.dry_run(config.model_copy(update={"placement": config.placement.model_copy(update=placement)}))
 
 
 def _start_over_the_limit() -> None:
@@ -177,6 +192,8 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
 def _refusals() -> Iterator[Refusal]:
     for space, recipe, error, message in STARTS:
         yield Refusal(f"a sweep: {space} {recipe}", message, partial(_start, space, recipe), error)
+    for placement, message in PLACEMENTS:
+        yield Refusal(f"a sweep: {placement}", message, partial(_start_placed, placement), ConfigError)
     for name, cause, error, message in CASES:
         yield Refusal(name, message, cause, error)
 

@@ -26,6 +26,10 @@ def test_weights_are_used_in_this_process_unless_workers_are_asked_for() -> None
     assert ValConfig(weights="w.pt").placement.project != PredictConfig(weights="w.pt", source="s").placement.project
 
 
-def test_one_class_may_stand_alone() -> None:
-    for given in (3, (3,), [3]):
-        assert PredictConfig.model_validate({**NEEDED[PredictConfig], "classes": given}).classes == (3,)
+def test_classes_are_one_number_a_list_or_a_text() -> None:
+    for given, expected in ((3, (3,)), ((3,), (3,)), ([3], (3,)), ("3", (3,)), ("0,3", (0, 3)), ("0 3", (0, 3)),
+                            ("[0, 3]", (0, 3))):
+        assert PredictConfig.model_validate({**NEEDED[PredictConfig], "classes": given}).classes == expected, given
+    for refused in ("", "3.5", "dog", "0,dog", "0;3"):
+        with pytest.raises(ValidationError):
+            PredictConfig.model_validate({**NEEDED[PredictConfig], "classes": refused})

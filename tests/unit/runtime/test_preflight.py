@@ -12,7 +12,7 @@ import yaml
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.core.errors import CheckpointError, ConfigError
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.core.system import is_bf16_faster
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.run_dir import begin_run
@@ -24,6 +24,7 @@ from ray_yolo.runtime.preflight import (
     planned_recipe,
     read_dataset,
     resolve_recipe,
+    spec_of,
     with_workers,
 )
 from ray_yolo.runtime.trainer import fit
@@ -51,6 +52,31 @@ def test_some_classes_can_be_trained_as_one(tmp_path: Path) -> None:
     _, both, _ = read_dataset(Recipe(data=str(data)))
     assert train.names == ("item",)
     assert train.classes.tolist() == [0] * (both.classes == 1).sum()
+
+
+def test_classes_without_a_box_are_named(tmp_path: Path) -> None:
+    data = make_dataset(tmp_path, 8)
+    for file in tmp_path.glob("labels/val/*.txt"):
+        file.write_text("0 0.5 0.5 0.2 0.2\n")
+    recipe = Recipe(data=str(data), classes=(1,), fraction=0.5)
+    with pytest.raises(DatasetError, match=r"data\.yaml: val: has boxes, but none with classes 1; change this"):
+        read_dataset(recipe)
+    assert len(read_dataset(recipe.model_copy(update={"allow_empty": True}))[2].classes) == 0
+    for file in tmp_path.glob("labels/val/*.txt"):
+        file.unlink()
+    with pytest.raises(DatasetError, match="correct the paths"):
+        read_dataset(recipe)
+
+
+def test_labels_that_are_not_those_of_the_run_name_the_data_set(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0)
+    record = first_record(config, read_dataset(config.recipe)[1], 0.0, ())
+    other = str(make_dataset(tmp_path / "other", 8))
+    _, train, val = read_dataset(Recipe(data=other))
+    with pytest.raises(DatasetError, match=rf"^{other}: has other training labels than {config.recipe.data}, with"):
+        spec_of(record, tmp_path, 1, train, val, other)
+    with pytest.raises(DatasetError, match=f"^{config.recipe.data}: the training labels have changed since"):
+        spec_of(record, tmp_path, 1, train, val, config.recipe.data)
 
 
 def test_a_number_of_workers_that_a_step_limits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

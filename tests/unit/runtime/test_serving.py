@@ -182,8 +182,9 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.Monke
 def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_WEIGHTS", "other.pt")
     monkeypatch.setenv("RAY_YOLO_IOU", "0.6")
+    monkeypatch.setenv("RAY_YOLO_CLASSES", "0,2")
     made = serving.app({"weights": "best.pt", "num_replicas": "2"})._bound_deployment.init_args[0]
-    assert (made.weights, made.iou, made.num_replicas) == ("best.pt", 0.6, 2)
+    assert (made.weights, made.iou, made.classes, made.num_replicas) == ("best.pt", 0.6, (0, 2), 2)
     monkeypatch.delenv("RAY_YOLO_WEIGHTS")
     with pytest.raises(ConfigError):
         serving.app({"iou": 2})

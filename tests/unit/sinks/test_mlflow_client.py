@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ray_yolo.core.errors import InputError
+from ray_yolo.sinks import mlflow_client
 from ray_yolo.sinks.mlflow_client import _ensure_database, build_client, build_monitor, tracking_uri
 
 
@@ -99,3 +101,18 @@ def test_a_file_of_sqlite_is_named_by_its_whole_path(tmp_path: Path, monkeypatch
 def test_off_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host")
     assert tracking_uri("off", tmp_path) is None
+
+
+def test_a_server_has_a_scheme_of_mlflow_or_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in ("https://host", "HTTP://host", "postgresql+psycopg2://host/db", "mysql://host/db", "databricks",
+                  "databricks://profile", "file:///runs"):
+        assert tracking_uri(known, tmp_path) == known
+    for unknown in ("OFF", "nonsense", "./mlruns", "ftp://host", "uc:http://host", "http", "team-store://host"):
+        with pytest.raises(InputError, match=f"^mlflow_uri: {unknown} is no address of an MLflow server"):
+            tracking_uri(unknown, tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense")
+    with pytest.raises(InputError, match=r"^MLFLOW_TRACKING_URI: nonsense is no address"):
+        tracking_uri("", tmp_path)
+    plugin = EntryPoint("team-store", "team:Store", "mlflow.tracking_store")
+    monkeypatch.setattr(mlflow_client, "entry_points", lambda group: [plugin] if group == plugin.group else [])
+    assert tracking_uri("team-store://host", tmp_path) == "team-store://host"

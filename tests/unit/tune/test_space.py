@@ -196,5 +196,6 @@ class TestEffects:
         around = Surroundings(num_classes=1, has_outlines=False)
         whole, part = load_space("evolve", Recipe()), load_space("evolve", Recipe(), around)
         assert set(part.left_out) == {"cls", "cls_pw", "copy_paste"}
+        assert part.left_out["copy_paste"] == "no training label has an outline"  # mosaic is on
         names, kept = ({gene.name for gene in each.space.genes} for each in (whole, part))
         assert names - kept == set(part.left_out)
