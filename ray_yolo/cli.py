@@ -27,7 +27,7 @@ from pydantic import BaseModel
 import ray_yolo
 from ray_yolo.answers import answering, of_comparison, of_prediction, of_training, of_validation, of_verification
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ReplayConfig, ServeConfig, ValConfig
-from ray_yolo.config.effects import refuse_unread_loss
+from ray_yolo.config.effects import command_without_effect, describe_unused, given_settings, refuse_unread_loss
 from ray_yolo.config.flags import JSON_HELP, Command, Parsed, parse
 from ray_yolo.config.model_facts import MODELS, check_model_name, missing_weights, read_model_file
 from ray_yolo.config.placement import Placement, RunConfig
@@ -750,6 +750,8 @@ def _act(parsed: Parsed[Config], act: Callable[[Config], Result], check: Callabl
     raise_from_now_on()
     check_cache_folder()
     config, origins, dry_run, _, is_json = parsed
+    for line in describe_unused(given_settings(config), command_without_effect(config)):
+        print(line, file=sys.stderr)
     if dry_run:
         print(describe(config, origins, check(config)))
         return 0

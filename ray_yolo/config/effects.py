@@ -1,4 +1,4 @@
-"""Settings of a training that change nothing: which they are, and why.
+"""Settings of a command that change nothing: which they are, and why.
 
 A family reads some settings of the loss only (`ModelFacts.reads`). The data set, the devices, the workers and other
 settings leave further ones without effect. This module is the one place that knows these rules. It imports neither
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from ray_yolo.config.commands import ExportConfig, LabelFiles, NmsConfig, PredictConfig, ValConfig
 from ray_yolo.config.model_facts import facts_of
 from ray_yolo.config.placement import Placement, repeats_passes
 from ray_yolo.config.recipe import Recipe, family_defaults
@@ -35,6 +36,8 @@ _OF_CLASSES = ("loss.cls_pw", "loss.label_smoothing")
 _WARM_UP = ("schedule.warmup_min_batches", "schedule.warmup_momentum", "schedule.warmup_bias_lr")
 _ON_RAY = ("placement_strategy", "accelerator_type", "address", "priority", "max_failures", "wait_for_resources",
            "timeout_seconds", "stall_seconds")
+_OF_A_TRAINING = ("resume", "registered_name", "trackers", "callbacks", "stop_after", "max_hours", "cache",
+                  "save_period", "save_steps", "save_seconds", "keep_checkpoints", "cuda_graphs", "colour_kernel")
 _CHECKPOINTS = ("save_period", "save_steps", "save_seconds", "keep_checkpoints")
 
 
@@ -192,6 +195,31 @@ def _by_placement(placement: Placement, recipe: Recipe, gpus: float | None) -> R
         yield ("name", "exist_ok"), "resume names the run"
 
 
+def command_without_effect(config: BaseModel) -> dict[str, str]:
+    """As `without_effect`, for the settings of a validation, a prediction or an export."""
+    return _first_reasons(_by_command(config))
+
+
+def _by_command(config: BaseModel) -> Reasons:
+    if isinstance(config, ExportConfig):
+        if not config.nms:
+            yield NmsConfig.model_fields, "without nms, the file suppresses nothing"
+        if config.format == "torchscript":
+            yield ("opset", "dynamic"), "TorchScript has no operator set, and takes images of any size"
+    if isinstance(config, LabelFiles) and not config.save_txt:
+        yield ("save_conf",), "without save_txt, no text files are written"
+    if isinstance(config, PredictConfig):
+        yield ("mlflow_uri",), "a prediction has no MLflow run"
+        if config.placement.nosave:
+            yield ("hide_labels", "hide_conf", "line_thickness"), "under nosave, no boxes are drawn"
+    if isinstance(config, (ValConfig, PredictConfig)):
+        if config.placement.num_workers == 0:
+            yield _ON_RAY, "the command runs in this process, without Ray; --num-workers N uses workers"
+        if not config.placement.name:
+            yield ("exist_ok",), "no name is given"
+        yield _OF_A_TRAINING, "it is a setting of trainings"
+
+
 def given_settings(config: BaseModel) -> set[str]:
     """The config paths of the values that a user, a file or a named recipe has given.
 
@@ -200,8 +228,8 @@ def given_settings(config: BaseModel) -> set[str]:
     defaults = family_defaults(config.model) if isinstance(config, Recipe) else {}
     given = set()
     for path, field in config_fields(type(config)).items():
-        section, _, name = path.rpartition(".")
-        owner = attrgetter(section)(config) if section else config
+        *sections, name = field.keys
+        owner = attrgetter(".".join(sections))(config) if sections else config
         value = getattr(owner, name)
         is_given = name in owner.model_fields_set
         is_default = value == defaults.get(path, field.info.default)

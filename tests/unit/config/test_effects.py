@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ray_yolo.cli import TRAIN
+from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL
 from ray_yolo.config.effects import (
     UNKNOWN,
     Surroundings,
+    command_without_effect,
     describe_unused,
     given_settings,
     placement_without_effect,
     refuse_unread_loss,
     without_effect,
 )
-from ray_yolo.config.flags import parse
+from ray_yolo.config.flags import Command, parse
 from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
@@ -126,3 +128,18 @@ def test_every_model_states_what_its_family_reads() -> None:
 def test_patience_needs_epochs_that_it_could_save(patience: int, epochs: int, has_effect: bool) -> None:
     """With 1 of 3 epochs: the second one is no better than the first, and the third is not trained."""
     assert ("patience" not in without_effect(Recipe(epochs=epochs, patience=patience))) == has_effect
+
+
+@pytest.mark.parametrize(("command", "words", "expected"), [
+    (EXPORT, "--conf 0.5 --agnostic-nms", {"confidence", "agnostic_nms"}), (EXPORT, "--conf 0.5 --nms", set()),
+    (EXPORT, "--format torchscript --opset 18 --dynamic", {"opset", "dynamic"}),
+    (EXPORT, "--format openvino --opset 18 --dynamic", set()),
+    (VAL, "--save-conf", {"save_conf"}), (VAL, "--save-conf --save-txt", set()),
+    (VAL, "--address h:1 --exist-ok", {"address", "exist_ok"}),
+    (VAL, "--address h:1 --num-workers 2 --exist-ok --name n", set()),
+    (VAL, "--set resume=x --set trackers=wandb", {"resume", "trackers"}), (VAL, "--noplots", set()),
+    (PREDICT, "--source x --nosave --hide-labels --line-thickness 3", {"hide_labels", "line_thickness"}),
+    (PREDICT, "--source x --hide-labels --save-conf --set mlflow_uri=http://h", {"save_conf", "mlflow_uri"})])
+def test_settings_of_other_commands_that_change_nothing(command: Command[Any], words: str, expected: set[str]) -> None:
+    config = parse(command, ["--weights", "w.pt", *words.split()]).config
+    assert given_settings(config) & set(command_without_effect(config)) == expected
