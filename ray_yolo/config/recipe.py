@@ -187,8 +187,7 @@ class Recipe(ConfigModel):
     keep_difficult: bool = False
     """Use VOC objects that are marked difficult; else they are left out, as YOLOv5's converter does."""
     keep_repeats: bool = False
-    """Train on an image as often as the list files and folders of the training split have it (oversampling); else once.
-    """
+    """Train on an image as often as the sources of the training split have it (oversampling); else once."""
     allow_names: bool = False
     """Start from weights with other class names, equal in number: names that match go together, the others by order."""
     match_classes: bool = False

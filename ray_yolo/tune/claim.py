@@ -33,10 +33,12 @@ class Law(NamedTuple):
     asks_for_learning: bool = True  # nothing is compared where no training has learned anything
     prior_freedom: float = 1.0  # the prior noise counts as this number of trainings
     keeps_expected: bool = True  # the winner has the higher expectation; else, it is ahead on fresh seeds as well
+    counts_diverged: bool = True  # a training that diverges has a fitness of 0; else, it is left out
 
 
 LAW = Law()
-FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0, keeps_expected=False)
+FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0, keeps_expected=False,
+                 counts_diverged=False)
 """Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
 
 
@@ -55,9 +57,17 @@ class Claim(BaseModel, frozen=True):
     detectable: float = 0.0
     is_repeated: bool = True  #: the default has several trainings; with one, nothing can be shown
     expected: float = 0.0  #: the gain without the doubt in the exploration, which decides who wins
+    diverged: tuple[int, int] = (0, 0)  #: trainings of the candidate and of the default that count as 0
     floor: float = 0.0  #: no mean fitness reaches it, so the trainings are too short to judge a recipe; 0: one does
 
     def __str__(self) -> str:
+        text = self._judgement()
+        for side, number in zip(("it", "the default"), self.diverged, strict=True):
+            if number:
+                text += f"; {format_count(number, 'training')} of {side} diverged, counted with a fitness of 0"
+        return text
+
+    def _judgement(self) -> str:
         seeds = format_count(self.runs, "fresh seed")
         if self.better:
             return f"better than the default by {self.gain:.4g} +- {self.margin:.2g} over {seeds}"
@@ -83,7 +93,8 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     deviations are subtracted. If it is the best of several `candidates`, each has its share of the 5 % (Bonferroni).
 
     A claim is cautious, a choice is not: the candidate is ahead if the same mean is above 0 without the doubt, and with
-    the noise that is likely. This is the choice with the highest expected fitness.
+    the noise that is likely. This is the choice with the highest expected fitness. However certain the exploration is,
+    it counts as at most one training of each side here, because the process may be wrong.
 
     Noise is a share of the fitness, the same for candidate and default. It is estimated from all trainings. Its prior
     is the measured noise and the exploration's `noise` (0: unknown). With one training of each nothing measures it, and
@@ -110,10 +121,12 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
         mean, deviation = expected
         gain, trust = _weighted(shown, error, mean - DOUBT * deviation, DOUBT * deviation)
         margin = math.sqrt(trust) * detectable  # the standard error of the weighted mean is sqrt(trust) x error
-        undoubted, _ = _weighted(shown, likely * fitness, mean, deviation)
+        one_training = likely * math.hypot(ours, theirs)
+        undoubted, _ = _weighted(shown, likely * fitness, mean, max(deviation, one_training))
+    is_better = is_repeated and shown > detectable and gain > margin
     return Claim(
-        better=is_repeated and shown > detectable and gain > margin,
-        ahead=undoubted > 0 if law.keeps_expected else min(shown, gain) > 0,
+        better=is_better,
+        ahead=is_better or undoubted > 0 if law.keeps_expected else min(shown, gain) > 0,
         expected=_rounded(undoubted) if law.keeps_expected else 0.0,
         gain=_rounded(gain),
         margin=_rounded(margin),
@@ -153,6 +166,7 @@ def _noise(candidate: Sequence[float], default: Sequence[float], prior: float, l
 
 
 PAIRS_ERROR = 0.05  # probability that a comparison ever claims a side that does not win the typical pair
+ROUNDING = 1e-12  # as a share of the values, a smaller error is one of arithmetic
 COLLAPSE = 0.5  # a training with less than this share of its side's median fitness has collapsed
 
 
@@ -258,10 +272,12 @@ def share_not_excluded(seen: int, trainings: int) -> float:
 
 
 def difference_error(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The standard error of mean(b) - mean(a) for equally many values; None with fewer than two each."""
+    """The standard error of mean(b) - mean(a) for equally many values; None with fewer than two each. Equal values have
+    none, also where their mean is rounded."""
     if len(a) < 2:
         return None
-    return _rounded(math.sqrt((float(np.var(a, ddof=1)) + float(np.var(b, ddof=1))) / len(a)))
+    error = math.sqrt((float(np.var(a, ddof=1)) + float(np.var(b, ddof=1))) / len(a))
+    return _rounded(error) if error > ROUNDING * max(map(abs, (*a, *b))) else 0.0
 
 
 def _welch_freedom(a: Sequence[float], b: Sequence[float]) -> float:

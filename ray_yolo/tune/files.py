@@ -146,6 +146,8 @@ def keep_best(folder: Path, runs: Iterable[Path]) -> bool:
         StorageError: if the store of a run does not answer.
     """
     (folder / "weights").mkdir(exist_ok=True)
+    for path in (folder / "weights").glob("[bl][ea]st.*"):  # an earlier end may have had another winner
+        path.unlink()
     files = next(filter(None, map(_weights_of, runs)), [])
     for path in files:
         shutil.copyfile(path, folder / "weights" / path.name)

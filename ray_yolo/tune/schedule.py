@@ -268,6 +268,15 @@ class Schedule(Replayable):
         runs = self._fresh_runs(plan, [trial] * plan.finalists)
         return _makespan([self._epochs * epoch(each) for each, _ in runs], slots)
 
+    def may_win(self) -> set[int]:
+        """The trials whose whole trainings may win the sweep: the default, and the finalists; before these are known,
+        those of the highest expectation, and two more."""
+        if self._closing and self._closing.finalists is not None:
+            return {0, *self._closing.finalists}
+        timeline = self._closing.timeline if self._closing else self._explored
+        whole = {self._owner(trial) for trial in timeline.ranked(self._epochs)} - {0, *timeline.failed}
+        return {0, *self._ranked(sorted(whole), self._process(timeline))[:MOST_FINALISTS + 2]}
+
     @property
     def explored_work(self) -> float:
         """The work of the exploration so far."""
@@ -549,29 +558,39 @@ class Schedule(Replayable):
     def _claim(self, closing: _Closing) -> None:
         """The winner and its claim: the end of the sweep."""
         finalists = closing.finalists or ()
-        runs = {trial: self._fresh_fitness(trial, closing.plan.seeds) for trial in finalists}
-        default = self._fresh_fitness(0, closing.plan.default_seeds)
-        control = self._fitness(0, self._seed)
-        if control is not None:
-            default = [control, *default]
+        seeds = [self._seed + 1 + number for number in range(closing.plan.seeds)]
+        runs = {trial: self._fitness(trial, seeds) for trial in finalists}
+        default_seeds = [self._seed + 1 + number for number in range(closing.plan.default_seeds)]
+        default = self._fitness(0, [self._seed, *default_seeds])
         places = {trial: self._places[trial] for trial in (0, *finalists)}
         first = closing.timeline.results.get(0, {}).get(self._rungs[0], 0.0) if len(self._rungs) > 1 else 0.0
         comparisons = compare_finalists(runs, default, closing.process, places, self._law, first)
         chosen, claim = comparisons[0] if comparisons else (0, Claim(better=False))
+        diverged = self._count_diverged(chosen, seeds), self._count_diverged(0, [self._seed, *default_seeds])
+        if claim.runs and self._law.counts_diverged:
+            claim = claim.model_copy(update={"diverged": diverged})
         self._emit(ChosenEvent(trial=chosen))
-        wins = claim.ahead or 0 in closing.timeline.failed
+        has_default = bool(default) and self._law.counts_diverged  # else, a failed default is no default
+        wins = claim.ahead or (0 in closing.timeline.failed and not has_default)
         closing.claimed = ClaimedEvent(winner=chosen if wins else 0, claim=claim)
         self._emit(closing.claimed)
 
-    def _fresh_fitness(self, trial: int, seeds: int) -> list[float]:
-        """The fitness of a trial on its fresh seeds, without failures."""
-        fitness = [self._fitness(trial, self._seed + 1 + number) for number in range(seeds)]
-        return [each for each in fitness if each is not None]
+    def _fitness(self, trial: int, seeds: Sequence[int]) -> list[float]:
+        """The fitness of a trial's whole trainings on these seeds, in order: 0 where one has diverged, none where it is
+        missing or has failed otherwise."""
+        fitness = []
+        for seed in seeds:
+            outcome = self._known.get((self._owner(trial), seed, self._epochs))
+            if outcome and outcome.fitness is not None and math.isfinite(outcome.fitness):
+                fitness.append(outcome.fitness)
+            elif outcome and outcome.diverged and self._law.counts_diverged:
+                fitness.append(0.0)
+        return fitness
 
-    def _fitness(self, trial: int, seed: int) -> float | None:
-        """The fitness of a whole training."""
-        outcome = self._known.get((self._owner(trial), seed, self._epochs))
-        return outcome.fitness if outcome else None
+    def _count_diverged(self, trial: int, seeds: Sequence[int]) -> int:
+        """How many of a trial's whole trainings on these seeds have diverged."""
+        outcomes = [self._known.get((self._owner(trial), seed, self._epochs)) for seed in seeds]
+        return sum(outcome is not None and outcome.diverged for outcome in outcomes)
 
     def _ranked(self, trials: Sequence[int], process: Surrogate | None) -> list[int]:
         """The trials by the fitness that the process expects of a whole training, best first."""

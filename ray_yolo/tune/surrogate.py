@@ -154,12 +154,14 @@ def fit_surrogate(observations: Sequence[Observation], levels: int) -> Surrogate
 def select(observations: Sequence[Observation]) -> Sequence[Observation]:
     """At most `MOST` observations, in their order: those of the first trial (the default), the best, and the newest.
 
-    The best are half of them: the highest rungs first, and the highest fitness within a rung.
+    The first two kinds are half of them: of the default, those that were counted first, then the highest rungs, and the
+    highest fitness within a rung. A small space proposes the default again and again.
     """
     if len(observations) <= MOST:
         return observations
     numbers = range(len(observations))
-    kept = {number for number in numbers if observations[number].place == observations[0].place}
+    of_default = [number for number in numbers if observations[number].place == observations[0].place]
+    kept = set(of_default[:MOST // 2])
     best_first = sorted(numbers, key=lambda number: _rank(observations[number]), reverse=True)
     kept.update(best_first[:MOST // 2 - len(kept)])
     newest_first = (number for number in reversed(numbers) if number not in kept)

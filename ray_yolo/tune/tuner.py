@@ -48,7 +48,6 @@ from ray_yolo.runtime.preflight import (
 from ray_yolo.sinks.report import settings_line
 from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
 from ray_yolo.tune.claim import Claim
-from ray_yolo.tune.confirmation import MOST_FINALISTS
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space, grid_size
@@ -71,7 +70,7 @@ from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
 from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig, check_placement
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
 from ray_yolo.tune.study import SweepEvent
-from ray_yolo.tune.trials import Trial, best_trials, overlay
+from ray_yolo.tune.trials import Trial, overlay
 
 _log = logging.getLogger(__name__)
 
@@ -382,8 +381,9 @@ class Sweep(Study[SearchResult]):
             self._drop_weights(trials)
 
     def _drop_weights(self, trials: Sequence[Trial]) -> None:
-        whole = [trial for trial in trials if trial.state == "finished"]
-        kept = {0, *(trial.number for trial in best_trials(whole, MOST_FINALISTS))}
+        """Remove the weights of trials that have ended and cannot win."""
+        assert self.budget.schedule is not None
+        kept = self.budget.schedule.may_win()
         for trial in trials:
             folder = self.trials / trial.folder_name
             if trial.has_ended and trial.number not in kept | self._dropped and not is_held(folder):
@@ -400,8 +400,11 @@ class Sweep(Study[SearchResult]):
         begun, folder, trials = self.begun, self.folder, self.ledger.trials
         best = trials[claim.winner]
         if best.fitness is None:
-            reasons = sorted({trial.reason for trial in trials if trial.reason})
-            raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
+            reasons = "; ".join(sorted({trial.reason for trial in trials if trial.reason})[:3])
+            if any(trial.fitness is not None for trial in trials):
+                raise TrainingError(f"{folder}: the default failed, and no other trial was trained to its end in time "
+                                    f"({reasons}); give more --hours or --trials to the same command")
+            raise TrainingError(f"{folder}: all {len(trials)} trials failed: {reasons}")
         write_sweep_files(folder, begun.recipe, trials, claim)
         front = pareto(trials, begun.recipe, begun.latencies, begun.rungs[-1])
         if front:

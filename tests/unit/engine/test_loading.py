@@ -19,7 +19,7 @@ from ray_yolo.core.structures import MicrobatchPart, SampleKey
 from ray_yolo.data.dataset import TrainDataset
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.views import ViewDataset
-from ray_yolo.engine.loading import PREFETCH, loader_memory, microbatches, part_images, prefetched_parts
+from ray_yolo.engine.loading import LARGEST_GRID, PREFETCH, loader_memory, microbatches, part_images, prefetched_parts
 from tests.support.jobs import make_index
 
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def test_samples_that_a_gpu_renders_in_all_epochs_need_no_room_for_pixels(
     sample = 3 * 640 ** 2 if has_pixels else 16384
     training, both = (loader_memory(recipe, 10_000, num_val, gpu=gpu) for num_val in (0, 1))
     assert training == (PREFETCH * 8 * sample, 4 * 64 * sample)
-    assert both.per_loader - training.per_loader == PREFETCH * 672 ** 2 * 3
+    assert both.per_loader - training.per_loader == PREFETCH * (640 + LARGEST_GRID) ** 2 * 3
 
 
 def test_the_room_of_a_sample_without_pixels_is_enough(tmp_path: Path) -> None:

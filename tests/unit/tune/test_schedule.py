@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.core.errors import InputError
+from ray_yolo.tune.claim import FORMER_LAW
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger_events import (
     ClaimedEvent,
@@ -224,6 +225,34 @@ def test_finalists_and_default_train_on_the_same_fresh_seeds():
     assert set(seeds) == {0, *finalists.trials}
     assert sum(map(len, seeds.values())) == closed.runs
     assert len({frozenset(seeds[trial]) for trial in finalists.trials}) == 1
+
+
+def test_a_training_on_a_fresh_seed_that_diverges_counts_as_0():
+    """Else only the lucky trainings of a recipe that often diverges would count."""
+    def trained(task):
+        if task.trial and task.seed % 2:
+            return Outcome(reason="loss", diverged=True)
+        return train(task)
+
+    over = run(Schedule(SPACE, 0, RUNGS, 6), 60, train=trained)
+    assert over.claim.runs == 2
+    assert over.claim.diverged == (1, 0)
+    assert not over.claim.better
+    assert "; 1 training of it diverged, counted with a fitness of 0" in str(over.claim)
+    former = run(Schedule(SPACE, 0, RUNGS, 6, law=FORMER_LAW), 60, train=trained)
+    assert (former.claim.runs, former.claim.diverged) == (1, (0, 0))
+
+
+def test_a_default_that_diverges_once_is_no_failed_default():
+    """Its fresh seeds are compared, so a worse trial does not win without a word."""
+    def trained(task):
+        if (task.trial, task.seed, task.until) == (0, 0, 9):
+            return Outcome(reason="loss", diverged=True)
+        return Outcome(fitness=(0.3 if task.trial else 0.9) * (1 + 0.01 * (-1) ** task.seed) * task.until / 9)
+
+    over = run(Schedule(SPACE, 0, RUNGS, 10), 12, train=trained)
+    assert over.winner == 0
+    assert over.claim.diverged == (0, 1)
 
 
 def test_without_a_training_that_ends_the_default_is_kept():

@@ -102,3 +102,11 @@ def test_the_process_keeps_the_default_and_the_best_results_however_many_come():
     assert failed not in kept
     assert kept[-1] == others[-1]
     assert select(others[:MOST]) == others[:MOST]
+
+
+def test_a_small_space_repeats_the_default_more_often_than_there_are_places():
+    default = [Observation((0.5,), 1, 0.5)] * 150
+    others = [Observation((0.25,), 1, 0.4)] * 100
+    kept = select([*default, *others])
+    assert len(kept) == MOST
+    assert kept.count(default[0]) == kept.count(others[0]) == MOST // 2
