@@ -82,7 +82,7 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[
         IndexError: if a grid has no point k.
     """
     if space.algorithm == "grid":
-        return _grid_point(space.genes, k), ()
+        return _grid_point(space, k), ()
     if k < len(space.starts):
         return dict(space.starts[k]), ()
     rng = generator(Stream.TRIALS, seed, k)
@@ -169,16 +169,32 @@ def grid_size(genes: Sequence[Gene]) -> int:
     return math.prod(len(_grid_values(gene)) for gene in genes)
 
 
-def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
-    """Point k of the grid; the last gene changes fastest."""
+def _grid_point(space: Space, k: int) -> Genes:
+    """Point k of the grid; the last gene changes fastest. The recipe's own point, if the grid has it, comes first: the
+    first trial is the default."""
+    genes = space.genes
     if k >= grid_size(genes):
         raise IndexError(f"point {k} of a grid of {grid_size(genes)}")
+    own = _place_on_grid(genes, space.starts[0]) if space.starts else None
+    if own is not None and k <= own:
+        k = own if k == 0 else k - 1
     point: Genes = {}
     for gene in reversed(genes):
         values = _grid_values(gene)
         k, index = divmod(k, len(values))
         point = {gene.name: values[index], **point}
     return point
+
+
+def _place_on_grid(genes: Sequence[Gene], values: Mapping[str, GeneValue]) -> int | None:
+    """The number of the grid's point with these values, in the order of the genes; None if it has none."""
+    place = 0
+    for gene in genes:
+        own = list(_grid_values(gene))
+        if values.get(gene.name) not in own:
+            return None
+        place = place * len(own) + own.index(values[gene.name])
+    return place
 
 
 def _grid_values(gene: Gene) -> Sequence[GeneValue]:

@@ -242,6 +242,15 @@ class TestProposals:
         shares = [sum(draw["n"] == n for draw in draws) / 4000 for n in range(1, 5)]
         assert shares == pytest.approx([0.25] * 4, abs=0.03)
 
+    def test_the_first_point_of_a_grid_is_the_recipe_if_the_grid_has_it(self):
+        genes = (Gene("n", "int", 1, 3), Gene("m", "choice", values=(5, 6)))
+        in_order = [(1, 5), (1, 6), (2, 5), (2, 6), (3, 5), (3, 6)]
+        for start, expected in (((2, 6), [(2, 6), *in_order[:3], *in_order[4:]]), ((1, 5), in_order),
+                                ((3, 6), [(3, 6), *in_order[:5]]), ((2, 7), in_order)):
+            space = Space(genes, (dict(zip("nm", start, strict=True)),), "grid")
+            points = [tuple(propose(space, 0, k, ()).values()) for k in range(6)]
+            assert points == expected
+
     def test_a_grid_has_every_point_once_and_ends(self):
         space = Space((Gene("n", "int", 1, 3), MIXED[2]), (START,), "grid")
         points = [propose(space, 9, k, ROWS) for k in range(grid_size(space.genes))]
