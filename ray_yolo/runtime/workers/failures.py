@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import ray.exceptions
+import torch
 
-from ray_yolo.core.errors import LoaderError, LostWorkersError, PeerDepartedError, RayYoloError, TrainingError
+from ray_yolo.core.errors import (
+    DeviceMemoryError,
+    LoaderError,
+    LostWorkersError,
+    PeerDepartedError,
+    RayYoloError,
+    TrainingError,
+)
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -81,7 +89,8 @@ class FailurePolicy:
         if not (_was_preempted(failures) or self._is_counted(failures) or self._of_trainings.allow(step)):
             # Ray has seen the worker die, or another worker has departed: the recipe is not at fault
             lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerDepartedError)
-            kind = LostWorkersError if lost else TrainingError
+            full = isinstance(error, torch.OutOfMemoryError)
+            kind = LostWorkersError if lost else DeviceMemoryError if full else TrainingError
             given_up = f"{reason}; given up after {self.max_failures} restarts without a new checkpoint"
             raise kind(given_up if self.max_failures else reason)
         self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else

@@ -14,6 +14,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray_yolo.core.errors import (
     CheckpointError,
     DatasetError,
+    DeviceMemoryError,
     LostWorkersError,
     PeerDepartedError,
     RayYoloError,
@@ -132,7 +133,8 @@ def test_a_departed_peer_restarts_all_workers(
 
 
 @pytest.mark.parametrize(("error", "kind"), [
-    (DEAD, LostWorkersError), (FULL, TrainingError)])
+    (DEAD, LostWorkersError), (FULL, TrainingError),
+    (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError)])
 def test_lost_workers_are_distinguished_from_failed_ones(
         tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(TrainingError) as caught:
