@@ -53,6 +53,10 @@ class DivergedError(TrainingError):
     """The loss or the gradient stays not finite: the recipe is the cause (exit 3)."""
 
 
+class DeviceMemoryError(TrainingError):
+    """A step needs more memory than its GPU has: the recipe is the cause (exit 3)."""
+
+
 class LostWorkersError(TrainingError):
     """More workers or nodes were lost than allowed: they departed unasked. The recipe is not the cause (exit 3)."""
 

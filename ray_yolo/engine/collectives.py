@@ -204,7 +204,7 @@ def collective_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        words = ("gloo", "pair closure", "NCCL")
+        words = ("gloo", "pair closure", "NCCL")  # gloo, and NCCL after an abort, raise RuntimeErrors of no other type
         if isinstance(error, dist.DistError) or any(word in str(error) for word in words):
             raise PeerDepartedError(str(error).splitlines()[0]) from error
         raise

@@ -84,6 +84,11 @@ class Dispatcher:
         self._finish(self.running.pop(name), outcome)
         self.advance()
 
+    def give_up(self, name: str, reason: str, kind: type[RayYoloError] = TrainingError) -> None:
+        """Close with an error of this kind: the task in a run folder failed, and not by its recipe, so it stays."""
+        del self.running[name]
+        self.close(kind(f"{name}: {reason}; the same command continues"))
+
     def config(self, task: Task) -> dict[str, Any]:
         """The Tune configuration of a task."""
         return {"trial": self.name(task), "genes": dict(task.genes), "seed": task.seed, "until": task.until,

@@ -193,16 +193,12 @@ class TaskCallback(Callback):
         self._observer.say(f"{trial} is queued again: {self._lost.pop(str(trial), _DIED)['lost']}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """Record a task that failed too often. If the cluster has no capacity, the study ends and the task stays."""
+        """End the study without a claim: a task failed too often, and its recipe did not cause it."""
         report = self._lost.pop(str(trial), _DIED)
         if self._is_ended:  # by this command
             return
         self._observer.ended(str(trial), trial.config, {})
-        if report["lacking"]:
-            self._dispatcher.running.pop(str(trial))
-            self._dispatcher.close(ResourcesError(f"{report['lost']}; the same command continues"))
-        else:
-            self._dispatcher.finish(str(trial), Outcome(reason=report["lost"]))
+        self._dispatcher.give_up(str(trial), report["lost"], ResourcesError if report["lacking"] else TrainingError)
 
     def end(self) -> None:
         """Let Tune end at its next step, without its trials."""

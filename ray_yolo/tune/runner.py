@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import ray.tune
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.errors import RayYoloError, TrainingError
 from ray_yolo.runs.folders import storage_folder
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.runs.run_record import FolderRecord, SweepRecord
@@ -37,7 +37,7 @@ from ray_yolo.tune.pool_log import log_pool
 from ray_yolo.tune.ray_adapter import run_tasks
 from ray_yolo.tune.records import write_options
 from ray_yolo.tune.search import TuneConfig
-from ray_yolo.tune.task import payload_of, task_config, train_to_outcome
+from ray_yolo.tune.task import line_of, payload_of, task_config, train_to_outcome
 from ray_yolo.tune.trainable import train_task
 from ray_yolo.tune.trials import train_command
 
@@ -187,8 +187,12 @@ class Study(ABC, Generic[Result]):
         while task := self.dispatcher.take():
             config = self.dispatcher.config(task)
             self.started(config["trial"], task.until)
-            outcome, _ = train_to_outcome(task_config(payload, config), task.until, _fit_here)
-            self.dispatcher.finish(config["trial"], outcome)
+            try:
+                outcome, _ = train_to_outcome(task_config(payload, config), task.until, _fit_here)
+            except (RayYoloError, OSError) as error:  # another one is a defect, and keeps its traceback
+                self.dispatcher.give_up(config["trial"], line_of(error))
+            else:
+                self.dispatcher.finish(config["trial"], outcome)
             self.ended(config["trial"], config, {})
             self.each_step()
 

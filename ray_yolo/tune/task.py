@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray.exceptions
+import torch
 
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.cache_folder import cache_folder
-from ray_yolo.core.errors import DivergedError, LostWorkersError, ResourcesError, StorageError
+from ray_yolo.core.errors import ConfigError, DeviceMemoryError, DivergedError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.data.synthetic import BUILT_IN
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
@@ -19,6 +19,9 @@ from ray_yolo.runs.folders import project_folder
 from ray_yolo.runs.working_copy import FINISHED
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.trials import overlay
+
+# The failures that a recipe has caused. The files and folders that a task lacks raise other errors.
+_OF_RECIPE = (ConfigError, DivergedError, DeviceMemoryError, torch.OutOfMemoryError)
 
 
 def payload_of(placement: Placement, recipe: Recipe, folder: Path, uri: str | None, *, is_stored: bool
@@ -78,8 +81,7 @@ def train_to_outcome(config: RunConfig, until: int, train: Callable[[RunConfig],
         train: trains until log and weights are complete.
 
     Raises:
-        Exception: of a failure that the recipe has not caused (`is_external_failure`), after which the same task may
-            be tried again.
+        Exception: of a failure that the recipe has not caused, after which the same task may be tried again.
     """
     folder = project_folder(config.placement) / config.placement.name
     known = read_outcome(folder, until)
@@ -87,19 +89,13 @@ def train_to_outcome(config: RunConfig, until: int, train: Callable[[RunConfig],
         return known, False
     try:
         train(config)
-    except Exception as error:
-        if is_external_failure(error):
-            raise
-        return Outcome(reason=_line_of(error), diverged=isinstance(error, DivergedError)), True
+    except _OF_RECIPE as error:
+        return Outcome(reason=line_of(error), diverged=isinstance(error, DivergedError)), True
     return read_outcome(folder, until) or Outcome(reason="it ended without a validation"), True
 
 
-def is_external_failure(error: BaseException) -> bool:
-    """Whether a failure has another cause than the recipe: no capacity, no storage, or a lost process or node."""
-    return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
-
-
-def _line_of(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
+    """The type and the first line of an error: the reason why a task failed."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

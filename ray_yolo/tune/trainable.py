@@ -28,7 +28,7 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers.client import QueueHandle
 from ray_yolo.runtime.workers.pool_jobs import PoolShare
 from ray_yolo.tune.budget import trained_spans
-from ray_yolo.tune.task import task_config, train_to_outcome
+from ray_yolo.tune.task import line_of, task_config, train_to_outcome
 from ray_yolo.tune.trials import train_command
 
 _PATIENCE_SECONDS = 60.0
@@ -66,7 +66,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
         time.sleep(_PATIENCE_SECONDS)
         raise TrainingError("it was stopped") from None
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = line_of(error)
         ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
         raise TrainingError(text) from error
     spans = trained_spans(read_events(folder / EVENTS_FILE), run_config.placement.max_workers) if is_new else []

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import ray.exceptions
+import torch
 
-from ray_yolo.core.errors import LoaderError, LostWorkersError, PeerDepartedError, RayYoloError, TrainingError
+from ray_yolo.core.errors import (
+    DeviceMemoryError,
+    LoaderError,
+    LostWorkersError,
+    PeerDepartedError,
+    RayYoloError,
+    TrainingError,
+)
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -26,7 +34,6 @@ from ray_yolo.runtime.workers.client import JobClient
 # listed explicitly.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
-_DEPARTED_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
 TOGETHER_SECONDS = 5.0  # workers that fail within it are one failure: those of one node end one after the other
 
@@ -79,9 +86,9 @@ class FailurePolicy:
             raise type(error)(reason) if isinstance(error, RayYoloError) else TrainingError(reason)
         step = reached_step(events) if others_continue else saved_step(events)
         if not (_was_preempted(failures) or self._is_counted(failures) or self._of_trainings.allow(step)):
-            # Ray has seen the worker die, or another worker has departed: the recipe is not at fault
-            lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerDepartedError)
-            kind = LostWorkersError if lost else TrainingError
+            lost = _is_seen_by_ray(error) or isinstance(error, PeerDepartedError)  # the recipe is not at fault
+            full = isinstance(error, torch.OutOfMemoryError)
+            kind = LostWorkersError if lost else DeviceMemoryError if full else TrainingError
             given_up = f"{reason}; given up after {self.max_failures} restarts without a new checkpoint"
             raise kind(given_up if self.max_failures else reason)
         self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else
@@ -148,14 +155,17 @@ def run_gracefully(work: Callable[[], T], stop: Callable[[], bool], run_dir: Pat
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
-    """(worker, error) of the failure that caused the others: permanent errors first, departed peers last."""
-    def order(failure: tuple[int, Exception]) -> tuple[int, int]:
+    """(worker, error) of the failure that caused the others: permanent ones first, then Ray's, departed peers last."""
+    def order(failure: tuple[int, Exception]) -> tuple[bool, bool, bool, int]:
         worker, error = failure
-        is_by_peer = isinstance(error, PeerDepartedError) or (
-            isinstance(error, RuntimeError) and _DEPARTED_PEER.search(str(error)) is not None)
-        return (0 if _is_permanent(error) else 1 + is_by_peer, worker)
+        return not _is_permanent(error), isinstance(error, PeerDepartedError), not _is_seen_by_ray(error), worker
 
     return min(failures.items(), key=order)
+
+
+def _is_seen_by_ray(error: Exception) -> bool:
+    """Whether Ray reports the failure, such as a dead worker, and not the worker itself."""
+    return type(error).__module__.startswith("ray.")
 
 
 def _was_preempted(failures: Mapping[int, Exception]) -> bool:

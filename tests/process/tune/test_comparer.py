@@ -169,7 +169,7 @@ def test_a_training_that_diverges_counts_and_one_that_fails_ends_the_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = StandIn(monkeypatch)
     trainings.faults = {"pair1-b": Outcome(reason="step 3", diverged=True),
-                        "pair2-a": Outcome(reason="OSError: no space left")}
+                        "pair2-a": OSError("no space left")}
     with pytest.raises(TrainingError, match="pair2-a: OSError: no space left; the same command continues"):
         run(make_comparison(tmp_path))
     assert not (tmp_path / "runs/compare/exp/finished").exists()

@@ -22,6 +22,7 @@ from ray_yolo.core.errors import (
     CheckpointError,
     InputError,
     LostWorkersError,
+    PeerDepartedError,
     ResourcesError,
     TrainingError,
 )
@@ -115,7 +116,7 @@ NODES: list[tuple[dict[str, Any], str]] = [
 ]
 """What a node reports, over the report of a sound one."""
 
-LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
+LOST = PeerDepartedError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
 DEAD = WorkerHealthCheckFailedError("Worker 1 is gone.", ray.exceptions.ActorDiedError())
 FULL = RuntimeError("CUDA out of memory")
 WITHOUT = "given up after 1 restarts without a new checkpoint"

@@ -184,16 +184,16 @@ class TestLosses:
                                    "trial0 is queued again: its process died"]
         assert tune.ledger.lines == before
 
-    def test_lost_once_too_often_it_has_failed(self, tune: Tune) -> None:
-        tune.lose(tune.running()[0])
-        while not any(isinstance(line, FailedEvent) for line in tune.ledger.lines):
-            tune.step()
-            tune.finish(tune.running()[0])
-        assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == ("failed", "its process died")
-
-    def test_without_room_for_any_the_study_ends_without_a_claim(self, tune: Tune) -> None:
+    @pytest.mark.parametrize(("report", "kind", "reason"), [
+        (None, TrainingError, "its process died"),
+        ({"lost": "DatasetError: set: no such file", "lacking": False}, TrainingError,
+         "DatasetError: set: no such file"),
+        ({"lost": "ResourcesError: 2 workers need 2 CPU", "lacking": True}, ResourcesError,
+         "ResourcesError: 2 workers need 2 CPU")])
+    def test_lost_once_too_often_it_stays_and_the_study_ends_without_a_claim(
+            self, tune: Tune, report: dict[str, Any] | None, kind: type[Exception], reason: str) -> None:
         first, second = tune.running()
-        tune.lose(first, {"lost": "ResourcesError: 2 workers need 2 CPU", "lacking": True})
+        tune.lose(first, report)
         tune.step()
         assert not tune.is_finished  # the other one trains
         tune.finish(second)
@@ -201,5 +201,6 @@ class TestLosses:
         assert tune.is_finished
         assert len(tune.trials) == 2
         assert tune.ledger.claim is None
-        assert isinstance(tune.dispatcher.error, ResourcesError)
-        assert str(tune.dispatcher.error) == "ResourcesError: 2 workers need 2 CPU; the same command continues"
+        assert not any(isinstance(line, FailedEvent) for line in tune.ledger.lines)
+        assert type(tune.dispatcher.error) is kind
+        assert str(tune.dispatcher.error) == f"trial0: {reason}; the same command continues"

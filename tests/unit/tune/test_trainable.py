@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import ray.exceptions
 import ray.tune
+import torch
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import (
+    CheckpointError,
     ConfigError,
+    DatasetError,
+    DeviceMemoryError,
     DivergedError,
     LostWorkersError,
+    MovedRunError,
     ResourcesError,
     StorageError,
     TrainingError,
@@ -25,7 +30,7 @@ from ray_yolo.runs.event_log import EventLog
 from ray_yolo.tune import trainable
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.task import is_external_failure, read_outcome, task_config
+from ray_yolo.tune.task import read_outcome, task_config
 from ray_yolo.tune.trainable import train_task
 from tests.support import run_log
 
@@ -128,15 +133,26 @@ class TestTask:
         assert trained.train_task(3) == [
             Outcome(reason="ConfigError: num_workers: 2 workers, but a step has only 1 part")]
 
+    @pytest.mark.parametrize("error", [
+        DeviceMemoryError("worker 0: OutOfMemoryError: CUDA out of memory"),
+        torch.OutOfMemoryError("CUDA out of memory")])  # of a training without Ray
+    def test_a_network_that_is_too_large_for_its_gpu_is_an_outcome(self, trained: Trained, error: Exception) -> None:
+        trained.error = error
+        assert [outcome.fitness for outcome in trained.train_task(3)] == [None]
+
     def test_only_the_type_of_an_error_says_that_a_training_has_diverged(self, trained: Trained) -> None:
-        for error, diverged in ((DivergedError("step 3"), True), (TrainingError("not finite, says a disk"), False)):
+        for error, diverged in ((DivergedError("step 3"), True), (ConfigError("not finite, says a gene"), False)):
             trained.error = error
             outcome = trained.train_task(3)[-1]
             assert (outcome.fitness, outcome.diverged) == (None, diverged)
 
     @pytest.mark.parametrize(("error", "lacking"), [
         (LostWorkersError("gone"), [False]), (ResourcesError("2 workers need 2 CPU"), [True]),
-        (ray.exceptions.ActorDiedError(), [False]), (KeyboardInterrupt(), [])])
+        (ray.exceptions.ActorDiedError(), [False]), (StorageError("SlowDown"), [False]),
+        (DatasetError("set: no such file"), [False]), (CheckpointError("a.pt: damaged"), [False]),
+        (MovedRunError("trial0 was moved"), [False]), (OSError(5, "Input/output error"), [False]),
+        (TrainingError("the checkpoint could not be written"), [False]), (ZeroDivisionError("a defect"), [False]),
+        (KeyboardInterrupt(), [])])
     def test_another_failure_ends_the_process_so_that_the_task_starts_again(
             self, trained: Trained, monkeypatch: pytest.MonkeyPatch, error: Exception, lacking: list[bool]) -> None:
         trained.error = error
@@ -166,17 +182,3 @@ def test_records_that_fail_after_the_outcome_was_reported_are_named(
     trained.train_task(3)
     assert [outcome.fitness for outcome in trained.train_task(6, begun=3)] == [0.3, 0.6]
     assert "its records are incomplete: no space left on device" in caplog.text
-
-
-def test_what_ray_says_of_a_worker_is_an_external_failure_and_what_a_worker_says_is_not() -> None:
-    for error, external in [
-        (ResourcesError("no room"), True),
-        (LostWorkersError("worker 1 has died; given up after 3 restarts"), True),
-        (ray.exceptions.NodeDiedError("gone"), True),
-        (StorageError("SlowDown"), True),
-        (TrainingError("not finite"), False),
-        (TrainingError("worker 0: OutOfMemoryError: CUDA out of memory"), False),
-        (ConfigError("lr0"), False),
-        (ZeroDivisionError("a defect"), False),
-    ]:
-        assert is_external_failure(error) == external, error

@@ -14,6 +14,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray_yolo.core.errors import (
     CheckpointError,
     DatasetError,
+    DeviceMemoryError,
     LostWorkersError,
     PeerDepartedError,
     RayYoloError,
@@ -25,8 +26,9 @@ from ray_yolo.runtime.workers import failures as failures_module
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, cause_of, error_line
 from tests.support import run_log
 
-LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
-LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
+LOST = PeerDepartedError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
+LATE = PeerDepartedError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation")
+ODD = RuntimeError("cuDNN error: device peer mapping failed")  # a failure of this worker, with a word of the others'
 ALONE = PeerDepartedError("Connection closed by peer")  # what a sound worker ends with where it cannot go on
 DEAD = WorkerHealthCheckFailedError("Worker 1 is gone.", ray.exceptions.ActorDiedError())
 FULL = RuntimeError("CUDA out of memory")
@@ -36,6 +38,7 @@ MISSING = FileNotFoundError(2, "No such file or directory", "/data/a.png")
 def test_the_cause_is_the_error_that_is_not_a_lost_connection() -> None:
     for failures, worker in [
         ({0: LOST, 1: DEAD}, 1), ({0: LOST, 1: LATE, 2: FULL}, 2), ({0: DEAD, 1: MISSING, 2: LOST}, 1),
+        ({0: LOST, 2: ODD}, 2), ({0: ODD, 1: FULL}, 0), ({0: ODD, 1: DEAD}, 1),
         ({0: ALONE, 1: DEAD}, 1), ({0: ALONE, 1: FULL}, 1), ({0: ALONE, 1: MISSING}, 1),
         ({3: LOST, 2: LATE}, 2), ({1: CheckpointError("of another model"), 0: FULL}, 1),
     ]:
@@ -132,12 +135,15 @@ def test_a_departed_peer_restarts_all_workers(
 
 
 @pytest.mark.parametrize(("error", "kind"), [
-    (DEAD, LostWorkersError), (FULL, TrainingError)])
+    (DEAD, LostWorkersError), (FULL, TrainingError),
+    (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError)])
 def test_lost_workers_are_distinguished_from_failed_ones(
         tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(TrainingError) as caught:
         policy(tmp_path, max_failures=0).decide({0: LOST, 1: error}, others_continue=False)
     assert type(caught.value) is kind
+    with pytest.raises(LostWorkersError):
+        policy(tmp_path, max_failures=0).decide({0: error, 1: DEAD}, others_continue=False)
 
 
 @pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
