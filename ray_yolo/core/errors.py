@@ -53,8 +53,9 @@ class DivergedError(TrainingError):
     """The loss or the gradient stays not finite: the recipe is the cause (exit 3)."""
 
 
-class DeviceMemoryError(TrainingError):
-    """A step needs more memory than its GPU has: the recipe is the cause (exit 3)."""
+class WorkerError(TrainingError):
+    """A worker's code has failed, not the files, the storage or the processes around it: in a sweep, the recipe is the
+    cause, such as a step that needs more memory than its GPU has (exit 3)."""
 
 
 class LostWorkersError(TrainingError):

@@ -11,7 +11,7 @@ import torch
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.cache_folder import cache_folder
-from ray_yolo.core.errors import ConfigError, DeviceMemoryError, DivergedError
+from ray_yolo.core.errors import ConfigError, DivergedError, WorkerError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.data.synthetic import BUILT_IN
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
@@ -21,7 +21,7 @@ from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.trials import overlay
 
 # The failures that a recipe has caused. The files and folders that a task lacks raise other errors.
-_OF_RECIPE = (ConfigError, DivergedError, DeviceMemoryError, torch.OutOfMemoryError)
+_OF_RECIPE = (ConfigError, DivergedError, WorkerError, torch.OutOfMemoryError)
 
 
 def payload_of(placement: Placement, recipe: Recipe, folder: Path, uri: str | None, *, is_stored: bool

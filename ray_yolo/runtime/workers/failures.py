@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import ray.exceptions
-import torch
 
 from ray_yolo.core.errors import (
-    DeviceMemoryError,
     LoaderError,
     LostWorkersError,
     PeerDepartedError,
     RayYoloError,
     TrainingError,
+    WorkerError,
 )
 from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
@@ -83,12 +82,10 @@ class FailurePolicy:
         worker, error = cause_of(failures)
         reason = f"{describe_worker(worker, events)}: {error_line(error)}"
         if _is_permanent(error):
-            raise type(error)(reason) if isinstance(error, RayYoloError) else TrainingError(reason)
+            raise (type(error) if isinstance(error, RayYoloError) else _kind_of(error))(reason)
         step = reached_step(events) if others_continue else saved_step(events)
         if not (_was_preempted(failures) or self._is_counted(failures) or self._of_trainings.allow(step)):
-            lost = _is_seen_by_ray(error) or isinstance(error, PeerDepartedError)  # the recipe is not at fault
-            full = isinstance(error, torch.OutOfMemoryError)
-            kind = LostWorkersError if lost else DeviceMemoryError if full else TrainingError
+            kind = _kind_of(error)
             given_up = f"{reason}; given up after {self.max_failures} restarts without a new checkpoint"
             raise kind(given_up if self.max_failures else reason)
         self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else
@@ -161,6 +158,13 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
         return not _is_permanent(error), isinstance(error, PeerDepartedError), not _is_seen_by_ray(error), worker
 
     return min(failures.items(), key=order)
+
+
+def _kind_of(error: Exception) -> type[RayYoloError]:
+    """What ends a training after an error of a worker. Only a `WorkerError` can be the recipe's fault."""
+    if _is_seen_by_ray(error) or isinstance(error, PeerDepartedError):
+        return LostWorkersError
+    return TrainingError if isinstance(error, (OSError, ImportError)) else WorkerError
 
 
 def _is_seen_by_ray(error: Exception) -> bool:

@@ -18,13 +18,13 @@ from ray_yolo.core.errors import (
     CheckpointError,
     ConfigError,
     DatasetError,
-    DeviceMemoryError,
     DivergedError,
     LostWorkersError,
     MovedRunError,
     ResourcesError,
     StorageError,
     TrainingError,
+    WorkerError,
 )
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.tune import trainable
@@ -134,9 +134,9 @@ class TestTask:
             Outcome(reason="ConfigError: num_workers: 2 workers, but a step has only 1 part")]
 
     @pytest.mark.parametrize("error", [
-        DeviceMemoryError("worker 0: OutOfMemoryError: CUDA out of memory"),
+        WorkerError("worker 0: OutOfMemoryError: CUDA out of memory"),
         torch.OutOfMemoryError("CUDA out of memory")])  # of a training without Ray
-    def test_a_network_that_is_too_large_for_its_gpu_is_an_outcome(self, trained: Trained, error: Exception) -> None:
+    def test_a_failure_of_the_workers_code_is_an_outcome(self, trained: Trained, error: Exception) -> None:
         trained.error = error
         assert [outcome.fitness for outcome in trained.train_task(3)] == [None]
 

@@ -14,11 +14,11 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray_yolo.core.errors import (
     CheckpointError,
     DatasetError,
-    DeviceMemoryError,
     LostWorkersError,
     PeerDepartedError,
     RayYoloError,
     TrainingError,
+    WorkerError,
 )
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
@@ -135,8 +135,8 @@ def test_a_departed_peer_restarts_all_workers(
 
 
 @pytest.mark.parametrize(("error", "kind"), [
-    (DEAD, LostWorkersError), (FULL, TrainingError),
-    (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError)])
+    (DEAD, LostWorkersError), (FULL, WorkerError), (OSError(28, "No space left"), TrainingError),
+    (torch.OutOfMemoryError("CUDA out of memory"), WorkerError), (RuntimeError("a shape"), WorkerError)])
 def test_lost_workers_are_distinguished_from_failed_ones(
         tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(TrainingError) as caught:
@@ -147,7 +147,7 @@ def test_lost_workers_are_distinguished_from_failed_ones(
 
 
 @pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
-                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError)])
+                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), WorkerError)])
 def test_a_permanent_failure_ends_the_training(
         tmp_path: Path, messages: list[str], error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(kind) as caught:
