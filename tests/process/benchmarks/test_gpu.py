@@ -49,7 +49,7 @@ def test_every_check_passes_without_ray_and_mlflow(tmp_path: Path) -> None:
     table = (tmp_path / "table.md").read_text()
     assert table == done.stdout  # each row is there as soon as it is known
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
-    assert [row[1] for row in rows] == ["ok"] * (36 + (find_spec("triton") is not None))
+    assert [row[1] for row in rows] == ["ok"] * (38 + (find_spec("triton") is not None))
 
 
 def test_without_a_gpu_it_says_so() -> None:
