@@ -219,9 +219,10 @@ class Schedule(Replayable):
 
     def closing_time(self, slots: int, epoch: Callable[[int], float] = lambda trial: 1.0, most: float = math.inf
                      ) -> tuple[float, float]:
-        """The time to the end of the sweep if exploration is closed now, in epochs: (finishing, confirming).
+        """The time to the end of the sweep if exploration is closed after one more trial, in epochs: (finishing,
+        confirming).
 
-        Until the finalists are known, the slowest of those that may become finalists count.
+        Until the finalists are known, the slowest of those that may become finalists count, also for the next trial.
 
         Args:
             slots: real slots. A virtual slot is slower where there are more virtual slots than real ones.
@@ -238,6 +239,9 @@ class Schedule(Replayable):
             planned, slowest = float(self._epochs - self._rungs[0]), 0
             step = max(map(operator.sub, self._rungs[1:], self._rungs[:-1]), default=self._rungs[0])
             likely = self._likely_finalists(timeline, closing.plan, epoch)
+            if not self._closing and self._may_propose(True):
+                proposed = self._rungs[0] * max(map(epoch, likely), default=1.0)
+                running = max(running, _makespan([*self._unfinished(timeline), proposed], slots))
             for trial in set(likely) - set(closing.closed.too_slow):
                 planned = max(planned, step * epoch(trial) / slowness)  # it may continue to another rung before the end
                 left = (self._epochs - timeline.until[trial]) * epoch(trial)
@@ -249,6 +253,12 @@ class Schedule(Replayable):
             return max(planned * slowness, running), self.confirming_time(slowest, slots, epoch)
         waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots)
         return 0.0, running + waiting
+
+    def _unfinished(self, timeline: Timeline) -> Iterator[float]:
+        """The times of the trainings that run in virtual time and have no outcome: on real slots, they may all wait."""
+        for event in timeline.running.values():
+            if (self._owner(event.trial), event.seed, event.until) not in self._known:
+                yield event.end - event.start
 
     def running_time(self, slots: int) -> float:
         """The time until the trainings of the exploration end that run now, in epochs."""
