@@ -40,7 +40,7 @@ from ray_yolo.tune.confirmation import (
     number_of_runs,
     plan_confirmation,
 )
-from ray_yolo.tune.evolution import Genes, Space, grid_size
+from ray_yolo.tune.evolution import Genes, Space, grid_size, num_combinations
 from ray_yolo.tune.ledger_events import (
     ChosenEvent,
     ClaimedEvent,
@@ -355,10 +355,13 @@ class Schedule(Replayable):
         return self._closing is not None and self._closing.claimed is not None
 
     def _may_propose(self, explores: bool) -> bool:
-        """Whether a new trial is proposed. There is always a default."""
+        """Whether a new trial is proposed. There is always a default, and a finite space has an end."""
         if not self.genes:
             return True
-        is_exhausted = self._space.algorithm == "grid" and len(self.genes) >= grid_size(self._space.genes)
+        if self._space.algorithm == "grid":
+            is_exhausted = len(self.genes) >= grid_size(self._space.genes)
+        else:
+            is_exhausted = len(self._owners) >= num_combinations(self._space.genes)
         return explores and not is_exhausted
 
     def _follow(self) -> bool:
