@@ -241,7 +241,8 @@ class Schedule(Replayable):
             likely = self._likely_finalists(timeline, closing.plan, epoch)
             if not self._closing and self._may_propose(True):
                 proposed = self._rungs[0] * max(map(epoch, likely), default=1.0)
-                running = max(running, _makespan([*self._unfinished(timeline), proposed], slots))
+                running = max(running, _makespan(
+                    [*self._unfinished(timeline), proposed], slots, len(timeline.slots)))
             for trial in set(likely) - set(closing.closed.too_slow):
                 planned = max(planned, step * epoch(trial) / slowness)  # it may continue to another rung before the end
                 left = (self._epochs - timeline.until[trial]) * epoch(trial)
@@ -251,13 +252,15 @@ class Schedule(Replayable):
             if self._closing:
                 planned = closing.closed.until - timeline.now
             return max(planned * slowness, running), self.confirming_time(slowest, slots, epoch)
-        waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots)
+        waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots, len(timeline.slots))
         return 0.0, running + waiting
 
     def _unfinished(self, timeline: Timeline) -> Iterator[float]:
-        """The times of the trainings that run in virtual time and have no outcome: on real slots, they may all wait."""
+        """The times of the trainings that run beyond the next decision and have no outcome: on real slots, they may all
+        wait."""
         for event in timeline.running.values():
-            if (self._owner(event.trial), event.seed, event.until) not in self._known:
+            key = self._owner(event.trial), event.seed, event.until
+            if event.end > timeline.now and key not in self._known:
                 yield event.end - event.start
 
     def running_time(self, slots: int) -> float:
@@ -276,7 +279,7 @@ class Schedule(Replayable):
         """
         plan = (self._closing or self._plan_closing(math.inf)).plan
         runs = self._fresh_runs(plan, [trial] * plan.finalists)
-        return _makespan([self._epochs * epoch(each) for each, _ in runs], slots)
+        return _makespan([self._epochs * epoch(each) for each, _ in runs], slots, len(self._explored.slots))
 
     @property
     def explored_work(self) -> float:
@@ -606,12 +609,16 @@ class Schedule(Replayable):
         return self._owners[genes_key(self.genes[trial])]
 
 
-def _makespan(times: Iterable[float], slots: int) -> float:
-    """When the last of some trainings ends, if each starts on the slot that is free first."""
-    free = [0.0] * slots
-    for time in times:
-        heapq.heapreplace(free, free[0] + time)
-    return max(free)
+def _makespan(times: Sequence[float], slots: int, virtual_slots: int) -> float:
+    """When the last of some trainings ends, if each starts on the slot that is free first. Those beyond the virtual
+    slots wait for all before them, because these have to count first."""
+    end = 0.0
+    for first in range(0, len(times), virtual_slots):
+        free = [end] * slots
+        for time in times[first:first + virtual_slots]:
+            heapq.heapreplace(free, free[0] + time)
+        end = max(free)
+    return end
 
 
 def genes_key(genes: Mapping[str, Any]) -> tuple[Any, ...]:
