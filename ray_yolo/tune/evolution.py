@@ -169,6 +169,19 @@ def grid_size(genes: Sequence[Gene]) -> int:
     return math.prod(len(_grid_values(gene)) for gene in genes)
 
 
+def num_combinations(genes: Sequence[Gene]) -> float:
+    """The number of different combinations of values; infinite with a continuous range."""
+    return math.prod(map(_num_values, genes))
+
+
+def _num_values(gene: Gene) -> float:
+    if gene.kind == "choice":
+        return len({(type(value), value) for value in gene.values})
+    if gene.kind == "float" and gene.low < gene.high:
+        return math.inf
+    return int(gene.high) - int(gene.low) + 1
+
+
 def _grid_point(space: Space, k: int) -> Genes:
     """Point k of the grid; the last gene changes fastest. The recipe's own point, if the grid has it, comes first: the
     first trial is the default."""

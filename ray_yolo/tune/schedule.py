@@ -40,7 +40,7 @@ from ray_yolo.tune.confirmation import (
     number_of_runs,
     plan_confirmation,
 )
-from ray_yolo.tune.evolution import Genes, Space, grid_size
+from ray_yolo.tune.evolution import Genes, Space, grid_size, num_combinations
 from ray_yolo.tune.ledger_events import (
     ChosenEvent,
     ClaimedEvent,
@@ -219,9 +219,10 @@ class Schedule(Replayable):
 
     def closing_time(self, slots: int, epoch: Callable[[int], float] = lambda trial: 1.0, most: float = math.inf
                      ) -> tuple[float, float]:
-        """The time to the end of the sweep if exploration is closed now, in epochs: (finishing, confirming).
+        """The time to the end of the sweep if exploration is closed after one more trial, in epochs: (finishing,
+        confirming).
 
-        Until the finalists are known, the slowest of those that may become finalists count.
+        Until the finalists are known, the slowest of those that may become finalists count, also for the next trial.
 
         Args:
             slots: real slots. A virtual slot is slower where there are more virtual slots than real ones.
@@ -238,6 +239,10 @@ class Schedule(Replayable):
             planned, slowest = float(self._epochs - self._rungs[0]), 0
             step = max(map(operator.sub, self._rungs[1:], self._rungs[:-1]), default=self._rungs[0])
             likely = self._likely_finalists(timeline, closing.plan, epoch)
+            if not self._closing and self._may_propose(True):
+                proposed = self._rungs[0] * max(map(epoch, likely), default=1.0)
+                running = max(running, _makespan(
+                    [*self._unfinished(timeline), proposed], slots, len(timeline.slots)))
             for trial in set(likely) - set(closing.closed.too_slow):
                 planned = max(planned, step * epoch(trial) / slowness)  # it may continue to another rung before the end
                 left = (self._epochs - timeline.until[trial]) * epoch(trial)
@@ -247,8 +252,16 @@ class Schedule(Replayable):
             if self._closing:
                 planned = closing.closed.until - timeline.now
             return max(planned * slowness, running), self.confirming_time(slowest, slots, epoch)
-        waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots)
+        waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots, len(timeline.slots))
         return 0.0, running + waiting
+
+    def _unfinished(self, timeline: Timeline) -> Iterator[float]:
+        """The times of the trainings that run beyond the next decision and have no outcome: on real slots, they may all
+        wait."""
+        for event in timeline.running.values():
+            key = self._owner(event.trial), event.seed, event.until
+            if event.end > timeline.now and key not in self._known:
+                yield event.end - event.start
 
     def running_time(self, slots: int) -> float:
         """The time until the trainings of the exploration end that run now, in epochs."""
@@ -266,7 +279,7 @@ class Schedule(Replayable):
         """
         plan = (self._closing or self._plan_closing(math.inf)).plan
         runs = self._fresh_runs(plan, [trial] * plan.finalists)
-        return _makespan([self._epochs * epoch(each) for each, _ in runs], slots)
+        return _makespan([self._epochs * epoch(each) for each, _ in runs], slots, len(self._explored.slots))
 
     def may_win(self) -> set[int]:
         """The trials whose whole trainings may win the sweep: the default, and the finalists; before these are known,
@@ -354,10 +367,13 @@ class Schedule(Replayable):
         return self._closing is not None and self._closing.claimed is not None
 
     def _may_propose(self, explores: bool) -> bool:
-        """Whether a new trial is proposed. There is always a default."""
+        """Whether a new trial is proposed. There is always a default, and a finite space has an end."""
         if not self.genes:
             return True
-        is_exhausted = self._space.algorithm == "grid" and len(self.genes) >= grid_size(self._space.genes)
+        if self._space.algorithm == "grid":
+            is_exhausted = len(self.genes) >= grid_size(self._space.genes)
+        else:
+            is_exhausted = len(self._owners) >= num_combinations(self._space.genes)
         return explores and not is_exhausted
 
     def _follow(self) -> bool:
@@ -612,12 +628,16 @@ class Schedule(Replayable):
         return self._owners[genes_key(self.genes[trial])]
 
 
-def _makespan(times: Iterable[float], slots: int) -> float:
-    """When the last of some trainings ends, if each starts on the slot that is free first."""
-    free = [0.0] * slots
-    for time in times:
-        heapq.heapreplace(free, free[0] + time)
-    return max(free)
+def _makespan(times: Sequence[float], slots: int, virtual_slots: int) -> float:
+    """When the last of some trainings ends, if each starts on the slot that is free first. Those beyond the virtual
+    slots wait for all before them, because these have to count first."""
+    end = 0.0
+    for first in range(0, len(times), virtual_slots):
+        free = [end] * slots
+        for time in times[first:first + virtual_slots]:
+            heapq.heapreplace(free, free[0] + time)
+        end = max(free)
+    return end
 
 
 def genes_key(genes: Mapping[str, Any]) -> tuple[Any, ...]:

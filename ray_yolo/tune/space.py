@@ -34,7 +34,7 @@ from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, exp
 from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
-from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
+from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest, num_combinations
 from ray_yolo.tune.search import SCHEDULERS, SEARCH, Search
 from ray_yolo.tune.trials import overlay, recipe_value, short_name
 
@@ -180,6 +180,10 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
         del genes[name]
     if not genes:
         raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
+    if num_combinations(list(genes.values())) == 1:
+        name = next(iter(genes))
+        raise ConfigError(f"{places[name]}: {name}: no gene of the space varies, so every trial is the same; give at "
+                          "least one of them a range or several values")
     _check_models(data, genes, where)
     _check_together(recipe, genes.values(), where)
     start = {gene.name: nearest(gene, recipe_value(recipe, gene.name)) for gene in genes.values()}

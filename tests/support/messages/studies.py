@@ -89,6 +89,9 @@ SPACES = {
     "search: {algorithm: evolve}\nlr0: {low: 0.01, high: 0.1, gain: 0}":
         "1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or has gain 0; start from other "
         "values (--hyp, --set) or use algorithm: random",
+    "lr0: [0.1, 0.1]\nmosaic: {type: fixed, value: 1.0}":
+        "2: lr0: no gene of the space varies, so every trial is the same; give at least one of them a range or several "
+        "values",
     "search: {algorithm: random}": "1: the space names no gene; write for example lr0: [0.001, 0.1, log]",
     "lr0:\n  low: 0.1\n  high: x":
         "4: lr0.high: got 'x': Input should be a valid number, unable to parse string as a number",

@@ -91,6 +91,26 @@ def test_a_sweep_ends_in_time_where_its_best_trials_cost_more(slots: int, traini
     assert begun.schedule().verify(lines) == []  # the same decisions follow without a clock
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+@pytest.mark.parametrize("trainings", [3.3, 3.9, 6.9])
+def test_a_sweep_of_whole_trainings_ends_in_time(slots: int, trainings: float) -> None:
+    """The trial that is proposed next trains to its end, and may wait for those that are ahead on virtual slots."""
+    begun = sweep_of(rungs=(9,), virtual_slots=slots + trials_ahead(slots))
+    limit, now = 900.0 * trainings, [0.0]
+    budget = Budget(begun, 1000, limit / 3600, 0.0, 100.0, lambda: slots, lambda: now[0])
+    ended = drive(budget, begun.schedule(), now, lambda genes: 100.0, slots)
+    assert limit - 900.0 <= ended <= limit
+
+
+@pytest.mark.parametrize(("slots", "trainings"), [(3, 22), (4, 30)])
+def test_fresh_seeds_beyond_the_virtual_slots_wait_for_those_before(slots: int, trainings: int) -> None:
+    begun = sweep_of(rungs=rungs_of(9), virtual_slots=slots + trials_ahead(slots))
+    limit, now = 900.0 * trainings, [0.0]
+    budget = Budget(begun, 1000, limit / 3600, 0.0, 100.0, lambda: slots, lambda: now[0])
+    ended = drive(budget, begun.schedule(), now, lambda genes: 100.0, slots)
+    assert 0.9 * limit < ended <= limit
+
+
 def test_a_short_first_task_after_a_restart_does_not_end_exploration(tmp_path: Path) -> None:
     """It contains the start of its workers: two epochs in ten seconds, where an epoch takes half a second."""
     ledger = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2)

@@ -293,6 +293,24 @@ def test_a_failed_trial_does_not_continue_and_equal_genes_are_not_trained_again(
     assert schedule.genes[over.winner]["b"] == 8
 
 
+@pytest.mark.parametrize("algorithm", ["gp", "evolve", "random"])
+@pytest.mark.parametrize("rungs", [RUNGS, (9,)])
+def test_exploration_ends_once_each_combination_of_a_finite_space_is_proposed(algorithm, rungs):
+    space = Space((Gene("a", "choice", values=(0.2, 0.2, 0.9)), Gene("b", "int", low=1, high=2),
+                   Gene("c", low=1.0, high=1.0)), ({"a": 0.2, "b": 1, "c": 1.0},), algorithm)
+    lines = []
+    schedule = Schedule(space, 0, rungs, 2, write=lines.append)
+    run(schedule, 60)
+    assert len(schedule.genes) < 60
+    assert {(genes["a"], genes["b"]) for genes in schedule.genes} == {(0.2, 1), (0.2, 2), (0.9, 1), (0.9, 2)}
+    assert schedule.genes[-1] not in schedule.genes[:-1]
+    assert isinstance(schedule.next(True), ClaimedEvent)
+    assert Schedule(space, 0, rungs, 2).verify(lines) == []
+    again = Schedule(space, 0, rungs, 2)
+    again.restore(lines)
+    assert again.next(True) == lines[-1]
+
+
 def test_rungs():
     assert rungs_of(60) == (7, 27, 60)
     assert rungs_of(27) == (3, 12, 27)

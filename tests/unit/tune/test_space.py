@@ -113,6 +113,16 @@ class TestFiles:
 
 
 class TestValues:
+    @pytest.mark.parametrize("entry", ["{type: fixed, value: 0.1}", "[0.1, 0.1]", "{type: choice, values: [0.1, 0.1]}"])
+    @pytest.mark.parametrize("algorithm", ["gp", "evolve", "random"])
+    def test_a_space_in_which_nothing_varies_is_refused(self, entry, algorithm, tmp_path):
+        path = tmp_path / "space.yaml"
+        path.write_text(f"search: {{algorithm: {algorithm}}}\nlr0: {entry}\nmosaic: {{type: fixed, value: 0.5}}\n")
+        with pytest.raises(ConfigError, match=rf"{path}:2: lr0: no gene of the space varies"):
+            load_space(path, Recipe())
+        path.write_text(path.read_text().replace("{type: fixed, value: 0.5}", "[0, 1]"))
+        assert len(load_space(path, Recipe()).space.genes) == 2
+
     """Which values a space may hold beside those that a field refuses by itself."""
 
     def test_a_choice_of_image_sizes_is_searched(self):
