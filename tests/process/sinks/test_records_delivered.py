@@ -129,7 +129,7 @@ class Desk:
         for run in own:
             assert run.info.status == "FINISHED"
             points = client.get_metric_history(run.info.run_id, "metrics/mAP50-95")
-            assert sorted(point.step for point in points) == list(range(len(points)))
+            assert sorted(point.step for point in points) == list(range(1, len(points) + 1))
             assert len(points) == EPOCHS
             waiting, files = [""], set[str]()
             while waiting:
