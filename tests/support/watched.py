@@ -87,13 +87,15 @@ class Watched:
 
 
 def train(words: str, files: Path, storage: Path, stop_after: int = 0) -> Watched:
-    """The training that the words ask for, over `files`/base.yaml; in them, {files} and {storage} are these folders.
+    """The training that the words ask for, over `files`/base.yaml unless they give another --config; in them, {files}
+    and {storage} are these folders.
 
     Raises:
         KeyboardInterrupt: after so many training passes, if `stop_after` is given.
     """
-    argv = ["--config", str(files / "base.yaml"), "--storage-path", str(storage),
-            *words.format(files=files, storage=storage).split()]
+    given = words.format(files=files, storage=storage).split()
+    base = [] if "--config" in given else ["--config", str(files / "base.yaml")]
+    argv = [*base, "--storage-path", str(storage), *given]
     with _watching(stop_after) as (passes, optimizers):
         result = fit(parse_train(argv).config, quiet=True)
     return Watched(files, storage, result.run_dir, passes, optimizers)
