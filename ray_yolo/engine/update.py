@@ -26,12 +26,12 @@ class Judged(NamedTuple):
 class StepNumbers(NamedTuple):
     """What the host reads of a step. `Update.judge` writes it in this order, `read_numbers` reads it."""
 
-    norm: float  # of the gradient, before clipping
-    finite: bool  # loss and gradient are
-    complete: bool  # as in `Measured`
-    orders: Orders  # what any worker was ordered
-    losses: tuple[float, ...]  # (terms,) mean over the step's images
-    reports: tuple[SpeedReport, ...]  # of each worker
+    norm: float  # The gradient has it before clipping.
+    finite: bool  # Loss and gradient are.
+    complete: bool  # No exchange was aborted; otherwise all values may be garbage.
+    orders: Orders  # Any worker was ordered so.
+    losses: tuple[float, ...]  # (terms,): each is the mean over the step's images.
+    reports: tuple[SpeedReport, ...]  # Each worker has one.
 
 
 def read_numbers(numbers: Sequence[float], terms: int) -> StepNumbers:

@@ -287,8 +287,7 @@ class Schedule(Replayable):
         if self._closing and self._closing.finalists is not None:
             return {0, *self._closing.finalists}
         timeline = self._closing.timeline if self._closing else self._explored
-        whole = {self._owner(trial) for trial in timeline.ranked(self._epochs)} - {0, *timeline.failed}
-        return {0, *self._ranked(sorted(whole), self._process(timeline))[:MOST_FINALISTS + 2]}
+        return {0, *self._best_whole(timeline, self._process(timeline))[:MOST_FINALISTS + 2]}
 
     @property
     def explored_work(self) -> float:
@@ -538,12 +537,15 @@ class Schedule(Replayable):
         """The best trials by expectation of a whole training, other than the default."""
         timeline = closing.timeline
         closing.process = self._process(timeline)
-        whole = {self._owner(trial) for trial in timeline.ranked(self._epochs) if trial not in timeline.failed}
-        whole -= {0, *closing.closed.too_slow}
-        ranked = self._ranked(sorted(whole), closing.process)
-        closing.finalists = tuple(ranked[:closing.plan.finalists])
+        best = self._best_whole(timeline, closing.process, closing.closed.too_slow)
+        closing.finalists = tuple(best[:closing.plan.finalists])
         self._emit(FinalistsEvent(trials=closing.finalists))
         closing.tasks = deque(self._fresh_runs(closing.plan, closing.finalists))
+
+    def _best_whole(self, timeline: Timeline, process: Surrogate | None, but: Sequence[int] = ()) -> list[int]:
+        """The trials with a whole training, other than the default and these, by expectation, best first."""
+        whole = {self._owner(trial) for trial in timeline.ranked(self._epochs) if trial not in timeline.failed}
+        return self._ranked(sorted(whole - {0, *but}), process)
 
     def _likely_finalists(self, timeline: Timeline, plan: ConfirmationPlan, epoch: Callable[[int], float]) -> list[int]:
         """The best trials by expectation, and two more, because results until then change the order.
