@@ -577,15 +577,17 @@ class Schedule(Replayable):
         """The winner and its claim: the end of the sweep."""
         finalists = closing.finalists or ()
         seeds = [self._seed + 1 + number for number in range(closing.plan.seeds)]
-        runs = {trial: self._fitness(trial, seeds) for trial in finalists}
-        default_seeds = [self._seed + 1 + number for number in range(closing.plan.default_seeds)]
-        default = self._fitness(0, [self._seed, *default_seeds])
+        runs = {trial: self._fitness(self._outcomes(trial, seeds)) for trial in finalists}
+        default_seeds = [self._seed, *(self._seed + 1 + number for number in range(closing.plan.default_seeds))]
+        of_default = self._outcomes(0, default_seeds)
+        default = self._fitness(of_default)
         places = {trial: self._places[trial] for trial in (0, *finalists)}
         first = closing.timeline.results.get(0, {}).get(self._rungs[0], 0.0) if len(self._rungs) > 1 else 0.0
         comparisons = compare_finalists(runs, default, closing.process, places, self._law, first)
         chosen, claim = comparisons[0] if comparisons else (0, Claim(better=False))
-        diverged = self._count_diverged(chosen, seeds), self._count_diverged(0, [self._seed, *default_seeds])
         if claim.runs and self._law.counts_diverged:
+            sides = self._outcomes(chosen, seeds), of_default
+            diverged = tuple(sum(outcome.diverged for outcome in side) for side in sides)
             claim = claim.model_copy(update={"diverged": diverged})
         self._emit(ChosenEvent(trial=chosen))
         has_default = bool(default) and self._law.counts_diverged  # else, a failed default is no default
@@ -593,22 +595,20 @@ class Schedule(Replayable):
         closing.claimed = ClaimedEvent(winner=chosen if wins else 0, claim=claim)
         self._emit(closing.claimed)
 
-    def _fitness(self, trial: int, seeds: Sequence[int]) -> list[float]:
-        """The fitness of a trial's whole trainings on these seeds, in order: 0 where one has diverged, none where it is
-        missing or has failed otherwise."""
+    def _outcomes(self, trial: int, seeds: Sequence[int]) -> list[Outcome]:
+        """The outcomes of a trial's whole trainings on these seeds, in order, without those that are missing."""
+        keys = ((self._owner(trial), seed, self._epochs) for seed in seeds)
+        return [self._known[key] for key in keys if key in self._known]
+
+    def _fitness(self, outcomes: Iterable[Outcome]) -> list[float]:
+        """The fitness of trainings, in order: 0 where one has diverged, none where it has failed otherwise."""
         fitness = []
-        for seed in seeds:
-            outcome = self._known.get((self._owner(trial), seed, self._epochs))
-            if outcome and outcome.fitness is not None and math.isfinite(outcome.fitness):
+        for outcome in outcomes:
+            if outcome.fitness is not None and math.isfinite(outcome.fitness):
                 fitness.append(outcome.fitness)
-            elif outcome and outcome.diverged and self._law.counts_diverged:
+            elif outcome.diverged and self._law.counts_diverged:
                 fitness.append(0.0)
         return fitness
-
-    def _count_diverged(self, trial: int, seeds: Sequence[int]) -> int:
-        """How many of a trial's whole trainings on these seeds have diverged."""
-        outcomes = [self._known.get((self._owner(trial), seed, self._epochs)) for seed in seeds]
-        return sum(outcome is not None and outcome.diverged for outcome in outcomes)
 
     def _ranked(self, trials: Sequence[int], process: Surrogate | None) -> list[int]:
         """The trials by the fitness that the process expects of a whole training, best first."""
