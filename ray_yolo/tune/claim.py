@@ -27,19 +27,20 @@ QUANTILES = {1: NORMAL_95, 2: 1.9599640, 3: 2.1280452}
 
 
 class Law(NamedTuple):
-    """What a sweep's claim assumes and asks for."""
+    """The rules of a sweep that differ between releases: mainly what its claim assumes and asks for."""
 
     asks_for_repeats: bool = True  # nothing is better than a default with one training
     asks_for_learning: bool = True  # nothing is compared where no training has learned anything
     prior_freedom: float = 1.0  # the prior noise counts as this number of trainings
     keeps_expected: bool = True  # the winner has the higher expectation; else, it is ahead on fresh seeds as well
     counts_diverged: bool = True  # a training that diverges has a fitness of 0; else, it is left out
+    skips_rungs: bool = True  # what the process proposes may train to a later rung first
 
 
 LAW = Law()
 FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0, keeps_expected=False,
-                 counts_diverged=False)
-"""Of sweeps that ray_yolo 0.2.0 has begun, whose claims follow from it."""
+                 counts_diverged=False, skips_rungs=False)
+"""Of sweeps that ray_yolo 0.2.0 has begun."""
 
 
 class Claim(BaseModel, frozen=True):

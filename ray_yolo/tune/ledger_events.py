@@ -41,6 +41,7 @@ class ProposedEvent(LedgerEvent):
     how: str  # start, evolve, random, grid, gp
     parents: tuple[int, ...]
     at: float
+    level: int = 0  # number of the rung to which it trains first
 
 
 class ScheduledEvent(LedgerEvent):

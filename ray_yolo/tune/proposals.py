@@ -5,6 +5,9 @@ The algorithm `mixed` (gp) lets three methods take turns. Each covers a weakness
 random    draws from the whole space, which leaves a false hill
 evolve    a child of the mean of the best five, which needs no model and few results
 gp        the choice of a Gaussian process, which uses every result at every rung
+
+A short training of a trial from `random` or `evolve` sorts out the bad ones. What the process proposes is good already:
+it trains at once to a rung that says enough of the whole training.
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ from ray_yolo.tune.surrogate import Observation, Surrogate, encode, fit_surrogat
 RANDOM_FIRST = 8  # proposals after the starts that are drawn from the whole space
 RANDOM_SHARE = 0.3  # this share of the later ones is random
 PROCESS_SHARE = 0.5  # the process makes this share of the others
+ENOUGH_CORRELATION = 0.75  # of a rung's fitness with that of the whole training; the process assumes 0.76 at first
 
 
 class Proposal(NamedTuple):
-    """Genes, the method that chose them, and the trials from which they come."""
+    """Genes, the method that chose them, the trials from which they come, and the rung to which they train first."""
 
     genes: Genes
     how: str
     parents: tuple[int, ...] = ()
+    level: int = 0
 
 
 class CountedResults(NamedTuple):
@@ -55,7 +60,8 @@ def next_proposal(space: Space, seed: int, number: int, results: CountedResults)
         return Proposal(draw_anywhere(space.genes, rng), "random")
     process = fit_process(results.observations, results.levels) if turn < PROCESS_SHARE else None
     if process:
-        return Proposal(choose_by_process(process, space.genes, results, rng), "gp")
+        genes = choose_by_process(process, space.genes, results, rng)
+        return Proposal(genes, "gp", level=first_level(process, results.levels))
     child = replace(space, algorithm="evolve", random_first=0, random_share=0.0)
     genes, parents = propose(child, seed, number, results.rows)
     return Proposal(genes, "evolve", parents)
@@ -70,6 +76,13 @@ def fit_process(observations: Sequence[Observation], levels: int) -> Surrogate |
     """The process of all results; None if there are fewer than two."""
     successes = sum(each.fitness is not None for each in observations)
     return fit_surrogate(observations, levels) if successes > 1 else None
+
+
+def first_level(process: Surrogate, levels: int) -> int:
+    """The lowest rung whose correlation with the whole training is `ENOUGH_CORRELATION`; at most the last one before
+    the whole training."""
+    last = max(0, levels - 2)
+    return next((level for level in range(last) if process.correlation(level) >= ENOUGH_CORRELATION), last)
 
 
 def choose_by_process(process: Surrogate, genes: Sequence[Gene], results: CountedResults, rng: np.random.Generator

@@ -6,8 +6,8 @@ free first makes the next decision: it continues a paused trial to its next rung
 counts when its virtual time has come. Every line of the ledger therefore follows from space, seed, slots and outcomes,
 and executions at different speeds write equal ledgers.
 
-Trials pause at each rung, and one in four continues, the best that is paused. The end takes a fork of virtual time, in
-two stages:
+Trials pause at each rung, and one in four continues, the best that is paused. A proposal of the process may leave out
+the first one. The end takes a fork of virtual time, in two stages:
 
 1. The best paused trials train to their ends, in the time that one of the first rung needs.
 2. The best trials and the default train on fresh seeds, and the claim follows.
@@ -54,7 +54,7 @@ from ray_yolo.tune.ledger_events import (
     TrialNumbers,
     Why,
 )
-from ray_yolo.tune.proposals import CountedResults, fit_process, next_proposal
+from ray_yolo.tune.proposals import CountedResults, Proposal, fit_process, next_proposal
 from ray_yolo.tune.surrogate import Observation, Surrogate, encode
 from ray_yolo.tune.timeline import Timeline
 from ray_yolo.tune.trials import overlay
@@ -166,7 +166,7 @@ class Schedule(Replayable):
         virtual_slots: trainings at the same virtual time.
         cost: virtual time of one epoch with these genes: pixels x images, 1 for the base recipe.
         write: called with each new event, in virtual order, before it takes effect.
-        law: of the claim.
+        law: the rules of the release that began the sweep.
     """
 
     def __init__(self, space: Space, seed: int, rungs: Sequence[int], virtual_slots: int,
@@ -240,7 +240,7 @@ class Schedule(Replayable):
             step = max(map(operator.sub, self._rungs[1:], self._rungs[:-1]), default=self._rungs[0])
             likely = self._likely_finalists(timeline, closing.plan, epoch)
             if not self._closing and self._may_propose(True):
-                proposed = self._rungs[0] * max(map(epoch, likely), default=1.0)
+                proposed = self._rungs[self._last_first_level] * max(map(epoch, likely), default=1.0)
                 running = max(running, _makespan(
                     [*self._unfinished(timeline), proposed], slots, len(timeline.slots)))
             for trial in set(likely) - set(closing.closed.too_slow):
@@ -254,6 +254,12 @@ class Schedule(Replayable):
             return max(planned * slowness, running), self.confirming_time(slowest, slots, epoch)
         waiting = _makespan([self._epochs * epoch(trial) for trial, _ in closing.tasks], slots, len(timeline.slots))
         return 0.0, running + waiting
+
+    @property
+    def _last_first_level(self) -> int:
+        """The highest rung to which the next trial may train first."""
+        is_by_process = self._law.skips_rungs and self._space.algorithm == "gp"
+        return max(0, len(self._rungs) - 2) if is_by_process else 0
 
     def _unfinished(self, timeline: Timeline) -> Iterator[float]:
         """The times of the trainings that run beyond the next decision and have no outcome: on real slots, they may all
@@ -457,26 +463,29 @@ class Schedule(Replayable):
             running.append(Observation(self._places[event.trial], level, None))
         results = CountedResults(timeline.rows(self.genes), self._observations(timeline), running, len(self._rungs))
         proposal = next_proposal(self._space, self._seed, number, results)
-        genes = self._checked_genes(number, proposal.genes)
+        proposal = proposal._replace(level=min(proposal.level, self._last_first_level))
+        genes, level = self._checked_proposal(number, proposal)
         self._emit(ProposedEvent(
-            trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now))
+            trial=number, genes=genes, how=proposal.how, parents=proposal.parents, at=timeline.now, level=level))
         self.genes.append(dict(genes))
         self.costs.append(self._cost(genes))
         self._places.append(encode(self._space.genes, genes))
         self._owners.setdefault(genes_key(genes), number)
-        self._schedule(timeline, number, self._seed, self._rungs[0], "new")
+        self._schedule(timeline, number, self._seed, self._rungs[level], "new")
 
-    def _checked_genes(self, number: int, genes: Genes) -> Genes:
-        """The recorded genes of a trial that is replayed, else those of its proposal."""
+    def _checked_proposal(self, number: int, proposal: Proposal) -> tuple[Genes, int]:
+        """The recorded genes and first rung of a trial that is replayed, else those of its proposal."""
         recorded = self._recorded[0] if self._recorded else None
         if not isinstance(recorded, ProposedEvent) or recorded.trial != number:
-            return genes
-        wrong = [name for name in genes if genes[name] != recorded.genes.get(name)]
+            return proposal.genes, proposal.level
+        follows = {**proposal.genes, "its first rung": proposal.level}
+        found = {**recorded.genes, "its first rung": recorded.level}
+        wrong = [name for name in follows if follows[name] != found.get(name)]
         if self._check_genes and wrong:
             name = wrong[0]
-            self._problems.append(f"trial {number}: {name} is {recorded.genes.get(name)!r}, but {genes[name]!r} "
-                                  "follows from its rows")
-        return recorded.genes
+            self._problems.append(f"trial {number}: {name} is {found.get(name)!r}, but {follows[name]!r} follows from "
+                                  "its rows")
+        return recorded.genes, min(recorded.level, len(self._rungs) - 1)
 
     # The end: the best paused trials train to their ends, then finalists and default train on fresh seeds.
 

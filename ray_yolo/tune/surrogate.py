@@ -133,6 +133,10 @@ class Surrogate:
         """The fitted standard deviation of the best fitness of a whole training, as a share of it."""
         return float(np.sqrt(self._settings.noise[self._top] * self.signal)) * self.scale * (1 + SOFT)
 
+    def correlation(self, level: int) -> float:
+        """The fitted correlation of the fitness at a rung with that of the whole training, without noise."""
+        return float(self._settings.correlation) ** (self._top - level)
+
     def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
         """The process conditioned on these trainings, each with its expected fitness."""
         expected = self._half @ self._cross(points, levels)

@@ -1,6 +1,7 @@
 """The laws of a sweep's order: a function of space, seed, virtual slots and outcomes alone."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_yolo.core.errors import InputError
-from ray_yolo.tune.claim import FORMER_LAW
+from ray_yolo.tune.claim import FORMER_LAW, LAW
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger_events import (
     ClaimedEvent,
@@ -102,6 +103,44 @@ def test_the_ledger_verifies_and_a_changed_line_does_not():
         assert Schedule(SPACE, 0, RUNGS, 3, cost).verify(changed), kind
     with pytest.raises(InputError):
         Schedule(SPACE, 0, RUNGS, 3, cost).restore(lines[1:])
+
+
+def run_by_process(law=LAW, slots=2, seed=0):
+    """The lines of a sweep of the process over three rungs, of which the first one says nothing."""
+    def unlike(task):
+        return train(task) if task.until > 1 else Outcome(fitness=0.3 + task.trial % 5 / 10)
+
+    lines = []
+    schedule = Schedule(replace(SPACE, algorithm="gp"), seed, (1, 4, 9), slots, write=lines.append, law=law)
+    run(schedule, 60, train=unlike)
+    return lines
+
+
+def test_a_proposal_trains_first_to_the_rung_that_its_line_names():
+    lines = run_by_process()
+    proposed = {line.trial: line for line in lines if isinstance(line, ProposedEvent)}
+    first = {line.trial: line.until for line in lines if isinstance(line, ScheduledEvent) and line.why == "new"}
+    assert {trial: (1, 4)[line.level] for trial, line in proposed.items()} == first
+    assert {line.level for line in proposed.values() if line.how == "gp"} == {0, 1}  # the first ones know too little
+    continued = {line.trial for line in lines if isinstance(line, ScheduledEvent) and line.why in ("best", "finish")}
+    assert any(proposed[trial].level for trial in continued)  # one that has skipped a rung continues like the others
+
+
+def test_the_first_rung_of_a_proposal_is_replayed_as_recorded_and_verified():
+    lines = run_by_process()
+    space = replace(SPACE, algorithm="gp")
+    assert Schedule(space, 0, (1, 4, 9), 2).verify(lines) == []
+    number = next(n for n, line in enumerate(lines) if isinstance(line, ProposedEvent) and line.level == 1)
+    changed = [line.model_copy(update={"level": 0}) if n == number else line for n, line in enumerate(lines)]
+    [problem] = Schedule(space, 0, (1, 4, 9), 2).verify(changed[:number + 1])
+    assert "its first rung is 0, but 1 follows" in problem
+    Schedule(space, 0, (1, 4, 9), 2).restore(changed[:number + 1])  # another processor may have rounded otherwise
+
+
+def test_a_sweep_of_an_earlier_release_skips_no_rung():
+    lines = run_by_process(FORMER_LAW)
+    assert {line.level for line in lines if isinstance(line, ProposedEvent)} == {0}
+    assert Schedule(replace(SPACE, algorithm="gp"), 0, (1, 4, 9), 2, law=FORMER_LAW).verify(lines) == []
 
 
 def exploration(lines):
