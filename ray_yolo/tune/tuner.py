@@ -241,7 +241,7 @@ def _rungs(space: TuneSpace, recipe: Recipe) -> tuple[int, ...]:
         return (recipe.epochs,)
     if not ladder.first_epochs:
         return rungs_of(recipe.epochs)
-    return tuple(sorted({min(ladder.first_epochs, recipe.epochs), recipe.epochs}))
+    return ladder.first_epochs, recipe.epochs
 
 
 def _processes(config: TuneConfig, slots: int) -> int:
