@@ -59,7 +59,7 @@ from ray_yolo.tune.files import (
     used_bytes,
     write_sweep_files,
 )
-from ray_yolo.tune.identity import DATA, identity_of
+from ray_yolo.tune.identity import DATA, identity_of, versions
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
 from ray_yolo.tune.ledger import Ledger, begun_of, read_ledger, read_trials, results_elsewhere, rung_results
 from ray_yolo.tune.ledger_events import ClaimedEvent
@@ -149,7 +149,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
-        identity = identity_of(config.recipe, space.space, train, val)
+        identity = {**versions(), **identity_of(config.recipe, space.space, train, val)}
         begun = _begun(config, space, resolved, slots, latencies, identity)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return Sweep(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()

@@ -6,9 +6,11 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+import ray_yolo
 from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
@@ -16,7 +18,7 @@ from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.runs.run_record import SweepRecord, write_record
 from ray_yolo.runtime.preflight import resolve_recipe
 from ray_yolo.sinks.mlflow_client import tracking_uri
-from ray_yolo.tune import tuner
+from ray_yolo.tune import identity, tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Ledger
@@ -92,6 +94,25 @@ def test_a_sweep_continues_on_its_own_virtual_slots(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InterruptedError):
         continue_on(virtual_slots)
+
+
+@pytest.mark.parametrize("library", ["torch", "ray_yolo"])
+def test_another_version_cannot_continue_a_sweep(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    monkeypatch.setattr(tuner.cluster, "connect", lambda *_: 0.0)
+    for name, reply in (("concurrent_trials", 1), ("check_cluster", [])):
+        monkeypatch.setattr(tuner, name, lambda *_, reply=reply: reply)
+    monkeypatch.setattr(tuner, "Sweep", mock.Mock(side_effect=InterruptedError))
+    config = make_sweep(tmp_path)
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            search(config, quiet=True)
+    if library == "torch":
+        monkeypatch.setattr(identity, "version", lambda name: "9.9", raising=False)
+    else:
+        monkeypatch.setattr(ray_yolo, "__version__", "9.9")
+    with pytest.raises(InputError, match=f"started with another {library}; give the original one to continue it"):
+        search(config, quiet=True)
 
 
 def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_folders(
