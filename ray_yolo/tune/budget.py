@@ -310,12 +310,16 @@ def describe(begun: SweepEvent, trials: int, hours: float, slots: int, epoch_sec
         elif hours:
             limit = f"{trials} trials or {hours:g} hours, whichever comes first"
         return [*lines, f"budget: {limit}; the time of an epoch is not known before the first trial has trained"]
-    if hours:
+    plan = forecast(begun, trials)
+    seconds = plan.seconds(begun, epoch_seconds, slots)
+    hours_end_first = hours and seconds >= 3600 * hours
+    if hours and trials < MOST_TRIALS:
+        limits = f"{trials} trials", f"{hours:g} hours"
+        first, other = reversed(limits) if hours_end_first else limits
+        lines.append(f"budget: {first}, which end before {other}")
+    if hours_end_first:
         seconds = 3600 * hours
         plan = most_trials(begun, seconds, epoch_seconds, slots, trials)
-    else:
-        plan = forecast(begun, trials)
-        seconds = plan.seconds(begun, epoch_seconds, slots)
     lines.append(f"epochs: {plan.work(begun):.0f} for {plan.trials} trials, {plan.runs * rungs[-1]} of them to confirm "
                  f"the winner; {epoch_seconds:.3g} s each on one slot")
     lines.append(f"time: about {format_duration(seconds)} on this cluster")

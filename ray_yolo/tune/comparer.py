@@ -15,11 +15,9 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-import ray_yolo
 from ray_yolo.config.effects import (
     Surroundings,
     describe_unused,
@@ -55,7 +53,7 @@ from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.compared import ComparedRow, compared_classes, compared_metrics, comparison_table, result_text
 from ray_yolo.tune.dispatch import Dispatcher
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.identity import identity_of
+from ray_yolo.tune.identity import identity_of, versions
 from ray_yolo.tune.ledger import Ledger, read_ledger
 from ray_yolo.tune.ledger_events import ClaimedEvent, CountedEvent, FailedEvent
 from ray_yolo.tune.page import write_page
@@ -201,7 +199,7 @@ def _digest(checked: _CheckedComparison) -> str:
 
 def _identity(checked: _CheckedComparison) -> dict[str, str]:
     """Digests of everything that the settings of both sides only name, and the versions that train them."""
-    identity = {"ray_yolo": ray_yolo.__version__, "torch": version("torch")}
+    identity = versions()
     for side, recipe, train in zip("AB", checked.asked, checked.train, strict=True):
         for part, digest in identity_of(recipe, Space((), ()), train, checked.val).items():
             identity[f"{part} of {side}"] = digest

@@ -27,6 +27,7 @@ FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
 WEIGHT_FLOOR = 1e-6  # the worst parent keeps a probability, and equal fitness gives equal weights
 DECIMALS = 5
+COARSE = 1e-4  # below it, so many decimals leave one digit or none, so digits are counted instead
 MAX_DRAWS = 1000  # after this many draws without a changed gene, none can change
 
 
@@ -53,7 +54,8 @@ class Space:
 
     Evolution mutates a `parent`: one of the five best rows, drawn by fitness, or their mean, weighted by fitness. The
     first `random_first` proposals are random, and later each one with probability `random_share`. Children stay near
-    their parents, but a good region may be far from the start.
+    their parents, but a good region may be far from the start. Without `is_fine`, as up to ray_yolo 0.2.0, small values
+    of children are rounded to 5 decimals, too.
     """
 
     genes: tuple[Gene, ...]
@@ -62,6 +64,7 @@ class Space:
     parent: Literal["single", "mean"] = "single"
     random_first: int = 0
     random_share: float = 0.0
+    is_fine: bool = True
 
 
 class TrialRow(NamedTuple):
@@ -93,17 +96,17 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[
         return {gene.name: draw(gene, rng.random()) for gene in space.genes}, ()
     best = best_rows(rows, NUM_PARENTS)
     if not best:
-        return mutate(space.genes, space.starts[0], rng), ()
+        return mutate(space.genes, space.starts[0], rng, is_fine=space.is_fine), ()
     weights = parent_weights(best)
     parent = best[int(rng.choice(len(best), p=weights))]
     if space.parent == "single":
-        return mutate(space.genes, parent.genes, rng), (parent.trial,)
+        return mutate(space.genes, parent.genes, rng, is_fine=space.is_fine), (parent.trial,)
     mean = dict(parent.genes)  # choices have no mean: they are those of the drawn parent
     for gene in space.genes:
         if gene.kind != "choice":
             values = [float(row.genes[gene.name]) for row in best]
             mean[gene.name] = nearest(gene, float(weights @ values))
-    return mutate(space.genes, mean, rng), tuple(row.trial for row in best)
+    return mutate(space.genes, mean, rng, is_fine=space.is_fine), tuple(row.trial for row in best)
 
 
 def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
@@ -122,11 +125,13 @@ def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
     return weights / weights.sum()
 
 
-def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
+def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.random.Generator, *, is_fine: bool = True
+           ) -> Genes:
     """A child of `parent` that differs from it, inside the genes' limits.
 
     A range's value is multiplied by clip(1 + gain x b x z x u x 0.2, 0.3, 3.0), then rounded to 5 decimals and clipped.
-    Per gene, b is Bernoulli(0.8) and z standard normal. Per child, u is uniform(0, 1). A value of 0 therefore stays 0.
+    Below 1e-4 it keeps 5 significant digits instead, if `is_fine`: else it would be 0, or equal to its parent. Per
+    gene, b is Bernoulli(0.8) and z standard normal. Per child, u is uniform(0, 1). A value of 0 therefore stays 0.
     Integers are rounded up or down at random, without bias; otherwise small ones would never move. Draws are repeated
     until a gene changes. If no gene can move, the child equals the parent.
     """
@@ -141,7 +146,7 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
         factors = np.clip(1 + moves, FACTOR_LOW, FACTOR_HIGH).tolist()
         child = {}
         for gene, factor, chance in zip(genes, factors, chances, strict=True):
-            child[gene.name] = _mutated(gene, parent[gene.name], factor, chance)
+            child[gene.name] = _mutated(gene, parent[gene.name], factor, chance, is_fine)
         if child != parent:
             break
     return child
@@ -215,7 +220,7 @@ def _grid_values(gene: Gene) -> Sequence[GeneValue]:
     return gene.values if gene.kind == "choice" else range(int(gene.low), int(gene.high) + 1)
 
 
-def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> GeneValue:
+def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float, is_fine: bool) -> GeneValue:
     """One gene of a child; `chance` is uniform in [0, 1)."""
     if gene.kind == "choice":
         probability = min(1.0, CHOICE_PROBABILITY * gene.gain)
@@ -229,6 +234,8 @@ def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> Gene
     scaled = float(value) * factor
     if gene.kind == "int":
         return int(_clip(math.floor(scaled + chance), gene))  # rounded up with the probability of its fraction
+    if is_fine and abs(scaled) < COARSE:
+        return _clip(_significant(scaled), gene)
     return _clip(round(scaled, DECIMALS), gene)
 
 
@@ -238,7 +245,7 @@ def draw(gene: Gene, chance: float) -> GeneValue:
         return gene.values[int(chance * len(gene.values))]
     if gene.kind == "int":
         return int(gene.low) + int(chance * (gene.high - gene.low + 1))
-    return _clip(float(f"{at_share(gene, chance):.{DECIMALS}g}"), gene)
+    return _clip(_significant(at_share(gene, chance)), gene)
 
 
 def at_share(gene: Gene, share: float) -> float:
@@ -246,6 +253,11 @@ def at_share(gene: Gene, share: float) -> float:
     if gene.log:
         return gene.low * (gene.high / gene.low) ** share
     return gene.low + (gene.high - gene.low) * share
+
+
+def _significant(value: float) -> float:
+    """The value rounded to five significant digits."""
+    return float(f"{value:.{DECIMALS}g}")
 
 
 def _clip(value: float, gene: Gene) -> float:

@@ -170,9 +170,6 @@ class Search(ConfigModel):
     def _default(cls, data: Any) -> Any:
         if not isinstance(data, dict) or "algorithm" in data:
             return data
-        for name in ("random_first", "random_share"):
-            if name in data:
-                raise ValueError(f"{name} is a setting of evolve; write algorithm: evolve, too")
         return {**_DEFAULT_SEARCH, **data}
 
     @field_validator("objective")

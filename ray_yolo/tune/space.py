@@ -35,7 +35,7 @@ from ray_yolo.config.synonyms import did_you_mean
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest, num_combinations
-from ray_yolo.tune.search import SCHEDULERS, SEARCH, Search
+from ray_yolo.tune.search import SCHEDULERS, SEARCH, Ladder, Search
 from ray_yolo.tune.trials import overlay, recipe_value, short_name
 
 SHIPPED = Path(__file__).parents[1] / "tune_spaces"
@@ -66,6 +66,9 @@ ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_
              "sync_bn", "quad", "rect", "image_weights")
 """Fields that a recipe, or its share for each worker, checks against each other: their combinations are checked."""
 WITH_ANCHORS, WITHOUT_ANCHORS = "with_anchors", "without_anchors"
+_UNREAD = {"gp": ("random_first", "random_share"),
+           **dict.fromkeys(("random", "grid"), ("parent", "random_first", "random_share", "gain"))}
+"""Settings of a search, and `gain` of a gene, that an algorithm does not read."""
 _UNEVEN = ("imgsz", "batch_size", "microbatch")  # whole numbers between two valid ones may be invalid
 _MAX_CHECKED = 10_000  # combinations: about a second
 _MAX_WHOLE = 2.0**53  # above it, not every integer is a float, and limits are floats
@@ -160,16 +163,18 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     Raises:
         ConfigError: for the first invalid entry, with its file and line; also for a gene without effect.
     """
-    search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
+    search = _read_search(data.get(SEARCH) or {}, recipe, partial(where, SEARCH))
     genes: dict[str, Gene] = {}
     places: dict[str, str] = {}  # where each gene stands, for messages
     for key, entry, where_entry in _entries(data, recipe, where):
         gene = _read_gene(key, entry, where_entry)
+        _check_is_read(search, entry, where_entry, key)
         if gene.name in genes:
             raise ConfigError(f"{where_entry()}: {key}: {gene.name} is in this space already; remove one of the two")
         for value in _ends(gene):
             _check_overlay(recipe, {gene.name: value}, where_entry())
         _check_between(recipe, gene, where_entry())
+        _check_distinct(recipe, gene, where_entry)
         genes[gene.name] = gene
         places[gene.name] = where_entry()
     unused = unused_under(genes.values(), recipe, around)
@@ -264,6 +269,27 @@ def combinations(genes: Collection[Gene]) -> Iterator[dict[str, GeneValue]]:
         yield dict(zip((gene.name for gene in entangled), values, strict=True))
 
 
+def _read_search(data: Any, recipe: Recipe, where: Where) -> Search:
+    """The settings of the search of a space. Those that are given and have no effect are refused."""
+    search = _read_settings(Search, data, where, SEARCH)
+    _check_is_read(search, data, where, SEARCH)
+    first = search.scheduler.first_epochs if isinstance(search.scheduler, Ladder) else 0
+    if first >= recipe.epochs:
+        raise ConfigError(f"{where('scheduler', 'first_epochs')}: search.scheduler.first_epochs: {first} is not below "
+                          f"the {recipe.epochs} epochs of a training, so no trial would pause; lower it, or write "
+                          "scheduler: none")
+    return search
+
+
+def _check_is_read(search: Search, given: Any, where: Where, owner: str) -> None:
+    """Refuse a setting of the search or of a gene that the algorithm does not read."""
+    unread = [name for name in _UNREAD.get(search.algorithm, ()) if isinstance(given, Mapping) and name in given]
+    if unread:
+        name = unread[0]
+        raise ConfigError(f"{where(name)}: {owner}.{name} has no effect: the algorithm {search.algorithm} does not "
+                          "read it; remove it, or write algorithm: evolve")
+
+
 def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     path = canonical(key)
     if path in _PLACEMENT or key.partition(".")[0] == "placement":
@@ -342,6 +368,18 @@ def _check_between(recipe: Recipe, gene: Gene, where: str) -> None:
         values = ", ".join(map(str, valid if len(valid) < 20 else (*valid[:2], "...", valid[-1])))
         raise ConfigError(f"{where}: {gene.name}: a range includes every whole number from {gene.low:g} to "
                           f"{gene.high:g}, and some are invalid; write {{type: choice, values: [{values}]}}")
+
+
+def _check_distinct(recipe: Recipe, gene: Gene, where: Where) -> None:
+    """Refuse a choice of two values that make the same recipe: it would be trained twice."""
+    seen: list[tuple[GeneValue, Any]] = []  # the value as given, and as the recipe has it
+    for value in gene.values:
+        own = recipe_value(overlay(recipe, {gene.name: value}), gene.name)
+        for other, theirs in seen:
+            if own == theirs:
+                raise ConfigError(f"{where('values')}: {gene.name}.values: {short(other)} and {short(value)} make the "
+                                  "same recipe; remove one of them")
+        seen.append((value, own))
 
 
 def _check_count(genes: Collection[Gene], where: str) -> None:

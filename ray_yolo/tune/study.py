@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
@@ -61,8 +62,10 @@ class SweepEvent(StudyEvent):
 
     def schedule(self, **options: Any) -> Schedule:
         """The schedule of this sweep."""
-        law = LAW if self.version == VERSION else FORMER_LAW
-        return Schedule(self.space, self.recipe.seed, self.rungs, self.virtual_slots, self.cost, law=law, **options)
+        is_former = self.version != VERSION
+        law = FORMER_LAW if is_former else LAW
+        space = replace(self.space, is_fine=not is_former)
+        return Schedule(space, self.recipe.seed, self.rungs, self.virtual_slots, self.cost, law=law, **options)
 
     def folder_of(self, task: Task) -> str:
         """The name of a trial's run folder; a training on a fresh seed has its own."""

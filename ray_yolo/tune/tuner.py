@@ -50,7 +50,7 @@ from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
-from ray_yolo.tune.evolution import Space, grid_size
+from ray_yolo.tune.evolution import Space, grid_size, num_combinations
 from ray_yolo.tune.files import (
     WEIGHTS_FOLDERS,
     drop_weights,
@@ -59,14 +59,14 @@ from ray_yolo.tune.files import (
     used_bytes,
     write_sweep_files,
 )
-from ray_yolo.tune.identity import DATA, identity_of
+from ray_yolo.tune.identity import DATA, identity_of, versions
 from ray_yolo.tune.latency import format_pareto, measure, networks, pareto
-from ray_yolo.tune.ledger import Ledger, read_ledger, read_trials, results_elsewhere, rung_results
+from ray_yolo.tune.ledger import Ledger, begun_of, read_ledger, read_trials, results_elsewhere, rung_results
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.page import write_page
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.runner import Study, seconds_spent
-from ray_yolo.tune.schedule import Outcome, Task, address, rungs_of
+from ray_yolo.tune.schedule import Outcome, Task, address, genes_key, rungs_of
 from ray_yolo.tune.search import Ladder, SweepConfig, TuneConfig, check_placement
 from ray_yolo.tune.space import TuneSpace, combinations, load_space, unused_under, warnings
 from ray_yolo.tune.study import SweepEvent
@@ -137,6 +137,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     config, space, train, val = _checked(config)
     run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config))
     try:
+        if run:
+            _check_virtual_slots(run.folder / LEDGER_FILE, config.sweep.virtual_slots)
         gpus = cluster.connect(config.placement)
         slots = concurrent_trials(config, gpus)
         for warning in check_cluster(config.placement, run, train):
@@ -147,7 +149,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         latencies = _latencies(config, space, train, gpus) if is_new else {}
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.most_trials))
-        identity = identity_of(config.recipe, space.space, train, val)
+        identity = {**versions(), **identity_of(config.recipe, space.space, train, val)}
         begun = _begun(config, space, resolved, slots, latencies, identity)
         ledger = Ledger(run.folder / LEDGER_FILE, begun, run.remote)
         return Sweep(config, ledger, run, slots, gpus, io.StringIO() if quiet else sys.stdout).run_to_end()
@@ -210,10 +212,26 @@ def _describe(config: TuneConfig, space: TuneSpace, train: AnnotationIndex) -> l
 
 
 def _has_more(folder: Path, config: TuneConfig) -> bool:
-    """Whether a finished sweep continues, because more trials or hours are requested than it has had."""
+    """Whether a finished sweep continues, because more trials or hours are requested than it has had.
+
+    A finite space has no more once each combination was proposed.
+    """
     lines, spent = read_ledger(folder / LEDGER_FILE), seconds_spent(read_record(folder))
+    if not lines or not isinstance(begun_of(lines), SweepEvent):
+        return True  # this is no sweep, and another check says so
     is_short = not config.sweep.hours or spent < 0.95 * 3600 * config.sweep.hours  # it ends a little before its time
-    return is_short and len(read_trials(lines)) < config.sweep.most_trials
+    trials = read_trials(lines).values()
+    proposed = {genes_key(trial.genes) for trial in trials}
+    return (is_short and len(trials) < config.sweep.most_trials
+            and len(proposed) < num_combinations(begun_of(lines).space.genes))
+
+
+def _check_virtual_slots(ledger: Path, asked: int) -> None:
+    """Refuse another number of virtual slots than that of an existing sweep; 0: any."""
+    lines = read_ledger(ledger)
+    if asked and lines and (ours := begun_of(lines).virtual_slots) != asked:
+        raise ConfigError(f"virtual_slots: {ledger}: this sweep has {format_count(ours, 'virtual slot')}, not {asked}; "
+                          "leave --virtual-slots out to continue it, or give another --name to start a new one")
 
 
 def _rungs(space: TuneSpace, recipe: Recipe) -> tuple[int, ...]:
@@ -223,7 +241,7 @@ def _rungs(space: TuneSpace, recipe: Recipe) -> tuple[int, ...]:
         return (recipe.epochs,)
     if not ladder.first_epochs:
         return rungs_of(recipe.epochs)
-    return tuple(sorted({min(ladder.first_epochs, recipe.epochs), recipe.epochs}))
+    return ladder.first_epochs, recipe.epochs
 
 
 def _processes(config: TuneConfig, slots: int) -> int:
@@ -250,6 +268,9 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
         "sweep": settings.model_copy(update={"trials": trials}),
         "placement": config.placement.model_copy(update={"num_workers": settings.workers_per_trial})})
     loaded.search.check(config.recipe)
+    if settings.warm_start and space.algorithm == "grid":
+        raise ConfigError("warm_start: a grid tries its combinations in their order and starts from no old results; "
+                          "leave --warm-start out, or search by another algorithm")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     description, train, val = read_dataset(config.recipe)

@@ -29,6 +29,7 @@ from tests.support.machines import wait_for
 from tests.support.run_log import only
 
 SPACE = "lr0: {low: 0.0001, high: 0.01, gain: 3}\nscale: {low: 0.0, high: 0.9}\n"
+RANDOM = "search: {algorithm: random}\nlr0: {low: 0.0001, high: 0.01}\nscale: {low: 0.0, high: 0.9}\n"
 
 
 def make_sweep(folder: Path, space: str = SPACE, *, recipe: dict[str, Any] | None = None, **sweep: Any) -> TuneConfig:
@@ -46,8 +47,8 @@ def pool_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_fai
                epochs: int = 60) -> Path:
     """Run a sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
     folder.mkdir()
-    config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": epochs, "noval": True},
-                        trials=trials, workers_per_trial=workers_per_trial, keep_weights=True)
+    config = make_sweep(folder, RANDOM, recipe={"epochs": epochs, "noval": True}, trials=trials,
+                        workers_per_trial=workers_per_trial, keep_weights=True)
     placement = config.placement.model_copy(update={"max_failures": max_failures})
     return search(config.model_copy(update={"placement": placement}), quiet=True).folder
 

@@ -21,7 +21,7 @@ from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.errors import ConfigError, DatasetError, InputError, TrainingError
 from ray_yolo.core.events import StepEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, read_lines
-from ray_yolo.tune import comparer, runner
+from ray_yolo.tune import comparer, identity, runner
 from ray_yolo.tune.compare_settings import CompareConfig
 from ray_yolo.tune.comparer import ComparisonResult, compare
 from ray_yolo.tune.ledger import read_ledger
@@ -204,7 +204,7 @@ def test_another_version_cannot_continue_a_comparison(
     with pytest.raises(KeyboardInterrupt):
         run(make_comparison(tmp_path))
     if library == "torch":
-        monkeypatch.setattr(comparer, "version", lambda name: "9.9")
+        monkeypatch.setattr(identity, "version", lambda name: "9.9")
     else:
         monkeypatch.setattr(ray_yolo, "__version__", "9.9", raising=False)
     with pytest.raises(InputError, match=f"started with another {library}; give the original one to continue it"):

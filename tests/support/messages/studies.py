@@ -81,8 +81,29 @@ SPACES = {
     "search: {objective: {mAP50: -1, recall: 2}}": "2: search.objective: weights must be 0 or more, and not all 0",
     "search: {algorithm: grid}\nlr0: [0.1, 0.2]":
         "1: lr0: a grid needs points, and this is a range; write {type: choice, values: [...]}",
-    "search: {random_share: 0.5}\nlr0: [0.01, 0.1]":
-        "2: search: random_share is a setting of evolve; write algorithm: evolve, too",
+    "search:\n  objective: {mAP50: 1}\n  random_share: 0.5\nlr0: [0.01, 0.1]":
+        "4: search.random_share has no effect: the algorithm gp does not read it; remove it, or write algorithm: "
+        "evolve",
+    "search: {algorithm: gp, random_first: 9}\nlr0: [0.01, 0.1]":
+        "2: search.random_first has no effect: the algorithm gp does not read it; remove it, or write algorithm: "
+        "evolve",
+    **{f"search: {{algorithm: {algorithm}, {name}: {value}}}\nlr0: {{type: choice, values: [0.01, 0.02]}}":
+        f"2: search.{name} has no effect: the algorithm {algorithm} does not read it; remove it, or write algorithm: "
+        "evolve"
+       for algorithm in ("random", "grid")
+       for name, value in (("random_first", 0), ("random_share", 0.5), ("parent", "mean"))},
+    **{f"search: {{algorithm: {algorithm}}}\nlr0:\n  type: choice\n  values: [0.01, 0.02]\n  gain: 1":
+        f"6: lr0.gain has no effect: the algorithm {algorithm} does not read it; remove it, or write algorithm: evolve"
+       for algorithm in ("random", "grid")},
+    "search: {scheduler: {name: ladder, first_epochs: 100}}\nlr0: [0.01, 0.1]":
+        "2: search.scheduler.first_epochs: 100 is not below the 100 epochs of a training, so no trial would pause; "
+        "lower it, or write scheduler: none",
+    "lr0: [0.01, 0.1]\nmosaic:\n  type: choice\n  values: [1, 0.5, 1.0]":
+        "5: mosaic.values: 1 and 1.0 make the same recipe; remove one of them",
+    "lr0: [0.01, 0.1]\nexact: {type: choice, values: [true, false, 1]}":
+        "3: exact.values: True and 1 make the same recipe; remove one of them",
+    "optimizer.name: {type: choice, values: [SGD, AdamW, SGD]}":
+        "2: optimizer.name.values: 'SGD' and 'SGD' make the same recipe; remove one of them",
     "search: {algorithm: evolve}\ndegrees: [0, 45]":
         "1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or has gain 0; start from other "
         "values (--hyp, --set) or use algorithm: random",

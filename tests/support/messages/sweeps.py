@@ -14,7 +14,7 @@ from unittest import mock
 
 import ray
 
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import CheckpointError, ConfigError, InputError, TrainingError
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runs.run_record import SweepRecord
@@ -72,6 +72,26 @@ def _start(space: str, recipe: dict[str, Any]) -> None:
 def _start_placed(placement: dict[str, Any]) -> None:
     config = make_sweep(Path(), workers_per_trial=2)
     tuner.dry_run(config.model_copy(update={"placement": config.placement.model_copy(update=placement)}))
+
+
+def _start_a_grid_from_old_results() -> None:
+    Path("hyp.yaml").write_text("lr0: 0.02\n")
+    space = "search: {algorithm: grid}\nlr0: {type: choice, values: [0.01, 0.02]}\n"
+    tuner.dry_run(make_sweep(Path(), space, warm_start="hyp.yaml"))
+
+
+def continue_on(virtual_slots: int) -> None:
+    """Continue a sweep of three virtual slots with this setting.
+
+    Raises:
+        InterruptedError: if the sweep would continue.
+    """
+    config = make_sweep(Path(), virtual_slots=virtual_slots)
+    run = begin_run(config.placement, SweepRecord(digest=recipe_digest(config.recipe), space="", trials=1))
+    run.release()
+    schedules.run_sweep(run.folder / "ledger.jsonl", 1)
+    with mock.patch.object(tuner.cluster, "connect", side_effect=InterruptedError):
+        search(config, quiet=True)
 
 
 def _start_over_the_limit() -> None:
@@ -161,6 +181,12 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ("more networks than are measured", _measure_many, ConfigError,
      "search.limit: the space has more than 100 networks (model x imgsz), too many to measure; use choices of fewer "
      "values"),
+    ("old results for a grid", _start_a_grid_from_old_results, ConfigError,
+     "warm_start: a grid tries its combinations in their order and starts from no old results; leave --warm-start out, "
+     "or search by another algorithm"),
+    ("other virtual slots", partial(continue_on, 4), ConfigError,
+     "virtual_slots: …/runs/evolve/exp/ledger.jsonl: this sweep has 3 virtual slots, not 4; leave --virtual-slots out "
+     "to continue it, or give another --name to start a new one"),
     ("too few CPUs", partial(_find_room, {"CPU": 1.0}, 0.0), ConfigError,
      "workers_per_trial: 2 workers need 2 CPU and 0 GPU, the cluster has 1 and 0; use fewer"),
     ("too few GPUs", partial(_find_room, {"CPU": 8.0, "GPU": 1.0}, 1.0), ConfigError,

@@ -179,6 +179,14 @@ def test_a_start_says_what_it_will_do(tmp_path: Path) -> None:
     assert describe(begun, 100_000, 8.0, 2, 2.0)[-1] == "time: about 8:00:00 on this cluster"
 
 
+def test_a_plan_of_trials_and_hours_says_which_end_first(tmp_path: Path) -> None:
+    begun = open_ledger(tmp_path / "ledger.jsonl").begun
+    by_trials, by_hours = (describe(begun, 12, hours, 2, 2.0)[-3:] for hours in (8.0, 0.02))
+    assert by_trials == ["budget: 12 trials, which end before 8 hours", *describe(begun, 12, 0.0, 2, 2.0)[-2:]]
+    assert by_hours == ["budget: 0.02 hours, which end before 12 trials",
+                        *describe(begun, 100_000, 0.02, 2, 2.0)[-2:]]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_end_of_a_sweep_without_hours_follows_from_its_ledger(seed: int) -> None:
     """Also where trials that have no result yet cost more: they may become finalists."""

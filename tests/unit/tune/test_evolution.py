@@ -92,6 +92,19 @@ class TestMutation:
         assert all(round(value, 5) == value for value in values)
         assert len(set(values)) > 100
 
+    @pytest.mark.parametrize(("value", "low", "high"), [(4e-6, 0.0, 1e-3), (4e-6, 1e-6, 1e-5), (8e-5, 0.0, 1.0)])
+    def test_a_small_value_keeps_five_digits_and_is_not_lost(self, value, low, high):
+        genes = (Gene("a", low=low, high=high),)
+        values = {mutate(genes, {"a": value}, rng(n))["a"] for n in range(200)} - {low, high}
+        assert len(values) > 100
+        assert all(float(f"{child:.5g}") == child > 0 for child in values)
+
+    def test_children_of_earlier_ledgers_have_five_decimals(self):
+        genes = (Gene("a", low=0.0, high=1e-3),)
+        values = {mutate(genes, {"a": 8e-5}, rng(n), is_fine=False)["a"] for n in range(200)}
+        assert values == {round(value, 5) for value in values}
+        assert len(values) < 10
+
     def test_genes_at_their_bounds_stay_inside(self):
         genes = (Gene("low", low=0.5, high=1.0), Gene("high", low=0.0, high=1.0), Gene("fine", low=1e-6, high=1e-5))
         parent = {"low": 0.5, "high": 1.0, "fine": 1e-6}

@@ -11,7 +11,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.identity import changed_parts, has_same_inputs, identity_of
+from ray_yolo.tune.identity import changed_parts, has_same_inputs, identity_of, versions
 from ray_yolo.tune.ledger import Ledger
 from tests.support.schedules import sweep_of
 
@@ -76,6 +76,18 @@ def test_another_validation_set_under_the_same_name_is_another_sweep(
 def test_a_ledger_of_an_earlier_release_continues_but_its_results_are_not_taken_over(
         recipe: Recipe, space: Space) -> None:
     own = identity_of(recipe, space, labels(0), labels(1))
-    earlier = {part: own[part] for part in ("data set", "base recipe")}
-    assert changed_parts(earlier, own) == []
-    assert not has_same_inputs(earlier, own)
+    without_versions = own
+    own = {**versions(), **own}
+    for earlier in without_versions, {part: own[part] for part in ("data set", "base recipe")}:
+        assert changed_parts(earlier, own) == []
+        assert not has_same_inputs(earlier, own)
+    assert has_same_inputs(without_versions, without_versions)  # a continued one may have taken them over before
+
+
+@pytest.mark.parametrize("library", ["ray_yolo", "torch"])
+def test_trainings_of_another_version_are_not_comparable(recipe: Recipe, space: Space, library: str) -> None:
+    own = {**versions(), **identity_of(recipe, space, labels(0), labels(1))}
+    other = {**own, library: "9.9"}
+    assert has_same_inputs(own, dict(own))
+    assert changed_parts(other, own) == [library]
+    assert not has_same_inputs(other, own)

@@ -28,6 +28,7 @@ from ray_yolo.tune.ledger import (
 )
 from ray_yolo.tune.ledger_events import ClaimedEvent
 from ray_yolo.tune.schedule import address
+from ray_yolo.tune.study import VERSION
 from ray_yolo.tune.trials import best_trial, overlay
 from ray_yolo.tune.verification import compare
 from tests.support.schedules import RESOLVED, RUNGS, SEARCH, SPACE, open_ledger, run_sweep, sweep_of
@@ -199,6 +200,16 @@ class TestFunction:
         assert len(whole.trials) == 12
         assert claim_of(whole.lines) == whole.claim is not None
         assert verify(read_ledger(path)) == []
+
+    @pytest.mark.parametrize(("version", "is_fine"), [(5, False), (VERSION, True)])
+    def test_a_ledger_keeps_the_rounding_of_the_version_that_began_it(self, path, version, is_fine):
+        genes = replace(SPACE.genes[0], low=1e-6, high=1e-3), *SPACE.genes[1:]
+        space = replace(SPACE, genes=genes, starts=({**SPACE.starts[0], "lr0": 4e-5},), random_share=0.0)
+        run_sweep(path, TRIALS, space=space, version=version)
+        lines = read_ledger(run_sweep(path, 2 * TRIALS, space=space).path)
+        assert verify(lines) == []
+        rates = {line.genes["lr0"] for line in lines if isinstance(line, ProposedEvent)} - {1e-6, 1e-3}
+        assert (rates != {round(rate, 5) for rate in rates}) == is_fine
 
     def test_each_line_that_is_removed_or_repeated_shows(self, path):
         lines = read_ledger(run_sweep(path, TRIALS).path)

@@ -6,18 +6,21 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+import ray_yolo
 from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.errors import ConfigError, InputError
+from ray_yolo.runs.run_record import SweepRecord, write_record
 from ray_yolo.runtime.preflight import resolve_recipe
 from ray_yolo.sinks.mlflow_client import tracking_uri
-from ray_yolo.tune import tuner
+from ray_yolo.tune import identity, tuner
 from ray_yolo.tune.console import closing_message
-from ray_yolo.tune.evolution import Space
+from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Ledger
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.study import SweepEvent
@@ -25,6 +28,8 @@ from ray_yolo.tune.task import payload_of, task_config
 from ray_yolo.tune.trials import Trial, overlay
 from ray_yolo.tune.tuner import search
 from tests.support.jobs import make_index
+from tests.support.messages.sweeps import continue_on
+from tests.support.schedules import run_sweep
 from tests.support.sweeps import SPACE, make_sweep
 
 
@@ -62,6 +67,52 @@ def test_a_refused_space_starts_no_cluster_and_no_run(tmp_path: Path, monkeypatc
         with pytest.raises(ConfigError):
             search(make_sweep(tmp_path, space, recipe=recipe), quiet=True)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["gp", "evolve", "random", "grid"])
+@pytest.mark.parametrize("hours", [0.0, 8.0])
+def test_a_sweep_that_has_tried_each_combination_has_ended(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any, hours: float) -> None:
+    monkeypatch.setattr(tuner.cluster, "connect", None)
+    start = {"lr0": 0.01, "augment.close_mosaic": 1}
+    genes = Gene("lr0", "choice", values=(0.01, 0.02)), Gene("augment.close_mosaic", "int", 1, 2)
+    folder = tmp_path / "runs/evolve/mine"
+    ledger = run_sweep(folder / "ledger.jsonl", 300, space=Space(genes, (start,), algorithm))
+    assert ledger.claim
+    assert len(ledger.trials) < 300
+    write_record(folder, SweepRecord(digest="ab", space="", trials=300))
+    (folder / "finished").touch()
+    space = (f"search: {{algorithm: {algorithm}}}\nlr0: {{type: choice, values: [0.01, 0.02]}}\n"
+             "augment.close_mosaic: [1, 2]\n")
+    with pytest.raises(InputError, match="mine is finished"):
+        search(placed(make_sweep(tmp_path, space, hours=hours), name="mine"), quiet=True)
+
+
+@pytest.mark.parametrize("virtual_slots", [0, 3])
+def test_a_sweep_continues_on_its_own_virtual_slots(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, virtual_slots: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InterruptedError):
+        continue_on(virtual_slots)
+
+
+@pytest.mark.parametrize("library", ["torch", "ray_yolo"])
+def test_another_version_cannot_continue_a_sweep(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    monkeypatch.setattr(tuner.cluster, "connect", lambda *_: 0.0)
+    for name, reply in (("concurrent_trials", 1), ("check_cluster", [])):
+        monkeypatch.setattr(tuner, name, lambda *_, reply=reply: reply)
+    monkeypatch.setattr(tuner, "Sweep", mock.Mock(side_effect=InterruptedError))
+    config = make_sweep(tmp_path)
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            search(config, quiet=True)
+    if library == "torch":
+        monkeypatch.setattr(identity, "version", lambda name: "9.9", raising=False)
+    else:
+        monkeypatch.setattr(ray_yolo, "__version__", "9.9")
+    with pytest.raises(InputError, match=f"started with another {library}; give the original one to continue it"):
+        search(config, quiet=True)
 
 
 def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_folders(
