@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,13 @@ def test_a_start_says_what_it_will_do(tmp_path: Path) -> None:
     assert "for 12 trials" in text
     assert "not known before the first trial" in describe(begun, 12, 0.0, 2, None)[-1]
     assert describe(begun, 100_000, 8.0, 2, 2.0)[-1] == "time: about 8:00:00 on this cluster"
+
+
+@pytest.mark.parametrize(("algorithm", "rungs", "leaves_out"), [
+    ("gp", (2, 6, 12), True), ("gp", (3, 9), False), ("evolve", (2, 6, 12), False)])
+def test_a_plan_says_that_it_does_not_count_trials_that_leave_out_a_rung(algorithm, rungs, leaves_out) -> None:
+    begun = sweep_of(space=replace(SPACE, algorithm=algorithm), rungs=rungs)
+    assert describe(begun, 12, 0.0, 2, 2.0)[-1].startswith("not counted") == leaves_out
 
 
 def test_a_plan_of_trials_and_hours_says_which_end_first(tmp_path: Path) -> None:
