@@ -7,9 +7,8 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -38,50 +37,22 @@ def raise_from_now_on() -> None:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Context of the import of a native library after the work has begun: a signal takes effect at its end."""
-    received: list[int] = []
-    try:
-        with _handled(lambda handler, number, frame: received.append(number)):
-            yield
-    finally:
-        for number in received:
-            os.kill(os.getpid(), number)
-
-
-@contextmanager
-def undropped() -> Iterator[None]:
-    """Context of the start of processes: a signal takes effect at once, or at its end if Python drops its exception.
-
-    Python drops what a handler raises in the functions that it calls at each `fork`, such as those of `logging`.
-    """
-    received: list[int] = []
-
-    def act(handler: Any, number: int, frame: Any) -> None:
-        received.append(number)
-        if callable(handler):
-            handler(number, frame)
-
-    with _handled(act):
-        yield
-    for number in received:  # else its exception would have left the context
-        os.kill(os.getpid(), number)
-
-
-@contextmanager
-def _handled(act: Callable[[Any, int, Any], None]) -> Iterator[None]:
-    """Context in which a signal of `STOPS` calls `act` with its handler, its number and the frame."""
     if threading.current_thread() is not threading.main_thread():  # there, signals raise nothing
         yield
         return
+    received: list[int] = []
     handlers = {stop: signal.getsignal(stop) for stop in STOPS}
     for stop, handler in handlers.items():
         if handler not in (signal.SIG_IGN, None):  # None: not set by Python
-            signal.signal(stop, partial(act, handler))
+            signal.signal(stop, lambda number, frame: received.append(number))
     try:
         yield
     finally:
         for stop, handler in handlers.items():
             if handler is not None:
                 signal.signal(stop, handler)
+        for number in received:
+            os.kill(os.getpid(), number)
 
 
 def _exit_at_once(number: int, frame: Any) -> None:

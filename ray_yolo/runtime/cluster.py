@@ -29,7 +29,6 @@ from ray_yolo.core.cache_folder import home_folder
 from ray_yolo.core.errors import ConfigError, InputError, RayYoloError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.redact import redact
-from ray_yolo.core.signals import undropped
 from ray_yolo.core.system import SPINS, cores
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.devices import local_device
@@ -94,9 +93,9 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
             if address == "local":
                 own_token()
                 os.environ[LOCAL] = "1"  # its workers inherit it
-                with in_own_groups(), undropped():
-                    init(num_cpus=cores(), include_dashboard=False,  # a dashboard would add eleven processes
-                         _temp_dir=str(session_folder()))  # Ray's own folder is writable by all users
+                _start_local(partial(
+                    init, num_cpus=cores(), include_dashboard=False,  # a dashboard would add eleven processes
+                    _temp_dir=str(session_folder())))  # Ray's own folder is writable by all users
             else:
                 _init_in_time(init, address)
         except RayYoloError:
@@ -110,6 +109,19 @@ def connect(placement: Placement, *, start: bool = True, logs: bool = False) -> 
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def _start_local(init: Callable[[], object]) -> None:
+    """Start a Ray on this machine, in another thread: a signal interrupts the main thread at once.
+
+    Ray forks in the thread that calls `init`. Python drops what the handler of a signal raises in functions that are
+    called at each `fork`, such as those of `logging` and of libraries of file locks; and Ray sets a handler of its own.
+    """
+    def start() -> None:
+        with in_own_groups():
+            init()
+
+    run_in_thread(start, "Ray", stays=True).result()
 
 
 def _init_in_time(init: Callable[[], object], address: str) -> None:

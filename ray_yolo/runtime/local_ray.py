@@ -25,7 +25,8 @@ _starting = threading.Event()
 
 def session_folder() -> Path:
     """A new folder of mode 0700 for Ray's session folders (logs, sockets), which by default all users can enter. It is
-    removed when this process exits. If the process was killed, this user's next command on this machine removes it.
+    removed when this process exits. If the process was killed, or was interrupted while Ray started, this user's next
+    command on this machine removes it.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if len(str(base)) + len(PREFIX) + 8 > _LONGEST or not base.is_dir():
@@ -40,7 +41,8 @@ def session_folder() -> Path:
 
     def remove() -> None:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        if not _starting.is_set():  # else Ray would make it again, without its lock, and nothing would remove it
+            shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
     return folder / "r"

@@ -62,3 +62,29 @@ def test_a_signal_before_the_work_ends_the_process_itself(number: signal.Signals
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, cwd=ROOT,
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert (done.returncode, done.stderr) == (128 + number, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_function_that_is_called_at_a_fork_of_ray_is_not_dropped(number: signal.Signals) -> None:
+    """Python drops what the handler raises there, and prints it: the training ran to its end (0)."""
+    program = f"""if True:
+        import os, signal, time
+        from ray_yolo.config.placement import Placement
+        from ray_yolo.core.signals import end_at_once, exit_status_of, raise_from_now_on
+        from ray_yolo.runtime import cluster
+        sent = []
+        def send():
+            if not sent:
+                sent.append(os.kill(os.getpid(), {number.value}))
+                time.sleep(0.1)  # the handler is called in the main thread
+        end_at_once()
+        raise_from_now_on()
+        os.register_at_fork(after_in_parent=send)
+        try:
+            cluster.connect(Placement(address="local"))
+            print("dropped")
+        except (KeyboardInterrupt, SystemExit) as stop:
+            os._exit(exit_status_of(stop))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT,
+                          timeout=120, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")

@@ -1,4 +1,4 @@
-"""Commands that lose their terminal, and signals while processes start."""
+"""Commands that lose their terminal."""
 
 from __future__ import annotations
 
@@ -55,25 +55,3 @@ def test_under_nohup_the_command_goes_on() -> None:
         assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
     finally:
         signal.signal(signal.SIGHUP, handler)
-
-
-@pytest.mark.parametrize("is_dropped", [True, False])
-def test_a_signal_while_processes_start_is_not_dropped(is_dropped: bool) -> None:
-    code = f"""if True:
-        import os, subprocess
-        from ray_yolo.core.signals import undropped
-        interrupt = lambda: os.kill(os.getpid(), 2)
-        if {is_dropped}:
-            os.register_at_fork(after_in_parent=interrupt)  # Python ignores exceptions there
-        try:
-            with undropped():
-                subprocess.run(["true"], preexec_fn=int)  # with such a function, Python forks
-                print("started", flush=True)
-                if not {is_dropped}:
-                    interrupt()
-                    print("dropped", flush=True)
-            print("dropped", flush=True)
-        except KeyboardInterrupt:
-            print("interrupted")"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["started", "interrupted"]
