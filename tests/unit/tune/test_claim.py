@@ -43,10 +43,10 @@ def test_a_large_gain_is_shown_and_stated_without_bias():
     assert str(judge([0.8, 0.82], [0.6, 0.61])).startswith("better than the default by 0.205 +- ")
 
 
-def test_the_gain_lies_between_the_runs_and_what_was_expected_less_one_deviation():
+def test_the_gain_lies_between_the_runs_and_what_was_expected_less_its_doubt():
     plain = judge([0.8, 0.82], [0.6, 0.61])
     error = plain.detectable / student(3)  # 1 degree of freedom beforehand, 1 of each two runs
-    claim = judge([0.8, 0.82], [0.6, 0.61], expected=(0.3, error / 1.5))  # as reliable as the runs: half way
+    claim = judge([0.8, 0.82], [0.6, 0.61], expected=(0.3, error / LAW.doubt))  # as reliable as the runs: half way
     assert plain.gain == pytest.approx(0.205)
     assert claim.gain == pytest.approx((0.205 + 0.3 - error) / 2, rel=1e-4)
     assert claim.margin == pytest.approx(plain.margin / 2**0.5, rel=1e-4)
