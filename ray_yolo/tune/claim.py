@@ -21,6 +21,7 @@ UNMEASURED, UNMEASURED_FREEDOM = 0.25, 2.0  # the noise where no side has a seco
 FLOOR, RISE, ENOUGH = 0.01, 2.0, 0.1
 """A training has learned something if its fitness is `FLOOR` or more, and `RISE` times that of the default's first rung
 or `ENOUGH`."""
+DOUBT = 1.5  # standard deviations of the exploration that are subtracted
 QUANTILES = {1: NORMAL_95, 2: 1.9599640, 3: 2.1280452}
 """Of the normal distribution at 1 - 5 % / candidates, by the number of candidates that are compared."""
 
@@ -31,14 +32,14 @@ class Law(NamedTuple):
     asks_for_repeats: bool = True  # nothing is better than a default with one training
     asks_for_learning: bool = True  # nothing is compared where no training has learned anything
     prior_freedom: float = 1.0  # the prior noise counts as this number of trainings
-    doubt: float = 2.0  # standard deviations that are subtracted from the exploration's expectation
+    widens: bool = True  # the exploration is less certain where there is more noise than it has fitted
     keeps_expected: bool = True  # the winner has the higher expectation; else, it is ahead on fresh seeds as well
     counts_diverged: bool = True  # a training that diverges has a fitness of 0; else, it is left out
     skips_rungs: bool = True  # what the process proposes may train to a later rung first
 
 
 LAW = Law()
-FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0, doubt=1.5,
+FORMER_LAW = Law(asks_for_repeats=False, asks_for_learning=False, prior_freedom=3.0, widens=False,
                  keeps_expected=False, counts_diverged=False, skips_rungs=False)
 """Of sweeps that ray_yolo 0.2.0 has begun."""
 
@@ -90,9 +91,10 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
 
     The candidate is better if the difference of the means and the gain are both significant (one-sided, 5 %). The gain
     is the mean of this difference and of the exploration's expectation `expected` (mean, standard deviation), weighted
-    by 1 / variance. The candidate was selected for its expectation, which is therefore biased upwards: `law.doubt`
-    standard deviations are subtracted. (In simulation, where nothing is better than the default, the truth lies 1.5 to
-    2.1 of them below it.) If it is the best of several `candidates`, each has its share of the 5 % (Bonferroni).
+    by 1 / variance. The candidate was selected for its expectation, which is therefore biased upwards: `DOUBT` standard
+    deviations are subtracted. The deviation follows from the noise that the exploration has fitted, and from the
+    default's first training, which may have collapsed: where the trainings show more noise, it grows in proportion.
+    If the candidate is the best of several `candidates`, each has its share of the 5 % (Bonferroni).
 
     A claim is cautious, a choice is not: the candidate is ahead if the same mean is above 0 without the doubt, and with
     the noise that is likely. This is the choice with the highest expected fitness. However certain the exploration is,
@@ -121,7 +123,9 @@ def judge(candidate: Sequence[float], default: Sequence[float], noise: float = 0
     gain, margin, undoubted = shown, detectable, shown
     if expected:
         mean, deviation = expected
-        gain, trust = _weighted(shown, error, mean - law.doubt * deviation, law.doubt * deviation)
+        if law.widens and noise and len(candidate) + len(default) > 2:  # else no training shows the noise
+            deviation *= max(1.0, likely / noise)
+        gain, trust = _weighted(shown, error, mean - DOUBT * deviation, DOUBT * deviation)
         margin = math.sqrt(trust) * detectable  # the standard error of the weighted mean is sqrt(trust) x error
         one_training = likely * math.hypot(ours, theirs)
         undoubted, _ = _weighted(shown, likely * fitness, mean, max(deviation, one_training))

@@ -43,14 +43,25 @@ def test_a_large_gain_is_shown_and_stated_without_bias():
     assert str(judge([0.8, 0.82], [0.6, 0.61])).startswith("better than the default by 0.205 +- ")
 
 
-def test_the_gain_lies_between_the_runs_and_what_was_expected_less_its_doubt():
+def test_the_gain_lies_between_the_runs_and_what_was_expected_less_one_deviation():
     plain = judge([0.8, 0.82], [0.6, 0.61])
     error = plain.detectable / student(3)  # 1 degree of freedom beforehand, 1 of each two runs
-    claim = judge([0.8, 0.82], [0.6, 0.61], expected=(0.3, error / LAW.doubt))  # as reliable as the runs: half way
+    claim = judge([0.8, 0.82], [0.6, 0.61], expected=(0.3, error / 1.5))  # as reliable as the runs: half way
     assert plain.gain == pytest.approx(0.205)
     assert claim.gain == pytest.approx((0.205 + 0.3 - error) / 2, rel=1e-4)
     assert claim.margin == pytest.approx(plain.margin / 2**0.5, rel=1e-4)
     assert claim.detectable == plain.detectable
+
+
+def test_where_the_default_has_collapsed_the_exploration_is_less_certain_too():
+    """It has seen the collapse (0.1), and expects a gain of 0.9 +- 0.07: the interval was 0.73 +- 0.31."""
+    collapsed, expected = [0.1, 1.21], (0.9, 0.07)
+    claim = judge([0.89, 0.95], collapsed, 0.109, expected)
+    assert claim.gain - claim.margin < -0.07 < 0 < claim.gain + claim.margin  # the truth of this sweep
+    former = judge([0.89, 0.95], collapsed, 0.109, expected, law=LAW._replace(widens=False))
+    assert former.gain - former.margin > 0.4
+    quiet = judge([0.89, 0.95], [0.9, 0.92], 0.109, expected)  # no more noise than was fitted
+    assert quiet == judge([0.89, 0.95], [0.9, 0.92], 0.109, expected, law=LAW._replace(widens=False))
 
 
 def test_better_needs_significant_runs_and_an_expectation_that_does_not_deny_them():
