@@ -217,11 +217,18 @@ class RemoteCheckpoints:
         return {name: tags[name] for name in sorted(tags, reverse=True)}
 
     def _read_all(self, listed: Mapping[_Name, str], names: Iterable[_Name]) -> list[dict[str, Any]]:
-        """The manifests of some listed names. Each version of an object is read once."""
+        """The manifests of some listed names. Each version of an object is read once.
+
+        Raises:
+            OSError: for a damaged one, too: the storage fails until the next start, which sets it aside.
+        """
         def read(name: _Name) -> dict[str, Any]:
             version = name, listed[name]
             if version not in self._manifests:
-                self._manifests[version] = parse_manifest(self._store.get(name.key).data)
+                try:
+                    self._manifests[version] = parse_manifest(self._store.get(name.key).data)
+                except ValueError as error:
+                    raise OSError(f"{name.key}: the manifest is damaged ({error})") from error
             return self._manifests[version]
 
         return in_parallel(read, names)

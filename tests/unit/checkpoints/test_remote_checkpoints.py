@@ -70,7 +70,7 @@ def test_a_stored_manifest_names_no_object_outside_the_states(here: Machine, sto
     stated = json.loads(store.get(key).data)
     store.put("model.pt", b"another object")
     store.put(key, manifest_text(stated | {"sha256": "../model"}).encode())
-    with pytest.raises(ValueError, match="sha256"):
+    with pytest.raises(OSError, match="sha256"):
         here.save(2, "last")
     assert store.get("model.pt").data == b"another object"
 
@@ -150,6 +150,20 @@ def test_a_damaged_checkpoint_is_set_aside_and_reported(here: Machine, there: Ma
                         f"{json.loads(store.get('checkpoints/000001-step-1.json').data)['size']}"]
     assert "damaged-000001-step-2.json" in names(store, "checkpoints/")
     assert there.download() == ([], [1])
+
+
+def test_a_manifest_that_is_damaged_while_a_training_runs_fails_its_saves_until_the_next_start(
+        here: Machine, there: Machine, store: FolderStore) -> None:
+    """It was a ValueError without a place, which ended the training."""
+    here.save(1, "last", keep=2)
+    here.save(2, "last", keep=2)
+    store.put("checkpoints/000001-step-2.json", b"{")
+    with pytest.raises(OSError, match=r"^checkpoints/000001-step-2.json: the manifest is damaged \("):
+        here.save(3, "last")
+    problems, _ = there.download()
+    assert problems[0].startswith("checkpoints/000001-step-2.json: its manifest is damaged (")
+    here.save(4, "last")
+    assert there.download() == ([], [4])
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{}"])
