@@ -56,7 +56,7 @@ class RemoteCheckpoints:
         """Upload a saved checkpoint. The `keep` newest remain, this one among them, and those that `weights/` shows.
 
         Raises:
-            OSError: if storage fails; existing checkpoints are unchanged.
+            OSError: if storage fails, or the newest manifest there is damaged; existing checkpoints are unchanged.
             TrainingError: if another attempt has started.
         """
         manifest = parse_manifest((folder / MANIFEST).read_bytes())
@@ -85,8 +85,10 @@ class RemoteCheckpoints:
         earlier: dict[str, int] = {}
         newest = next(iter(listed), None)
         if newest is not None:
-            [stored] = self._read_all(listed, [newest])
-            earlier = stored["weights"]
+            try:
+                earlier = self._read(newest, listed[newest])["weights"]
+            except ValueError as error:  # the storage fails until the next start, which sets this manifest aside
+                raise OSError(f"{newest.key}: the manifest is damaged ({error})") from error
         weights: dict[str, int] = {}
         for steps in (earlier, manifest["weights"]):
             for kind, step in steps.items():
@@ -216,22 +218,25 @@ class RemoteCheckpoints:
                 tags[_Name(int(match[1]), int(match[2]))] = entry.tag
         return {name: tags[name] for name in sorted(tags, reverse=True)}
 
-    def _read_all(self, listed: Mapping[_Name, str], names: Iterable[_Name]) -> list[dict[str, Any]]:
-        """The manifests of some listed names. Each version of an object is read once.
+    def _read(self, name: _Name, tag: str) -> dict[str, Any]:
+        """A manifest. Each version of an object, by its tag, is read once.
 
         Raises:
-            OSError: for a damaged one, too: the storage fails until the next start, which sets it aside.
+            ValueError: if it is damaged.
         """
-        def read(name: _Name) -> dict[str, Any]:
-            version = name, listed[name]
-            if version not in self._manifests:
-                try:
-                    self._manifests[version] = parse_manifest(self._store.get(name.key).data)
-                except ValueError as error:
-                    raise OSError(f"{name.key}: the manifest is damaged ({error})") from error
-            return self._manifests[version]
+        version = name, tag
+        if version not in self._manifests:
+            self._manifests[version] = parse_manifest(self._store.get(name.key).data)
+        return self._manifests[version]
 
-        return in_parallel(read, names)
+    def _states(self, listed: Mapping[_Name, str], names: Iterable[_Name]) -> set[str]:
+        """The keys of the states of some listed names. A damaged manifest has none, because no start can use it."""
+        def state(name: _Name) -> str | None:
+            with suppress(ValueError):
+                return state_key(self._read(name, listed[name]))
+            return None
+
+        return {key for key in in_parallel(state, names) if key}
 
     def _check_attempt(self) -> None:
         lease = read_terms(self._store, LEASE)
@@ -247,10 +252,10 @@ class RemoteCheckpoints:
         """
         if not removed:
             return
-        unused_states = {state_key(manifest) for manifest in self._read_all(listed, removed)}
+        unused_states = self._states(listed, removed)
         now = self._listed()
         kept = [name for name in now if name not in removed]
-        unused_states -= {state_key(manifest) for manifest in self._read_all(now, kept)}
+        unused_states -= self._states(now, kept)
         self._check_attempt()  # It is checked again, because reading took time.
         # Manifests go before the states that they name, so that no manifest names a missing state.
         in_parallel(self._store.delete, [name.key for name in removed])

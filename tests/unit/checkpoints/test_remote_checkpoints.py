@@ -166,6 +166,17 @@ def test_a_manifest_that_is_damaged_while_a_training_runs_fails_its_saves_until_
     assert there.download() == ([], [4])
 
 
+def test_an_old_manifest_that_is_damaged_does_not_keep_others(here: Machine, store: FolderStore) -> None:
+    """Else nothing would be removed any more, without a word."""
+    for step in (1, 2):
+        here.save(step, "last", keep=2)
+    store.put("checkpoints/000001-step-1.json", b"{")
+    for step in (3, 4, 5):
+        here.save(step, "last", keep=2)
+    assert names(store, "checkpoints/") == ["000001-step-4.json", "000001-step-5.json"]
+    assert len(names(store, "states/")) == 3  # that of the damaged one is not known
+
+
 @pytest.mark.parametrize("content", ["", "[]", "null", "{}"])
 def test_a_damaged_manifest_on_this_machine_does_not_condemn_the_stored_one(
         here: Machine, there: Machine, store: FolderStore, content: str) -> None:
